@@ -1,4 +1,4 @@
-"""Reports of `fleet bench`, as tests make and read them."""
+"""Run `fleet bench` in tests, and read its JSON and terminal reports."""
 
 import io
 from pathlib import Path
@@ -30,12 +30,12 @@ def report_of(**results: Result) -> Report:
 
 
 def shown(report: Report) -> str:
-    """Return what the terminal shows."""
+    """Return a benchmark report as the terminal shows it."""
     console = Console(width=160, record=True, file=io.StringIO())
     report.show(console)
     return console.export_text()
 
 
 def missed(result: Result) -> list[str]:
-    """Return the names of the targets that are missed."""
+    """Return the names of the targets that a benchmark result misses."""
     return [ratio.name for ratio in result.targets() if not ratio.met]

@@ -1,4 +1,4 @@
-"""Capabilities of an engine that a test knows to be there."""
+"""Access to optional capabilities of an engine that a test knows to be present."""
 
 from fleet.engine.base import Engine
 from fleet.engine.capabilities import (

@@ -1,4 +1,4 @@
-"""An authority and the certificates that it signs, written as PEM files."""
+"""A test certificate authority and the certificates that it signs, as PEM files."""
 
 import datetime as dt
 from pathlib import Path
@@ -12,8 +12,8 @@ DAY = dt.timedelta(days=1)
 
 
 class Authority:
-    """Writes `ca.crt`, then NAME.crt and NAME.key for each certificate, into a folder. Certificates
-    began ten days ago.
+    """A certificate authority for tests, which writes `ca.crt` into a folder, and `NAME.crt` and
+    `NAME.key` for each certificate it issues. Validity begins ten days ago.
     """
 
     def __init__(self, folder: Path) -> None:

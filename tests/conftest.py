@@ -1,5 +1,5 @@
-"""Fixtures that every folder of tests shares: one real Redis server a session, empty at the start
-of each test.
+"""Fixtures for all test folders: among others one real Redis server per test session, emptied
+before each test.
 """
 
 import gc
@@ -73,8 +73,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_report_header() -> list[str]:
-    """Name the tests that are left out, since a package or a right that only they need is
-    missing.
+    """Return header lines that name the test groups left out because a package or a privilege that
+    only these groups need is missing.
     """
     needed = {
         "vllm": "tests/vllm and vLLM itself in tests/contract",
@@ -105,17 +105,19 @@ SLOWEST_FIRST = (
     "web",
     "unit",
 )
-"""Folders by the time that their slowest module takes. A run in several processes ends evenly when
+"""Test folders, the one with the slowest module first. A run in several processes ends evenly when
 short modules come last.
 """
 SELECTING = ("file_or_dir", "keyword", "markexpr", "lf")
-"""Options with which a person selects tests: all of these run, and none is left to chance."""
+"""Pytest options with which a person selects tests. If any is used, all selected tests run: no
+random share is left out.
+"""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `--thorough` runs, and order the folders; the random order within each of
-    them stays.
+    """Deselect the tests that only `--thorough` runs, and sort the tests by folder; within a folder
+    the random order stays.
     """
     if impossible := [
         item for item in items if item.get_closest_marker("network_namespaces") and find_obstacle()
@@ -142,8 +144,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def left_open() -> Iterator[None]:
-    """A socket that a module's tests leave open is an error of that module, not of whichever runs
-    when it is collected.
+    """Fail a module whose tests leave a socket open, so that the ResourceWarning does not appear in
+    whichever test runs when the socket is garbage-collected.
     """
     yield
     gc.collect()
@@ -159,19 +161,21 @@ def thorough(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def num_aborts(pytestconfig: pytest.Config) -> int | None:
-    """The value of `--aborts`."""
+    """Value of the pytest option `--aborts`: number of requests in each abort storm."""
     return pytestconfig.getoption("--aborts")
 
 
 @pytest.fixture(scope="session")
 def num_events(pytestconfig: pytest.Config) -> int:
-    """The value of `--events`."""
+    """Value of the pytest option `--events`: number of events that the fuzzer of the voice sockets
+    sends.
+    """
     return int(str(pytestconfig.getoption("--events")))
 
 
 @pytest.fixture(scope="session")
 def attack_s(pytestconfig: pytest.Config) -> float | None:
-    """The value of `--attack-s`."""
+    """Value of the pytest option `--attack-s`: duration of the attack test in seconds."""
     return pytestconfig.getoption("--attack-s")
 
 
@@ -195,7 +199,9 @@ def tiny_checkpoint(run_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def text_checkpoint(run_folder: Path) -> Path:
-    """The tiny random language model; read-only, as above."""
+    """Folder of the tiny random language model; read-only, since every test of the run reads the
+    same one.
+    """
     from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 
     return compute_once(run_folder / "tiny-lm", write_tiny_checkpoint)
@@ -203,7 +209,9 @@ def text_checkpoint(run_folder: Path) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def redis_binary(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The server that `--redis-server` names replaces the default one."""
+    """Use the Redis server binary that `--redis-server` names, if any, instead of the default
+    one.
+    """
     chosen: Path | None = getattr(request, "param", None)
     chosen_servers.extend([chosen] if chosen else [])
     yield
@@ -215,8 +223,8 @@ def redis_binary(request: pytest.FixtureRequest) -> Iterator[None]:
 def redis_server(
     tmp_path_factory: pytest.TempPathFactory, redis_binary: None
 ) -> Iterator[RedisProcess]:
-    """The session's server. A test that kills or restarts Redis starts a `RedisProcess` of its
-    own.
+    """The Redis server of the test session. A test that kills or restarts Redis starts a
+    `RedisProcess` of its own.
     """
     server = RedisProcess(tmp_path_factory.mktemp("redis"))
     server.start()
@@ -237,7 +245,7 @@ def redis_url(redis_server: RedisProcess) -> Iterator[str]:
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[RedisProcess]:
-    """A server for this test alone, to kill and start again."""
+    """A Redis server for one test, which may kill it and start it again."""
     data_dir = tmp_path / "redis"
     data_dir.mkdir()
     server = RedisProcess(data_dir)

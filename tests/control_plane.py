@@ -1,5 +1,5 @@
-"""A bare control plane, with its fixtures, for tests of the scripts: the test calls every script
-itself; no conductor and no worker runs.
+"""A control plane without processes, with its fixtures, for tests of the Lua scripts: the test
+calls every script itself, and no conductor or worker runs.
 """
 
 import dataclasses
@@ -47,13 +47,15 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(slots=True)
 class Control:
-    """Scripts called as the leader, a gateway or a worker, mostly about one request and task."""
+    """Calls the control plane's Lua scripts in the role of the conductor, a gateway or a worker, by
+    default about one request and one task of it.
+    """
 
     client: redis.Redis
     leader: str = ""
 
     def lead(self) -> "Control":
-        """Become the leader."""
+        """Become the leader among the conductors."""
         self.leader = self.run(scripts.lead(CONDUCTOR, "", 60_000))
         return self
 
@@ -90,8 +92,8 @@ class Control:
     def claim(
         self, epoch: Epoch | None = None, worker: WorkerId = WORKER, request: RequestId = REQUEST
     ) -> str:
-        """Claim the grant of this epoch, by default the present one, whose entry leaves the queue
-        of its role.
+        """Claim the grant of `epoch` (by default the task's current epoch) and remove its entry
+        from the role's queue.
         """
         present = self.epoch(request=request)
         epoch = present if epoch is None else epoch
@@ -114,7 +116,9 @@ class Control:
     def acknowledge(
         self, consumed: int = 1, *, delivered: bool = False, epoch: Epoch | None = None
     ) -> str:
-        """Acknowledge chunks as the client."""
+        """Acknowledge `consumed` chunks as the client. `delivered`: whether the client has the
+        whole answer.
+        """
         epoch = self.epoch(CLIENT) if epoch is None else epoch
         return self.run(acknowledgement(epoch, consumed, delivered=delivered))
 
@@ -143,12 +147,14 @@ class Control:
         return self.run(call)
 
     def lose_tensors(self, epoch: Epoch | None = None) -> str:
-        """Report as the client, the only consumer, that the tensors of the task are lost."""
+        """Report, as the client and only consumer, that the tensors of the task's chunks are
+        lost.
+        """
         epoch = self.epoch(CLIENT) if epoch is None else epoch
         return self.run(scripts.lose_tensors(REQUEST, CLIENT, epoch, STAGE))
 
     def lose_task(self, epoch: Epoch) -> str:
-        """Report as its owner that a step of the task failed."""
+        """Report, as the task's owner, that a step of the task failed."""
         return self.run(scripts.lose_task(REQUEST, STAGE, epoch))
 
     def redeliver(
@@ -168,7 +174,7 @@ class Control:
         return self.run(scripts.abort(request, right, "stop"))
 
     def end(self, message: str = "it failed", dead_stage: StageName | None = None) -> str:
-        """End the request as failed, as the leader."""
+        """End the request as failed, in the role of the leader."""
         code = "engine_error" if dead_stage is None else "worker_lost"
         call = scripts.end_request(
             self.leader, REQUEST, "failed", code, message, None, dead_stage=dead_stage
@@ -203,14 +209,16 @@ class Control:
         assert self.fence(worker) == "ok"
 
     def fence(self, worker: WorkerId = WORKER) -> str:
-        """Fence the worker as the leader that has seen its present deadline for the duration of its
-        lease.
+        """Fence the worker in the role of a leader that has watched the worker's current deadline
+        for a whole lease duration.
         """
         deadline_us = int(self.client.zscore(keys.WORKERS, worker) or 0)
         return self.run(scripts.fence_worker(self.leader, worker, deadline_us=deadline_us))
 
     def leave(self, worker: WorkerId = WORKER, *, died: bool = False, cause: str = "") -> str:
-        """End the worker's rights as it does itself or, with `died`, as its keeper does."""
+        """End the worker's registration as the worker itself does or, with `died`, as its keeper
+        does.
+        """
         return self.run(scripts.fence_worker("", worker, died=died, cause=cause))
 
     def depose(self) -> str:
@@ -221,14 +229,14 @@ class Control:
         return old
 
     def events_of(self, kind: type[E]) -> list[E]:
-        """Return every event of a kind, oldest first."""
+        """Return every control-plane event of type `kind`, oldest first."""
         events = [
             decode_event(fields[b"e"]) for _, fields in stream_entries(self.client, keys.EVENTS)
         ]
         return [event for event in events if isinstance(event, kind)]
 
     def grants(self, role: RoleName = ROLE) -> list[tuple[str, int, bool]]:
-        """Return the grants in a role's queue: stage, epoch, alone."""
+        """Return the grants in a role's queue as tuples (stage, epoch, whether to run alone)."""
         entries = [fields for _, fields in stream_entries(self.client, keys.role(role))]
         return [(text(f[b"s"]), int(f[b"e"]), f[b"a"] == b"1") for f in entries]
 
@@ -238,7 +246,7 @@ class Control:
 
 
 def set_deadline(client: redis.Redis, worker: str, deadline_us: int) -> None:
-    """Move the lease deadline of a listed worker, in the indexes too."""
+    """Set the lease deadline of a listed worker, in its record and in the indexes."""
     role, group = map(
         text,
         cast(
@@ -286,7 +294,7 @@ def submission(
 
 
 def join(client: redis.Redis, worker: str, **fields: str) -> list[str]:
-    """Register a worker of the role in its id; return "ok", or the kind of its refusal and the
+    """Register a worker whose id begins with its role. Return "ok", or the kind of refusal and its
     reason.
     """
     call = scripts.register(
@@ -303,7 +311,7 @@ def appended(
     location: Location | None = None,
     finish: bool = False,
 ) -> scripts.Append:
-    """Return one chunk as an item of the script `append`."""
+    """Return one chunk in the form that the script `append` takes."""
     return scripts.Append(
         stage=stage,
         consumer=consumer,
@@ -329,7 +337,9 @@ def acknowledgement(epoch: Epoch, consumed: int = 1, *, delivered: bool = False)
 
 
 def log_lines(client: redis.Redis, level: str = "") -> list[LogLine]:
-    """Return the lines written by scripts, of one level or of all, oldest first."""
+    """Return the log lines written by scripts, oldest first; `level` "" means lines of every
+    level.
+    """
     found = [line_of(entry, fields) for entry, fields in entries_of(client.xrange(keys.LOGS))]
     return [line for line in found if line.logger == "fleet.control" and level in ("", line.level)]
 
@@ -341,7 +351,7 @@ def commands_run(client: redis.Redis) -> dict[str, int]:
 
 
 def num_commands(client: redis.Redis, call: scripts.Call, answer: str) -> int:
-    """Return the number of Redis commands that a script calls."""
+    """Return the number of Redis commands that one script call executes, and check its answer."""
     client.config_resetstat()
     assert first_text(run(client, call)) == answer
     counts = commands_run(client)
@@ -363,8 +373,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProcess]:
-    """A server for this test alone: the newest and the oldest kind, or as `--redis-server` says.
-    Its data is in `tmp_path`.
+    """A Redis server for this test alone, with its data in `tmp_path`. Tests run with the newest
+    and the oldest supported Redis, or with the one of `--redis-server`.
     """
     process = RedisProcess(tmp_path, getattr(request, "param", None))
     process.start()
@@ -374,7 +384,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProc
 
 @pytest.fixture
 async def gateway_client(redis_url: str, tmp_path: Path) -> AsyncIterator[FleetClient]:
-    """A client of Redis as a gateway has it; no gateway is registered."""
+    """A `FleetClient` connected as a gateway connects, though no gateway is registered."""
     client = await FleetClient.connect(
         redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}"))
     )
@@ -384,8 +394,8 @@ async def gateway_client(redis_url: str, tmp_path: Path) -> AsyncIterator[FleetC
 
 @pytest.fixture(params=["redis", "fakeredis"])
 def control(request: pytest.FixtureRequest) -> Iterator[Control]:
-    """A control plane on a real Redis server, and on the fake that unit tests use: both must give
-    the same replies.
+    """A control plane on a real Redis server and, in a second run, on the fake Redis of the unit
+    tests: both must give the same replies.
     """
     if request.param == "fakeredis":
         client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
@@ -398,8 +408,8 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
 
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
-    """Name of an edge that sends all its tensors by NIXL; the fake engine produces only the first
-    tensor.
+    """Name of an edge whose tensors all go by NIXL and never inline. The fake engine produces only
+    the first tensor of a chunk.
     """
     monkeypatch.setattr(sender, "INLINE_BYTES", 0)
     graph = GRAPHS[DEFAULT_GRAPH]

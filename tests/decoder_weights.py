@@ -1,4 +1,4 @@
-"""Programs with random weights in memory, for tests that need a model's structure and not its
+"""Decoder models with random weights in memory, for tests that need a model's structure but not its
 answers.
 """
 
@@ -35,8 +35,8 @@ TRUE_COUNTS = {
         }
     },
 }
-"""Numbers of layers and experts of Qwen3-Omni-30B-A3B; the tiny checkpoint's widths, and narrower
-experts.
+"""Configuration of a tiny model with the numbers of layers and experts of Qwen3-Omni-30B-A3B, the
+tiny checkpoint's widths, and narrower experts.
 """
 
 

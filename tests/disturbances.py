@@ -1,4 +1,6 @@
-"""Disturbances of answers under way: a worker is replaced, or Redis restarts or fails over."""
+"""Disturbances while answers are being produced: a worker is replaced, or Redis restarts or fails
+over.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -26,15 +28,15 @@ SHORT_LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer
 
 
 def config_in_step(*overrides: str) -> FleetConfig:
-    """Return a configuration of fake engines with short leases, whose stages work until the end of
-    an answer.
+    """Return a configuration of fake engines with short leases in which no stage finishes before
+    the client has nearly read the answer.
     """
     fixed = ("engine=fake", "device=cpu", "numerics=invariant", *SHORT_LEASES, *in_step(OMNI))
     return load_config(None, (*fixed, *overrides))
 
 
 def on_chunk(edge: str, index: int, act: Callable[[], object]) -> Callable[[EdgeName, int], None]:
-    """Return a callback for `answer_disturbed` that acts after one chunk."""
+    """Return a callback for `answer_disturbed` that calls `act` after chunk `index` of `edge`."""
 
     def act_once(at_edge: EdgeName, at_index: int) -> None:
         if (at_edge, at_index) == (edge, index):
@@ -44,15 +46,15 @@ def on_chunk(edge: str, index: int, act: Callable[[], object]) -> Callable[[Edge
 
 
 def replace_worker(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
-    """Add a worker, then kill the one that runs the stage."""
+    """Add a worker for the stage, then kill the worker that runs it."""
     dying = fleet.owner(spec.id, stage)
     fleet.add_worker(dying.role)
     fleet.kill(dying)
 
 
 def restart_redis(server: RedisProcess, folder: Path, cut_bytes: int) -> None:
-    """Kill the server and start it again without the end of its log, as after a power failure: the
-    last writes, and half of one, are lost.
+    """Kill Redis and start it again with its append-only file cut by `cut_bytes`. Like after a
+    power failure, the last writes and half of one are lost.
     """
     server.kill()
     for file in folder.rglob("*.aof"):
@@ -63,7 +65,7 @@ def restart_redis(server: RedisProcess, folder: Path, cut_bytes: int) -> None:
 
 
 def restart_empty(server: RedisProcess, folder: Path) -> None:
-    """Kill the server and start it again without any data."""
+    """Kill Redis and start it again without any data."""
     server.kill()
     for file in folder.rglob("*"):
         if file.is_file():
@@ -74,8 +76,8 @@ def restart_empty(server: RedisProcess, folder: Path) -> None:
 async def check_answers(
     client: FleetClient, config: FleetConfig, disturb: Callable[[], object], *, at: int, num: int
 ) -> EdgeArrays:
-    """Compare `num` answers with an undisturbed one, which is returned; `disturb` is called after
-    the text chunk `at` of the first answer.
+    """Request `num` answers, compare them with an undisturbed one, and return the latter. `disturb`
+    is called after text chunk `at` of the first answer.
     """
     expected = await answer(client, fake_spec_of(config))
     actions = (disturb, *[lambda: None] * (num - 1))
@@ -91,7 +93,7 @@ async def check_answers(
 
 
 async def check_admitted(client: FleetClient, config: FleetConfig, expected: EdgeArrays) -> None:
-    """Compare the first answer that is admitted after an outage with an undisturbed one."""
+    """Compare the first answer admitted after an outage with an undisturbed one."""
 
     async def answer_if_admitted() -> EdgeArrays | None:
         try:

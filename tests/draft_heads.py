@@ -1,4 +1,4 @@
-"""Small draft heads and samples for tests."""
+"""Small draft heads for speculative decoding, and training samples, for tests."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ CONFIG = Eagle3Config(
     dtype="float64",
 )
 VOCABULARY = torch.arange(3, 39, 3)
-"""Ids 3, 6, ..., 36 of the target."""
+"""Draft vocabulary: target token ids 3, 6, ..., 36."""
 
 
 def make_head(seed: int = 1, **changes: Any) -> Eagle3Head:
@@ -55,8 +55,9 @@ def embedding(seed: int = 7) -> Tensor:
 def make_sample(
     length: int, answer_start: int, *, seed: int = 3, in_vocabulary: bool = True
 ) -> TrainingRows:
-    """A sample whose target draws the sample's own tokens, greedily, and mostly from the draft
-    vocabulary.
+    """Return a training sample whose target samples the recorded tokens greedily. Without
+    `in_vocabulary`, the target's best token is outside the draft vocabulary at every third
+    position.
     """
     generator = torch.Generator().manual_seed(seed)
     ids = VOCABULARY[torch.randint(len(VOCABULARY), (length + 1,), generator=generator)]

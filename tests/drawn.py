@@ -1,5 +1,5 @@
-"""Groups of similar long tests, of which an ordinary run draws a share: markers `one_in(n, group)`,
-`one_file_in(n, group)`.
+"""Random selection from groups of similar long tests, by the markers `one_in(n, group)` and
+`one_file_in(n, group)`: an ordinary run includes one test or file in `n`.
 """
 
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import pytest
 
 
 def not_drawn(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Return the tests with a marker that this run leaves out: by its seed it draws one test, or
-    one file, in `n` of each group.
+    """Return the marked tests that this run leaves out. In each group, `seed` selects one of every
+    `n` tests (or files) to run.
 
-    A test or a file that is alone in its group is always drawn.
+    A test or a file that is alone in its group always runs.
     """
     groups: dict[tuple[int, str], dict[str, list[pytest.Item]]] = {}
     for item in items:

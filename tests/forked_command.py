@@ -1,8 +1,8 @@
-"""Imported by a fork server in place of the models: forked processes run this command, which
-describes its process.
+"""A stand-in for the `fleet` command that a fork server imports instead of the real models; it
+describes the forked process.
 
-`fleet show` prints the description; `fleet exit STATUS` then ends with a status; `fleet wait` then
-waits for a signal.
+Every command prints the description as JSON (`fleet show` does only that); `fleet exit STATUS` then
+ends with a status; `fleet wait` then waits for a signal.
 """
 
 import json
@@ -20,7 +20,9 @@ from fleet.process.parent_death import keeper_pid
 
 
 def describe() -> dict[str, Any]:
-    """Return what a process inherits or draws."""
+    """Return a description of this process: what it inherited (arguments, environment, folder, open
+    files), its ids and threads, and random numbers that it generates.
+    """
     torch = sys.modules.get("torch")
     return {
         "arguments": sys.argv[1:],
@@ -48,7 +50,7 @@ def _threads_of(torch: Any) -> int:
 
 
 def entry() -> None:
-    """Run the command."""
+    """Print the description of this process, then run the command in `sys.argv`."""
     print(json.dumps(describe()), flush=True)
     command, *values = sys.argv[1:]
     if command == "exit":

@@ -1,5 +1,5 @@
-"""A whole fleet in one test: real Redis, real scripts, a conductor and workers on threads instead
-of slower processes.
+"""A whole fleet in one test: real Redis and real scripts, with a conductor and workers on threads
+instead of in slower processes.
 """
 
 import asyncio
@@ -50,8 +50,8 @@ ARENA_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class ThreadFleet:
-    """A fleet whose parts a test may inspect. `stop()` ends every thread, or fails the test, and
-    closes all resources.
+    """A fleet on threads whose parts a test may inspect. `stop()` ends every thread, or fails the
+    test, and closes all resources.
     """
 
     config: FleetConfig
@@ -110,7 +110,9 @@ class ThreadFleet:
         return fingerprint_of(self.checkpoint) if has_files else ""
 
     def _serve(self, loop: WorkerLoop) -> None:
-        """Run a worker until it ends. A fenced worker's inbox is gone: its next read fails."""
+        """Run a worker until it ends. A fenced worker ends with an error, since its inbox is
+        deleted and its next read fails.
+        """
         try:
             loop.run(lambda: self.stopping.is_set() or loop.worker in self.killed, _publisher(loop))
         except ResponseError:
@@ -119,7 +121,7 @@ class ThreadFleet:
         self.killed.add(loop.worker)
 
     def owner(self, request: RequestId, stage: StageName) -> WorkerLoop:
-        """Return the loop that runs the task; fail the test if none claims it."""
+        """Return the worker loop that runs the task; fail the test if no worker claims it."""
 
         def loop_of() -> WorkerLoop | None:
             live = [
@@ -134,14 +136,14 @@ class ThreadFleet:
         return found
 
     def kill(self, loop: WorkerLoop, *, died: bool = True) -> None:
-        """End a worker between two turns, with all it holds, and fence it as if its lease had
+        """Stop a worker between two turns, losing all it holds, and fence it as if its lease had
         lapsed.
         """
         self.killed.add(loop.worker)
         self.fence(loop, died=died)
 
     def fence(self, loop: WorkerLoop, *, died: bool = True) -> None:
-        """End a worker's rights, before it can notice."""
+        """Fence a worker in Redis, before the worker can notice."""
         self.fenced.add(loop.worker)
         run(self.clients[0], scripts.fence_worker("", loop.worker, died=died))
 
@@ -167,7 +169,9 @@ class ThreadFleet:
 
 
 def _publisher(loop: WorkerLoop) -> Callable[[], None]:
-    """Return what publishes the draft head that a worker holds, as its lease does in a process."""
+    """Return a function that writes the version of the worker's draft head to Redis, as the lease
+    renewal of a worker process does.
+    """
     published = ""
 
     def publish() -> None:
@@ -194,8 +198,8 @@ def thread_fleet(
     without: str = "",
     conductor: bool = True,
 ) -> Generator[ThreadFleet]:
-    """Run one conductor and one worker per role of the configuration, except the role `without`, as
-    threads; on the fake engine unless `overrides` choose another engine.
+    """Run one conductor and one worker per role of the configuration as threads, on the fake engine
+    unless `overrides` choose another. `without`: role that gets no worker.
     """
     config = load_config(file, ("engine=fake", "device=cpu", EACH_TOKEN, *overrides))
     client = connect(url)
@@ -230,7 +234,7 @@ def settings_of(
     device: str = "",
     dtype: str = "",
 ) -> WorkerSettings:
-    """Return the settings of a worker with the configured access of peers."""
+    """Return the settings of a worker of `role`, with the peer access of the configuration."""
     return WorkerSettings(
         config=config,
         role=role,
@@ -246,8 +250,8 @@ def settings_of(
 def processes(
     url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
 ) -> Generator[list[WorkerProcess]]:
-    """A conductor and a worker for each role as their processes run them, reconnecting included,
-    each on a thread.
+    """Run a conductor and one worker per role, each on a thread, with the classes that their
+    processes run (which reconnect to Redis by themselves).
     """
     client = connect(url, one_connection=True)
     driver = Driver(config, client, WorkerId("conductor@test"))
@@ -278,7 +282,9 @@ def processes(
 async def open_processes(
     url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
 ) -> AsyncGenerator[tuple[list[WorkerProcess], FleetClient]]:
-    """Run `processes` with one gateway, once every role is served."""
+    """Run `processes`; once every role has a worker, yield the workers and a client connected as a
+    gateway.
+    """
     with processes(url, config, built) as workers:
         async with gateway_at(url, config) as client:
             await ready(client)
@@ -286,7 +292,9 @@ async def open_processes(
 
 
 def stop_claims(loop: WorkerLoop) -> None:
-    """Stop the worker from claiming, from its next read of grants on; its lease stands."""
+    """Stop the worker from claiming tasks, from its next read of grants on; its lease stays
+    valid.
+    """
     last_poll, loop.availability.draining = loop.maintenance.next_poll_s, True
     wait_until(lambda: loop.maintenance.next_poll_s != last_poll, "the worker to stop claiming")
 
@@ -321,7 +329,7 @@ async def open_fleet(
     without: str = "",
     conductor: bool = True,
 ) -> AsyncGenerator[tuple[ThreadFleet, FleetClient]]:
-    """Run a `thread_fleet` with one gateway."""
+    """Run a `thread_fleet`, and yield it with a client connected as a gateway."""
     with thread_fleet(
         url, *overrides, transfer=transfer, file=file, without=without, conductor=conductor
     ) as fleet:
@@ -332,7 +340,7 @@ async def open_fleet(
 def fake_spec(
     fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1
 ) -> RequestSpec:
-    """A request for every client edge of the graph, every stage bounded by `num_tokens`."""
+    """Return a request for every client edge of the graph, with at most `num_tokens` per stage."""
     return fake_spec_of(fleet.config, prompt_len=prompt_len, num_tokens=num_tokens, seed=seed)
 
 
@@ -355,8 +363,8 @@ ANSWER_TIMEOUT_S = 60.0
 async def answer(
     client: FleetClient, spec: RequestSpec, blob: bytes | None = None
 ) -> dict[EdgeName, np.ndarray]:
-    """Submit and collect: each client edge's tensors joined; a stall fails with the request's
-    trace.
+    """Submit a request and return each client edge's tensors, joined. If the stream stalls, fail
+    with the request's trace.
     """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -368,7 +376,7 @@ async def answer(
 
 
 async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
-    """Collect the rest of an answer."""
+    """Receive the rest of an answer and return each client edge's tensors, joined."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in stream:
         for tensor in chunk.tensors.values():
@@ -388,7 +396,7 @@ async def answer_disturbed(
     blob: bytes | None,
     disturb: Callable[[EdgeName, int], None],
 ) -> EdgeArrays:
-    """Collect an answer; after each chunk `disturb` is called, on a thread, with its edge and
+    """Receive an answer; after each chunk call `disturb`, on a thread, with the chunk's edge and
     index.
     """
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
@@ -411,14 +419,14 @@ def assert_same(got: EdgeArrays, expected: EdgeArrays) -> None:
 
 
 EACH_TOKEN = "edges.text.policy={kind: each, max_chunks_per_s: 0}"
-"""The fake engine computes in no time: how many tokens of two answers share a chunk would depend on
-the machine.
+"""Setting that puts each text token into a chunk of its own. The fake engine computes so fast that
+chunk sizes would otherwise depend on the machine.
 """
 
 
 def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
-    """Return settings with so few credits that no stage runs ahead of the client: each is still at
-    work when it is killed.
+    """Return settings with so few credits that no stage runs far ahead of the client: every stage
+    is still working when a test kills its worker.
     """
     return (
         f"graph={graph.name}",
@@ -428,7 +436,7 @@ def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
 
 
 def held(fleet: ThreadFleet) -> set[RequestId]:
-    """Return the requests for which a living worker still holds anything."""
+    """Return the requests for which a living worker still holds any state."""
     living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
     return {request for loop in living for request in (*loop.tasks, *loop.tasks.lingering)}
 
@@ -446,7 +454,7 @@ async def wait_ended(client: FleetClient, request: RequestId) -> RequestTrace:
 
 
 async def wait_none_live(client: FleetClient, timeout_s: float = 10.0) -> None:
-    """Wait until the places of all requests are free."""
+    """Wait until no request is live any more, so that no admission place is taken."""
 
     async def none_live() -> bool:
         return await client.telemetry.num_live() == 0

@@ -11,7 +11,7 @@ Wave = NDArray[np.float32]
 
 
 def at_level(wave: NDArray[np.float64] | Wave, dbfs: float) -> Wave:
-    """Return the samples at this RMS, clipped and rounded as PCM16."""
+    """Scale a wave to an RMS level in dBFS, and return it clipped and rounded as PCM16."""
     rms = float(np.sqrt(np.mean(np.square(wave, dtype=np.float64))))
     return as_pcm16(wave * (10 ** (dbfs / 20) / rms))
 
@@ -21,14 +21,14 @@ def as_pcm16(wave: NDArray[np.float64] | Wave) -> Wave:
 
 
 def noise(chance: Generator, rate_hz: int, seconds: float, dbfs: float, slope: float = 0.0) -> Wave:
-    """Noise with amplitudes that fall as 1 / f**slope: 0 is white, 0.5 pink, 1 brown."""
+    """Return noise whose amplitudes fall as 1 / f**slope: 0 is white, 0.5 pink, 1 brown."""
     spectrum = np.fft.rfft(chance.normal(size=round(rate_hz * seconds)))
     bins = np.maximum(1, np.arange(len(spectrum)))
     return at_level(np.fft.irfft(spectrum / bins**slope, round(rate_hz * seconds)), dbfs)
 
 
 def hum(chance: Generator, rate_hz: int, seconds: float, dbfs: float, mains_hz: float = 50) -> Wave:
-    """Mains hum with up to six harmonics of any strength and phase, over a little noise."""
+    """Return mains hum with up to six harmonics of any strength and phase, over a little noise."""
     at_s = np.arange(round(rate_hz * seconds)) / rate_hz
     wave = np.sin(2 * np.pi * mains_hz * at_s)
     for harmonic in range(2, 2 + chance.integers(0, 7)):
@@ -38,7 +38,7 @@ def hum(chance: Generator, rate_hz: int, seconds: float, dbfs: float, mains_hz: 
 
 
 def clicks(chance: Generator, rate_hz: int, seconds: float, per_second: float) -> Wave:
-    """Steps of up to 25 ms, at any time and of any height."""
+    """Return steps of up to 25 ms, at random times and of random heights."""
     wave = np.zeros(round(rate_hz * seconds))
     longest = rate_hz // 40
     for start in chance.integers(0, len(wave) - longest, round(per_second * seconds)):
@@ -47,7 +47,7 @@ def clicks(chance: Generator, rate_hz: int, seconds: float, per_second: float) -
 
 
 def taps(chance: Generator, rate_hz: int, seconds: float, per_second: float) -> Wave:
-    """Bursts of noise that decay within 25 ms: keys, knocks."""
+    """Return noise bursts that decay within 25 ms, like keystrokes and knocks."""
     wave = np.zeros(round(rate_hz * seconds))
     length = rate_hz // 10
     for start in chance.integers(0, len(wave) - length, round(per_second * seconds)):
@@ -59,8 +59,8 @@ def taps(chance: Generator, rate_hz: int, seconds: float, per_second: float) -> 
 
 
 def chords(chance: Generator, rate_hz: int, seconds: float, dbfs: float) -> Wave:
-    """Struck chords of three or four notes, each with up to seven partials, one to five a
-    second.
+    """Return struck chords of three or four notes, each with up to seven partials, at a rate of one
+    to five chords a second.
     """
     wave, start = np.zeros(round(rate_hz * seconds)), 0
     while start < len(wave):

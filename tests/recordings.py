@@ -1,5 +1,5 @@
-"""Audio files as browsers and phones record them, written by PyAV: containers, codecs, and how each
-recorder leaves them.
+"""Audio files as browsers and phones record them, written by PyAV: their containers, codecs, and
+unfinished headers.
 """
 
 import io
@@ -20,7 +20,9 @@ Wave = NDArray[np.float32]
 
 
 class Pipe:
-    """A file without seek, as a recorder's stream: headers cannot be completed later."""
+    """A file object without `seek`, like the stream that a recorder writes: headers cannot be
+    completed later.
+    """
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -32,9 +34,11 @@ class Pipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """`options` are the container's. `video`: the codec of a track of pictures beside the audio.
+    """Format in which a browser or phone records, and a writer of such files.
 
-    `num_tracks`: audio tracks, all of the same samples. `other_codec`: codec of further tracks.
+    `options`: options of the container. `streamed`: whether the output cannot seek. `video`: codec
+    of an additional video track. `num_tracks`: number of audio tracks, all with equal samples.
+    `other_codec`: codec of the audio tracks after the first.
     """
 
     name: str
@@ -49,8 +53,8 @@ class Recorder:
     options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def record(self, wave: Wave) -> bytes:
-        """A file of samples at the recorder's rate: mono, or a row for each channel of its
-        layout.
+        """Return a file with these samples, at the recorder's rate. `wave` is mono, or has one row
+        per channel of the recorder's layout.
         """
         sink = Pipe() if self.streamed else io.BytesIO()
         with av.open(sink, "w", format=self.container, options=dict(self.options)) as container:
@@ -73,7 +77,7 @@ class Recorder:
         return stream
 
     def _frames(self, stream: AudioStream, wave: Wave) -> Iterator[AudioFrame]:
-        """Cut into the encoder's size, or a tenth of a second."""
+        """Cut the samples into frames of the encoder's size, or of a tenth of a second."""
         context = stream.codec_context
         size = context.frame_size or self.rate_hz // 10
         cut = AudioResampler(

@@ -1,5 +1,5 @@
-"""Results that all processes of one test run share: the first process that needs one computes it,
-the others wait and read it.
+"""Results shared by all processes of one test run: the first process that needs a result computes
+it, and the other processes wait for it and read it.
 """
 
 import fcntl

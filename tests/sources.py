@@ -1,4 +1,6 @@
-"""The source as data for the tests of its layers, style and words: files, syntax trees, imports."""
+"""The source tree as data (files, syntax trees, imports) for tests of layering, style and
+vocabulary.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -43,8 +45,8 @@ def within(module: str, prefix: str) -> bool:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, lazy ones and those for type checking included; `from a
-    import b` counts as a.b.
+    """Return (line, module) of every import in a file, lazy and type-checking imports included;
+    `from a import b` counts as a.b.
     """
     for node in nodes(path):
         if isinstance(node, ast.Import):

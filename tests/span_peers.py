@@ -1,4 +1,6 @@
-"""Listener, connections and bare sockets as the ends of span connections in tests."""
+"""Listener, connections and bare sockets that serve as the two ends of span connections in
+tests.
+"""
 
 import socket
 import threading
@@ -29,7 +31,7 @@ WAIT_S = 30.0
 
 @dataclass(slots=True)
 class SpanPair:
-    """The ends of one connection, with a queue for each."""
+    """The two ends of a span connection, with a queue of arrivals for each."""
 
     dialer: SpanConnection
     dialer_arrivals: SpanArrivals
@@ -39,7 +41,7 @@ class SpanPair:
 
 @dataclass(slots=True)
 class ListenerUnderTest:
-    """A listener with its queue."""
+    """A span listener with its queue of arrivals."""
 
     listener: SpanListener
     arrivals: SpanArrivals
@@ -50,7 +52,9 @@ class ListenerUnderTest:
         return arrival
 
     def connect_raw(self, name: str = "raw") -> tuple[socket.socket, SpanConnection]:
-        """Open a connection whose dialer is a bare socket after its handshake."""
+        """Return the listener's connection to a peer that is a bare socket, and that socket, after
+        the handshake.
+        """
         sock = connect(self.listener.address, WAIT_S)
         prove(sock, DialHandshake(KEY, name, "raw"), time.monotonic() + WAIT_S)
         sock.settimeout(WAIT_S)
@@ -70,7 +74,7 @@ def serving(
     blocks: BlockReads | None = None,
     place: str | Path = "127.0.0.1",
 ) -> Iterator[ListenerUnderTest]:
-    """Serve with a listener; afterwards close what it accepted, and check that no thread is
+    """Run a listener; at the end close the connections it accepted, and check that no thread is
     left.
     """
     arrivals = SpanArrivals(blocks)
@@ -90,7 +94,7 @@ def serving(
 
 @contextmanager
 def connected(served: ListenerUnderTest, blocks: BlockReads | None = None) -> Iterator[SpanPair]:
-    """Open a connection to the listener, and close both ends afterwards."""
+    """Connect to the listener, and close both ends afterwards."""
     arrivals = SpanArrivals(blocks)
     connection = dial_as("dialer", served.listener.address, arrivals)
     pair = SpanPair(connection, arrivals, served.opened().connection, served.arrivals)
@@ -131,8 +135,8 @@ def take_frames(arrivals: SpanArrivals, num: int) -> list[tuple[bytes, bytes]]:
 
 
 def take_closed(arrivals: SpanArrivals) -> str:
-    """Take the end of a connection, and check that it is delivered once and last; return the
-    reason.
+    """Take the arrival that reports the end of a connection, and check that it comes once and last;
+    return the reason.
     """
     closed = take_arrivals(arrivals, 1)[0]
     assert isinstance(closed, ConnectionClosed)
@@ -141,12 +145,12 @@ def take_closed(arrivals: SpanArrivals) -> str:
 
 
 def span_threads() -> list[str]:
-    """Return the names of the threads of connections and listeners."""
+    """Return the names of the running threads that belong to span connections and listeners."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("span-")]
 
 
 def is_ended(sock: socket.socket) -> bool:
-    """Return True once the other side has closed the connection, without having sent more."""
+    """Return True once the peer has closed the connection without having sent more."""
     try:
         return sock.recv(1) == b""
     except ConnectionResetError:

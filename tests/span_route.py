@@ -50,7 +50,9 @@ Engine = LMEngine[CausalTask]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Division of a model: the anchor's span, and the workers' spans in their order."""
+    """Division of a model's layers: the anchor's span, and the span workers' spans in layer
+    order.
+    """
 
     anchor: str
     workers: tuple[str, ...]
@@ -58,8 +60,8 @@ class Split:
 
 
 class ObservedChain(DelegatingChain):
-    """A chain that counts passes in flight and bytes of rows, and checks that results arrive in
-    order.
+    """A chain of span workers that records the passes in flight, the bytes sent and received, and
+    the errors, and checks that results arrive in order.
     """
 
     def __init__(self, chain: SpanChain, when_started: Callable[[], None]) -> None:
@@ -70,7 +72,7 @@ class ObservedChain(DelegatingChain):
         self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
         self.errors: list[str] = []
         self.loses: Callable[[AnySpanMessage], bool] = lambda _: False
-        """Returns True for a message that is lost on its way to the anchor."""
+        """Predicate for messages that are lost on their way to the anchor."""
 
     def start(self, completed: int, tables: Sequence[int]) -> None:
         self._when_started()
@@ -110,7 +112,9 @@ class ObservedChain(DelegatingChain):
 
 
 class SpanRoute:
-    """An anchor, as it is `built`, with its span workers: `worker_at` by the number of the span."""
+    """An anchor's engine in one process with its span workers, which a test can kill and replace.
+    `built`: the anchor's stage. `worker_at`: span worker by index of its span.
+    """
 
     def __init__(
         self,
@@ -122,8 +126,10 @@ class SpanRoute:
         stage: StageName = LM,
         blocks: BlockReads | None = None,
     ) -> None:
-        """`options`: fields of `BuildOptions`. `anchor`: fields of `AnchorOptions`. `blocks`: see
-        `SpanArrivals`.
+        """Start the anchor and its span workers, on the model in `folder`.
+
+        `options`: fields of `BuildOptions`. `anchor`: fields of `AnchorOptions`. `blocks`: NIXL
+        reads of the anchor, see `SpanArrivals`.
         """
         self.split, self._blocks = split, blocks
         more: dict[str, Any] = {"keep_bytes": 1 << 30, **(anchor or {})}
@@ -138,7 +144,7 @@ class SpanRoute:
         self._workers: dict[WorkerId, SpanWorkerThread] = {}
         self._num_started = self.generation = self._lineage = 0
         self.next_kill_points: list[KillPoint] = []
-        """For workers that replace others."""
+        """Kill points of the next replacement workers, in order."""
         self.open_requests: set[str] = set()
         self._spare: dict[int, SpanWorkerThread] = {}
         self.worker_at = [self.start_worker() for _ in split.workers]
@@ -154,7 +160,7 @@ class SpanRoute:
         return worker
 
     def connect(self) -> bool:
-        """Set up the next generation of the route; return False if a worker is gone."""
+        """Set up the next generation of the route; return False if one of its workers is dead."""
         self.generation += 1
         hops = [
             RouteWorker(worker=worker.name, address=worker.address, key=KEY, span=span)
@@ -186,7 +192,7 @@ class SpanRoute:
             worker.started_with.append(set(self.open_requests))
 
     def repair(self) -> None:
-        """Replace dead workers, and set up a route if there is none."""
+        """Replace dead workers, and set up a new route if the anchor has none."""
         while self.chain is None or self.chain.is_broken:
             for number, worker in enumerate(self.worker_at):
                 if worker.error is not None:
@@ -201,8 +207,8 @@ class SpanRoute:
                 self.chain = None
 
     def exchange(self, place: int) -> None:
-        """End the route, and let another live worker have a place in the next one: the one that had
-        it before, or a new one.
+        """End the route, and give a place in the next route to another live worker: to the previous
+        holder of this place if there is one, else to a new worker.
         """
         self._spare[place], self.worker_at[place] = (
             self.worker_at[place],
@@ -212,7 +218,7 @@ class SpanRoute:
             self.chain.close()
 
     def begin_lineage(self) -> None:
-        """End the route; no worker keeps rows in the next one."""
+        """End the route and begin a new lineage, in which no span worker keeps its old KV rows."""
         self._lineage = 0
         if self.chain is not None:
             self.chain.close()
@@ -239,7 +245,7 @@ class TextDriver:
     errors: dict[str, FleetError] = field(default_factory=dict[str, FleetError])
     logits: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
     arrays: dict[str, list[Arrays]] = field(default_factory=dict[str, list[Arrays]])
-    """Those of outputs that have no token: of a Thinker's prompt."""
+    """Outputs without a token, by request: the hidden states of a Thinker's prompt, for example."""
     open: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
@@ -306,7 +312,7 @@ class TextDriver:
         (self.engine.finish if keep else self.engine.abort)(RequestId(name))
 
     def run(self, is_done: Callable[[], bool] | None = None) -> None:
-        """Run until all requests have ended, or as long as stated."""
+        """Take engine steps until all requests have ended, or until `is_done`."""
         until_s = time.monotonic() + WAIT_S
         while not (is_done() if is_done is not None else not self.open):
             assert time.monotonic() < until_s, f"these requests do not end: {self.open}"
@@ -314,13 +320,13 @@ class TextDriver:
                 until_s = time.monotonic() + WAIT_S
 
     def settle(self, is_done: Callable[[], bool]) -> None:
-        """Run without requests until a state is reached."""
+        """Take engine steps without open requests until `is_done` returns True."""
         assert not self.open
         self.run(is_done)
 
 
 def single(folder: Path, *, stage: StageName = LM, **options: Any) -> TextDriver:
-    """Return the driver of an engine with all layers."""
+    """Return a driver of an engine that has all layers itself."""
     built = stage_builder(graph_of(stage), stage)(
         stage_options(stage=stage, checkpoint=folder, **options)
     )
@@ -330,6 +336,6 @@ def single(folder: Path, *, stage: StageName = LM, **options: Any) -> TextDriver
 
 
 def route_of(driver: TextDriver) -> SpanRoute:
-    """Return the route of a driver whose model is divided."""
+    """Return the span route of a driver, which must have one."""
     assert driver.route is not None
     return driver.route

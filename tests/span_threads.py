@@ -38,15 +38,17 @@ ProcessT = TypeVar("ProcessT", bound=RegisteredProcess)
 
 
 class DeadSpanWorker(BaseException):
-    """Ends the thread of a span worker in the middle of a pass, as SIGKILL ends a process: its
-    connections close.
+    """Raised in a span worker's thread to end it in the middle of a pass, as SIGKILL ends a
+    process: its connections close.
     """
 
 
 @dataclass(slots=True, kw_only=True)
 class SpanThreads:
-    """Processes of a divided model on threads. `refused`: errors with which they ended. `num_died`:
-    workers that `DeadSpanWorker` ended; each is started again, until the end of the test.
+    """Processes of a divided model, run as threads.
+
+    `refused`: errors with which processes ended. `num_died`: number of workers that
+    `DeadSpanWorker` ended. An ended process is started again until the end of the test.
     """
 
     config: FleetConfig
@@ -81,8 +83,8 @@ class SpanThreads:
     def add_span_worker(
         self, build: SpanBuilder | None = None, access: PeerAccess | None = None
     ) -> SpanWorkerProcess:
-        """Start a span worker. `build` in place of the graph's builder; `access` in place of that
-        of the fleet's secret.
+        """Start a span worker. `build`: builder of its layers instead of the graph's. `access`:
+        peer access instead of the one with the fleet's secret.
         """
         serves = self.config.role(SPAN_ROLE)
         config = for_role(self.config, serves)
@@ -107,7 +109,7 @@ class SpanThreads:
                 thread.start()
 
     def end(self) -> None:
-        """Stop every process, and start none again."""
+        """Stop every process, and let none be started again."""
         with self.lock:
             self.is_ended = True
         for process in self.processes:
@@ -138,7 +140,7 @@ class SpanThreads:
         wait_until(are_listed, "every process to join")
 
     def wait_route(self) -> None:
-        """Wait until the anchor computes."""
+        """Wait until the anchor has a route and can compute."""
         anchors = [process for process in self.processes if isinstance(process, WorkerProcess)]
         wait_until(
             lambda: all(
@@ -165,7 +167,7 @@ class SpanThreads:
 def span_threads(
     url: str, folder: Path, *settings: str, secret: FleetSecret | None = None
 ) -> Iterator[SpanThreads]:
-    """Run a conductor, and end what the test adds to the fleet."""
+    """Run a conductor; at the end also stop the processes that the test has added."""
     write_tiny_checkpoint(folder / "checkpoint")
     config = load_config(
         None,

@@ -1,4 +1,4 @@
-"""Span workers as threads of a test, which can be observed, and killed at any step."""
+"""Span workers as threads of a test, which the test can observe, and kill at any step."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -39,13 +39,14 @@ LM = StageName("lm")
 
 
 class WorkerKilled(BaseException):
-    """Ends a worker's thread wherever it is, as a signal would."""
+    """Raised in a span worker's thread to end it at any point, as a signal ends a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillPoint:
-    """The pass at which a worker dies, or the next one that it gets: `before` it, `computed` but
-    not sent, or `sent`.
+    """Point at which a span worker dies. `number`: the pass at which it dies, or the next one it
+    receives. The worker dies `before` that pass, with the pass `computed` but not sent, or when its
+    result is `sent`.
     """
 
     number: int
@@ -53,8 +54,8 @@ class KillPoint:
 
 
 class ObservedLayers(SpanLayers):
-    """A worker's layers, with functions that are called with the rows before and after each
-    computation.
+    """Wrapper of a span worker's layers that calls functions with the hidden states before and
+    after each computation.
     """
 
     def __init__(self, layers: SpanLayers) -> None:
@@ -91,7 +92,9 @@ class ObservedLayers(SpanLayers):
 
 
 _loading = threading.Lock()
-"""While it loads a model, `transformers` changes the default dtype of the whole process."""
+"""Lock for loading a model: `transformers` changes the default dtype of the whole process
+meanwhile.
+"""
 
 
 def graph_of(stage: StageName) -> Graph:
@@ -101,8 +104,8 @@ def graph_of(stage: StageName) -> Graph:
 
 
 def loaded_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
-    """Load a worker's span once: a killed worker's thread has ended before its successor uses the
-    span.
+    """Load the layers of a span, or return the copy loaded before. Sharing is safe since a killed
+    worker's thread has ended before its successor uses the span.
     """
     with _loading:
         return _loaded_once(options.stage, options.checkpoint, options.config.numerics, span)
@@ -116,7 +119,9 @@ def _loaded_once(stage: StageName, folder: Path, numerics: str, span: LayerSpan)
 
 
 class SpanWorkerThread:
-    """A span worker. `layers`: once its span is loaded."""
+    """A span worker that runs on a thread. `layers`: observable layers, set once the span is
+    loaded.
+    """
 
     def __init__(
         self,
@@ -138,10 +143,10 @@ class SpanWorkerThread:
         self.layers: ObservedLayers | None = None
         self.observe: Callable[[ObservedLayers], None] = lambda _: None
         self.on_pass: Callable[[int], None] = lambda _: None
-        """Called before a pass, with its number."""
+        """Function called with the number of each pass before it is computed."""
         self.kill_point: KillPoint | None = None
         self.started_with: list[set[str]] = []
-        """The requests that were open at each start of a route with this worker."""
+        """Names of the open requests at each start of a route that has this worker."""
         self.refuses_hops = False
         self.error: BaseException | None = None
         self._dialed: list[SpanConnection] = []
@@ -160,19 +165,19 @@ class SpanWorkerThread:
 
     @property
     def num_blocks_sent(self) -> int:
-        """Payloads that NIXL was to read by the worker after this one."""
+        """Number of payloads that this worker left in memory for the next one to read by NIXL."""
         return sum(connection.num_blocks[1] for connection in self._dialed)
 
     @property
     def is_idle(self) -> bool:
-        """True if the worker holds nothing of any request."""
+        """Return True if the worker holds no state of any request."""
         route = self.hosting.route
         return route is not None and not (
             route.host.num_tables or route.log.num_tables or route.log.num_bytes or route.results
         )
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
-        """Connect to the next worker, as `Neighbours`."""
+        """Connect to the next span worker of the route; implements `Neighbours`."""
         found = self._workers.get(worker)
         if found is None or self.refuses_hops:
             raise SpanUnreachable(f"{worker} is not registered")
@@ -189,7 +194,7 @@ class SpanWorkerThread:
         return self._dialed[-1]
 
     def kill(self) -> None:
-        """Close everything, in the middle of what the worker does."""
+        """Close everything at once, in the middle of what the worker does."""
         self._stopping.set()
         self.arrivals.wake()
         self._thread.join(WAIT_S)

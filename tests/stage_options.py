@@ -1,4 +1,4 @@
-"""Options of a stage for tests, by the names of single settings."""
+"""Options for building a stage in tests."""
 
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ def stage_options(
     capture_share: float | None = None,
     **settings: Any,
 ) -> BuildOptions:
-    """Return the options of a stage of the first graph that has it.
+    """Return the build options of a stage, in the first graph that has a stage of this name.
 
-    `min_positions`: positions of the longest prompt that the deployment admits, and of one answer
-    token. `settings`: fields of `BuildOptions`, or keys of the stage's section.
+    `min_positions`: positions of the longest prompt that the deployment admits plus one answer
+    token. `settings`: fields of `BuildOptions`, or keys of the stage's configuration section.
     """
     graph = next(
         graph for graph in GRAPHS.values() if any(each.name == stage for each in graph.stages)

@@ -1,5 +1,5 @@
-"""Abort storm: each request is aborted at a random write, drawn from a seed; afterwards nothing may
-be left.
+"""Abort storm: many requests, each aborted at a random Redis write of a worker (from a seeded
+generator), after which no state may be left.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ STORM_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class _Countdown:
-    """Turns of workers that write about a request until it is aborted, before or after the last of
-    them.
+    """Number of worker turns with writes about a request until the request is aborted. `before`:
+    whether the abort precedes the last of these writes.
     """
 
     turns: int
@@ -38,8 +38,8 @@ class _Countdown:
 
 @dataclass(slots=True)
 class Storm:
-    """Intercepts the calls from workers to Redis. `met`: counts of the scripts before or after
-    which a request was aborted.
+    """Aborts requests between the Redis writes of workers, by intercepting their calls. `met`:
+    number of aborts that struck a call, by script.
     """
 
     fleet: ThreadFleet
@@ -75,8 +75,8 @@ class Storm:
         loop.link.exchange = exchange
 
     def _struck(self, calls: Sequence[scripts.Call]) -> tuple[list[RequestId], list[RequestId]]:
-        """Count down; return the requests to abort before this turn is sent, and those to abort
-        after it.
+        """Count down for the requests that `calls` are about. Return the requests to abort before
+        these calls are sent, and the requests to abort afterwards.
         """
         struck: tuple[list[RequestId], list[RequestId]] = ([], [])
         with self._lock:
@@ -102,8 +102,8 @@ class Storm:
         concurrency: int,
         most_turns: int,
     ) -> int:
-        """Send every request, `concurrency` at a time, each to be aborted within `most_turns`;
-        return the number aborted.
+        """Send every request, `concurrency` at a time, and abort each within `most_turns` worker
+        turns; return the number of requests that ended as aborted.
         """
         gate = asyncio.Semaphore(concurrency)
 
@@ -152,7 +152,9 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
 
 
 def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[str]:
-    """Read the loops' reports, since only their own threads may use engine and transfer."""
+    """Return what the workers' loops last reported to hold, since only their own threads may use
+    engine and transfer.
+    """
     busy = [f"{loop.role} counts {loop.maintenance.vitals}" for loop in living if _counts(loop)]
     offering = [
         f"{loop.role} offers {loop.parts.offers.open_requests()}"

@@ -29,22 +29,20 @@ from fleet.process.free_ports import free_port
 REPO = Path(__file__).resolve().parents[1]
 POLL_S = 0.01
 NEVER_EXPIRES = -1
-"""Redis's answer to TTL for a key without an expiry; a key that is gone by now has -2."""
+"""Redis's answer to TTL for a key without an expiry; for a missing key the answer is -2."""
 T = TypeVar("T")
 
 
 def command_line(process: psutil.Process) -> tuple[str, ...]:
-    """Return the arguments of a process; none once it has ended, whether or not its parent has
-    waited for it.
-    """
+    """Return the arguments of a process, or nothing once the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return tuple(process.cmdline())
     return ()
 
 
 def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 30.0) -> T:
-    """Poll until `predicate()` is truthy and return its value; fails the test naming what was
-    waited for.
+    """Poll until `predicate()` is truthy and return its value; on a timeout, fail the test with
+    `description`.
     """
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
@@ -56,8 +54,8 @@ def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 
 
 
 def freeze_process(pid: int) -> None:
-    """Send SIGSTOP, and return once no thread of the process runs: on busy cores the others still
-    do for some time.
+    """Send SIGSTOP, and return once every thread of the process has stopped, which on busy cores
+    takes some time.
     """
     os.kill(pid, signal.SIGSTOP)
     states = Path(f"/proc/{pid}/task").glob
@@ -67,8 +65,8 @@ def freeze_process(pid: int) -> None:
 
 
 def _state_of(task: Path) -> str:
-    """Return the state of a thread, which follows its name in parentheses; T: stopped, "": ended
-    meanwhile.
+    """Return the state of a thread from its `stat` file: "T" means stopped, "" that the thread has
+    ended.
     """
     try:
         return (task / "stat").read_text().rpartition(") ")[2][0]
@@ -79,7 +77,9 @@ def _state_of(task: Path) -> str:
 async def await_until(
     predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 30.0
 ) -> T:
-    """`wait_until` for an asynchronous predicate; the event loop runs meanwhile."""
+    """Poll an asynchronous `predicate` until its value is truthy and return it; the event loop runs
+    meanwhile.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while not (value := await predicate()):
@@ -105,8 +105,8 @@ def redis_answers(url: str) -> bool:
 
 
 chosen_servers: list[Path] = []
-"""The last one is run in place of the server that Fleet would run; see the option `--redis-server`
-in `conftest.py`.
+"""Redis server binaries chosen by the option `--redis-server` (see `conftest.py`). The last one
+replaces the server that Fleet would run.
 """
 
 
@@ -126,11 +126,10 @@ def server_binaries() -> list[Path]:
 
 
 class RedisProcess:
-    """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it
-    back.
+    """A real Redis server on a free port, whose data outlives `kill`, so that `start` restores it.
 
-    `binary` is the server program; None is the one that `--redis-server` names, else the one that
-    Fleet would run.
+    `binary`: server program; by default the one of `--redis-server`, else the one that Fleet would
+    run.
     """
 
     def __init__(self, data_dir: Path, binary: Path | None = None) -> None:
@@ -156,7 +155,9 @@ class RedisProcess:
         wait_until(lambda: redis_answers(self.url), f"Redis on port {self.port}", timeout_s=20)
 
     def kill(self) -> None:
-        """SIGKILL: what an append-only file flushed every second keeps is what comes back."""
+        """Kill the server with SIGKILL: it comes back with what its append-only file, flushed every
+        second, has kept.
+        """
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
@@ -170,8 +171,8 @@ class RedisProcess:
 
 
 def cli_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without the deployment's own variables and those that a transfer
-    has set, plus `extra`.
+    """Return this process's environment plus `extra`, without Fleet's variables and the variables
+    that a transfer has set.
     """
     ours = {"REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT"}
     env = {
@@ -190,14 +191,14 @@ def cli_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def set_options(*settings: str) -> list[str]:
-    """Return the options of a command that set each `KEY=VALUE`."""
+    """Return the command-line options that set each `KEY=VALUE`."""
     return [word for setting in settings for word in ("--set", setting)]
 
 
 def run_cli(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 180
 ) -> subprocess.CompletedProcess[str]:
-    """Run `fleet ARGUMENTS` to its end."""
+    """Run `fleet ARGUMENTS` in a process until it ends."""
     return subprocess.run(
         [sys.executable, "-m", "fleet.cli", *arguments],
         cwd=cwd,
@@ -213,8 +214,8 @@ def run_cli(
 def call_cli(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `fleet ARGUMENTS` to its end in this process, for commands that only print; log lines go
-    to pytest.
+    """Call `fleet ARGUMENTS` in this process, for commands that only print; log lines go to
+    pytest.
     """
     from fleet.cli.main import main
 
@@ -239,7 +240,7 @@ def call_cli(
 
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """A command under way; its output (both streams) is collected line by line."""
+    """A running command, whose output (stdout and stderr) is collected line by line."""
 
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list[str])
@@ -248,8 +249,8 @@ class Running:
         return "".join(self.lines)
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
-        """The first match of `pattern` in the output; fails with the whole output if it never
-        comes.
+        """Return the first match of `pattern` in the output; on a timeout, fail with the whole
+        output.
         """
         try:
             wait_until(
@@ -273,9 +274,10 @@ class Running:
 def start_cli(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, within: Sequence[str] = ()
 ) -> Iterator[Running]:
-    """Start `fleet ARGUMENTS` in a session of its own, and kill its remaining processes at the end.
+    """Start `fleet ARGUMENTS` in a process session of its own, and kill its remaining processes at
+    the end.
 
-    `within`: the beginning of its command line.
+    `within`: command prefix, such as the one that runs it in a network namespace.
     """
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "fleet.cli", *arguments],
@@ -312,7 +314,7 @@ def _collect(running: Running) -> None:
 
 
 class HttpHandler(BaseHTTPRequestHandler):
-    """Handler of a fake server, which closes the connection after each request."""
+    """HTTP handler of a fake server, which closes the connection after each request."""
 
     protocol_version = "HTTP/1.1"
     answer: ClassVar[Callable[["HttpHandler"], None]]

@@ -46,8 +46,12 @@ def create_app(
     api_key: str | None,
     clock: Clock | None = None,
 ) -> Starlette:
-    """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin
-    is allowed without a key.
+    """Return the gateway's ASGI app for a deployment.
+
+    `frontend` is the model's tokenizer and audio input. `api_key` is the key that clients must
+    send; None requires no key. `clock` is the clock of the voice sessions, which tests replace.
+    Raises: ConfigError if the graph or the deployment's sampling cannot be served, or if requests
+    from any origin are allowed without a key.
     """
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None

@@ -1,5 +1,5 @@
-"""The page of all fields: `python -m web.fields_page fleet/docs/fields.md` writes it. Knows no
-gateway.
+"""Generator of the page about all request fields: `python -m web.fields_page fleet/docs/fields.md`
+writes the page. Knows no gateway.
 """
 
 import json

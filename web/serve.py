@@ -1,6 +1,4 @@
-"""Running the gateway: control-plane client, frontend and uvicorn in one process. Knows no
-route.
-"""
+"""Process of the gateway: control-plane client, frontend and uvicorn. Knows no route."""
 
 import asyncio
 import contextlib
@@ -40,27 +38,28 @@ from web.realtime.protocol.client_events import MAX_EVENT_BYTES
 log = logging.getLogger("fleet.web")
 
 GRACE_S = 4.0
-"""Time for answers to finish after a stop signal; unfinished ones then get an error event and can
-be resumed elsewhere.
+"""Time in seconds for answers to finish after a stop signal. Answers that are unfinished then get
+an error event and can be resumed at another gateway.
 """
 BACKLOG = 2048
-"""Connections that wait to be accepted, also those of clients that connect as soon as the address
-is printed.
+"""Limit of connections that wait to be accepted. Clients may connect in large numbers as soon as
+the address is printed.
 """
 MAX_THREADS = 32
-"""Threads for work that would stall the event loop, at most; four more than there are cores, as
-asyncio has by default.
+"""Limit of threads for work that would stall the event loop. Below the limit, four threads more
+than cores, which is asyncio's default.
 """
 DETACH_S = 1.0
-"""Time for sending these error events."""
+"""Time in seconds for sending error events to clients with unfinished answers."""
 ABORTING_S = 0.5
-"""Time before the end of uvicorn's time-out at which stalled connections are aborted, so that their
-requests can end.
+"""Seconds before the end of uvicorn's shutdown time-out at which the remaining connections, of
+clients that do not read, are aborted, so that their requests can end.
 """
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that first ends the console's endless streams, which would use up its grace time.
+    """Uvicorn server that, when stopping, first ends the console's endless streams, which would use
+    up the time for unfinished answers.
 
     `serve` handles signals: uvicorn's own handling would end the process before it leaves the
     fleet.
@@ -76,7 +75,7 @@ class Server(uvicorn.Server):
         yield
 
     def stop(self) -> None:
-        """Stop; a second call does not wait for unfinished answers."""
+        """Stop the server; a second call no longer waits for unfinished answers."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -104,7 +103,9 @@ class Server(uvicorn.Server):
 def run(
     config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path
 ) -> None:
-    """Serve until SIGTERM or SIGINT. A failure at start is one line on stderr and exit status 1."""
+    """Serve until SIGTERM or SIGINT. A failure at start prints one line on stderr and exits with
+    status 1.
+    """
     config = config.model_copy(update={"checkpoint": str(checkpoint)})
     try:
         with _bound_socket(config.web.host, config.web.port) as listener:
@@ -150,8 +151,8 @@ def uvicorn_config(
     tls: TlsFiles | None = None,
     max_connections: int | None = None,
 ) -> BoundedConfig:
-    """Return uvicorn's configuration. `max_connections` replaces the deployment's limit, if the
-    process can open fewer.
+    """Return uvicorn's configuration for the gateway. `max_connections` replaces the deployment's
+    limit, for a process that may open fewer connections.
     """
     web = config.web.model_copy(
         update={"max_connections": max_connections or config.web.max_connections}
@@ -184,8 +185,10 @@ def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """Bind before anything is loaded, so that a used port is reported immediately. Raises: OSError
-    with the remedy.
+    """Return the listening socket. Called before anything is loaded, so that a used port is
+    reported immediately.
+
+    Raises: OSError with the remedy.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -213,11 +216,11 @@ def startup_lines(
     *,
     find_address: Callable[[], str | None] = lan_address,
 ) -> list[str]:
-    """Return the lines printed at start: the gateway's address, and a way to get microphone access
-    from another machine where the address does not allow it.
+    """Return the lines to print at start: the gateway's address; and, if browsers deny microphone
+    access at this address, how to get access from another machine.
 
-    `env` holds SSH_CONNECTION if the user is on another machine: its last words are the address and
-    port by which that machine reaches this one.
+    `env` holds SSH_CONNECTION if the user is logged in from another machine; the last two words of
+    the value are the address and port by which that machine reaches this machine.
     `find_address` returns this machine's address for other devices, such as phones.
     """
     scheme = web.scheme
@@ -248,8 +251,9 @@ def startup_lines(
 
 
 def _ssh_line(port: int, connection: str) -> str | None:
-    """Return the tunnel's command line. `connection`, the value of SSH_CONNECTION, has the address
-    and port of the client, then of this machine.
+    """Return the command that opens an SSH tunnel to `port`; None if `connection` gives no address.
+    `connection` is the value of SSH_CONNECTION: address and port of the client, then of this
+    machine.
     """
     words = connection.split()
     if len(words) != 4:

@@ -1,13 +1,13 @@
-"""The `fleet` command. Subcommands import their implementations when they run. Knows no model, only
-its declaration.
+"""The `fleet` command. Subcommands import their implementations when they run. The package knows no
+model, only the declarations in `fleet.graphs`.
 """
 
 import sys
 
 
 def entry() -> None:
-    """Run the console script. The imports are inside, so that Ctrl-C ends it quietly while they
-    load.
+    """Run the `fleet` console script. Imports are inside the function, so that Ctrl-C while they
+    load ends it without a traceback.
     """
     try:
         from fleet.cli.environment import restart_without_secrets

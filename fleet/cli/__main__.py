@@ -1,5 +1,5 @@
-"""`python -m fleet.cli`: the `fleet` command, for processes that start others in their own
-environment.
+"""`python -m fleet.cli`: the `fleet` command, for Fleet's own child processes, which must run in
+the same Python environment.
 """
 
 from fleet.cli import entry

@@ -1,5 +1,5 @@
-"""Resolution of a checkpoint name: a folder, a name on the model hub, the shipped one or a tiny
-random one. Loads no weights.
+"""Resolution of the `checkpoint` setting to a folder: a path, a model hub name, the graph's shipped
+checkpoint, or a tiny random one. Loads no weights.
 """
 
 import fcntl
@@ -24,11 +24,11 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def resolve_checkpoint(config: FleetConfig) -> Path:
-    """Return the folder of the weights. "auto" is the graph's shipped checkpoint, or "tiny" where
-    it has none.
+    """Return the weights folder that `config.checkpoint` names; download or write it first if
+    needed. "auto" is the checkpoint shipped with the graph, or "tiny" if the graph ships none.
 
-    A hub name is downloaded once, into the hub's own cache.
-    Raises: ConfigError if the folder is missing or holds no weights, or the download fails.
+    A hub name is downloaded once, into the hub's own cache. Raises: ConfigError if the folder is
+    missing or holds no weights, or the download fails.
     """
     shipped = get_graph(config.graph).shipped_folder()
     if config.checkpoint == AUTO and shipped is not None:
@@ -43,8 +43,8 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
 def resolve_configuration(config: FleetConfig) -> Path:
     """Return a folder with a checkpoint's configuration; its weights may be missing.
 
-    Of a hub name only JSON files are downloaded. Raises: ConfigError as `resolve_checkpoint`, but
-    not for missing weights.
+    If `config.checkpoint` is a hub name, only its JSON files are downloaded. Raises: ConfigError if
+    the folder or its configuration is missing, or the download fails.
     """
     if config.checkpoint in (AUTO, TINY):
         return resolve_checkpoint(config)
@@ -56,10 +56,10 @@ def resolve_configuration(config: FleetConfig) -> Path:
 
 
 def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
-    """Return the folder of the weights if it exists, else the step by which the first start
-    provides it. Changes nothing.
+    """Return the weights folder, or None and a description of the step by which the first start
+    would provide it. Downloads and writes nothing.
 
-    Raises: ConfigError as `resolve_checkpoint`, but not for what that downloads or writes.
+    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses without a download.
     """
     if config.checkpoint == AUTO and get_graph(config.graph).shipped is not None:
         return resolve_checkpoint(config), ""
@@ -84,8 +84,8 @@ def _tiny_folder(config: FleetConfig) -> Path:
 
 
 def _tiny(config: FleetConfig) -> Path:
-    """Return the tiny checkpoint; write it first if there is none, in a process of its own: that
-    needs torch.
+    """Return the folder of the graph's tiny checkpoint. If missing, it is written by a separate
+    process, since writing needs torch.
     """
     if not get_graph(config.graph).tiny:
         raise ConfigError(
@@ -141,7 +141,9 @@ def _acquire(lock: IO[str], target: Path) -> None:
 
 
 def _write_aside(graph: str, target: Path) -> None:
-    """Write it beside its place and move it there when it is complete."""
+    """Write the tiny checkpoint to a temporary folder in a child process, and rename the folder to
+    `target` once it is complete.
+    """
     aside = target.with_name(f"{target.name}.{os.getpid()}.part")
     command = [
         sys.executable,
@@ -171,8 +173,8 @@ def _write_aside(graph: str, target: Path) -> None:
 
 
 def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
-    """Write a tiny checkpoint in this process. Raises: ConfigError if the graph declares none or
-    the folder is not empty.
+    """Write a tiny checkpoint of a graph to `out_dir` in this process; return the folder. Raises:
+    ConfigError if the graph declares no tiny checkpoint or the folder is not empty.
     """
     writer = get_graph(graph_name).tiny
     if writer is None:

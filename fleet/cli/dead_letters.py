@@ -149,8 +149,8 @@ def drop(
 
 
 def _renewed(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
-    """Return the request under a new id. Raises: ConfigError if this deployment serves another
-    graph.
+    """Return a copy of a dead letter's request under a new request id. Raises: ConfigError if this
+    deployment serves another graph.
     """
     if spec.graph != deployment.config.graph:
         raise ConfigError(
@@ -165,8 +165,8 @@ def _renewed(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
 async def _answer(
     deployment: Deployment, spec: "RequestSpec", blob: bytes | None
 ) -> dict[str, int]:
-    """Return the number of items of the answer by unit. Raises: the FleetError of a failed
-    request.
+    """Submit the request and wait for its end; return the number of answer items by unit, for
+    example tokens or codec frames. Raises: the request's FleetError if it fails.
     """
     from fleet.control.client import FleetClient
 

@@ -1,5 +1,5 @@
-"""The deployment that a command works on, from files, options and environment. Connects to Redis
-only when asked to.
+"""The deployment that a command works on, read from the configuration file, `--set` options and
+environment. Connects to Redis only when asked to.
 """
 
 import dataclasses
@@ -31,8 +31,10 @@ _OWN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Invariants: `settings.port` is `config.web.port`; `embedded_redis` exactly when REDIS_URL is
-    not set.
+    """Configuration of a deployment, its environment settings, and the address of its Redis.
+
+    Invariants: `settings.port` is `config.web.port`; `embedded_redis` is True exactly when
+    REDIS_URL is not set.
     """
 
     config: FleetConfig
@@ -51,8 +53,8 @@ class Deployment:
 
 
 def open_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:
-    """Read the deployment: --set takes precedence over the environment, and the environment over
-    the file.
+    """Read the deployment of a command: `--set` overrides the environment, which overrides the
+    configuration file.
 
     Raises: ConfigError naming the file or variable, the field and the remedy.
     """
@@ -66,8 +68,8 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
 
 
 def open_serving_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:
-    """Open the deployment for a command that serves. Raises: ConfigError also for an unsafe Redis,
-    naming what permits it.
+    """Open the deployment for a command that starts serving processes. Raises: ConfigError for an
+    invalid configuration, or an unsafe Redis connection that no setting permits.
     """
     deployment = open_deployment(config_file, overrides)
     check_redis_placeholder(deployment.settings.redis_url)
@@ -77,10 +79,11 @@ def open_serving_deployment(config_file: Path | None, overrides: list[str] | Non
 
 
 def secure_data_dir(config: FleetConfig) -> Path:
-    """Return the deployment's data folder; create it for this user alone if it is missing.
+    """Return the deployment's data folder; create it with access for this user alone if it is
+    missing.
 
-    An existing folder is closed to other users if Fleet created all its entries; otherwise its mode
-    is left, since the entries that Fleet creates are private themselves.
+    If Fleet created every entry of an existing folder, other users' access is removed. Otherwise
+    the folder's mode is unchanged, since the entries that Fleet creates are private themselves.
     """
     folder = config.data_dir.absolute()
     make_private_folder(folder)
@@ -89,15 +92,13 @@ def secure_data_dir(config: FleetConfig) -> Path:
 
 
 def is_made_by_fleet(name: str) -> bool:
-    """Return True for the name of an entry that Fleet creates in a data folder."""
+    """Return True if Fleet creates an entry of this name in a data folder."""
     return _OWN.fullmatch(name) is not None
 
 
 def check_data_dir(folder: Path) -> None:
-    """Check the data folder of an embedded Redis: a user who can replace its entries can replace
-    the server.
-
-    Raises: ConfigError if other users can.
+    """Check that no other user can replace entries in the data folder of an embedded Redis, and
+    with them the server. Raises: ConfigError if others can.
     """
     if others_may_replace(folder, is_own=is_made_by_fleet):
         raise ConfigError(

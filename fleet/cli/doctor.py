@@ -75,8 +75,8 @@ def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
 
 
 def check_hand_offs(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Show where the halves of a split stage read each other's keys and values, if one may be on a
-    GPU.
+    """Report whether the halves of a split stage exchange KV caches directly between GPUs or
+    through host memory. Yields nothing if no half may be on a GPU.
     """
     placed = [
         one
@@ -147,7 +147,7 @@ CONFIGURED: tuple[Check, ...] = (
     check_fleet_secret,
     check_data_folder,
 )
-"""Checks of the configuration alone, in the order of the output."""
+"""Checks that only need the configuration, in output order."""
 
 Offline = Annotated[
     bool,
@@ -206,10 +206,10 @@ def _run(deployment: Deployment, offline: bool) -> Iterator[Finding]:
 
 
 def refuse_unready(deployment: Deployment) -> None:
-    """Run the quick checks of a host on which a fleet is started, and of a Redis that is there
-    before; print the warnings.
+    """Run the quick checks of this host, and of a Redis that Fleet does not start itself, before a
+    fleet starts; print their warnings.
 
-    Raises: ConfigError for the first that is refused.
+    Raises: ConfigError for the first finding with status REFUSED.
     """
     from fleet.cli.host_checks import FILE_CHECKS
     from fleet.cli.network_checks import QUICK_REDIS_CHECK
@@ -225,8 +225,8 @@ def refuse_unready(deployment: Deployment) -> None:
 
 
 def log_redis_findings(deployment: Deployment) -> None:
-    """Log what the quick checks of a Redis of others refuse or warn of, once at the start of a
-    conductor.
+    """Log the refusals and warnings of the quick checks of a Redis that Fleet does not run itself,
+    when a conductor starts.
     """
     from fleet.cli.network_checks import QUICK_REDIS_CHECK
 

@@ -273,7 +273,9 @@ async def _read(deployment: Deployment) -> list[StageDrafts]:
 
 
 async def _choose(deployment: Deployment, stage: str, drafter: str) -> int:
-    """Choose the drafter, and return the number of workers that will use it."""
+    """Order a stage's workers to use `drafter`, and return the number of workers that will use
+    it.
+    """
     async with _client(deployment) as client:
         await client.operations.choose_drafter(stage, drafter)
         return next(
@@ -294,7 +296,7 @@ async def _client(deployment: Deployment) -> AsyncGenerator["FleetClient"]:
 
 
 def _rows(stage: StageDrafts) -> list[tuple[str, ...]]:
-    """Return the lines of a stage in the table, one for each worker."""
+    """Return the table rows of a stage's speculation statistics, one row per worker."""
     if not stage.workers:
         return [(stage.stage, stage.configured, stage.chosen, "no worker", "", "", "", "")]
     return [
@@ -313,7 +315,7 @@ def _rows(stage: StageDrafts) -> list[tuple[str, ...]]:
 
 
 def _in_use(figures: SpeculationFigures) -> str:
-    """Return the drafter in use, and the one that failed, if any."""
+    """Return the name of a worker's active drafter, followed by the drafter that failed, if any."""
     return (
         f"{figures.drafter}; {figures.failed} failed: {figures.failure}"
         if figures.failed
@@ -322,7 +324,9 @@ def _in_use(figures: SpeculationFigures) -> str:
 
 
 def _stage_of(graph: Graph, given: str | None) -> str:
-    """Return the stage. Raises: BadInput if none is given and not exactly one can verify drafts."""
+    """Return the stage name: `given`, or the only stage that can verify drafts. Raises: BadInput if
+    none is given and the number of such stages is not one.
+    """
     stages = [stage.name for stage in graph.stages if stage.verifies_drafts]
     if given is not None or len(stages) == 1:
         return given or stages[0]

@@ -25,12 +25,12 @@ EMBEDDINGS = (
     "transformer.wte.weight",
     "model.decoder.embed_tokens.weight",
 )
-"""Names of the embedding in checkpoints, the first of which is the main stage's."""
+"""Names of the token embedding in checkpoint files, the main stage's first."""
 
 
 def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
-    """Write a head of Fleet's own files in another program's format. Raises: ConfigError,
-    BadInput.
+    """Write a draft head, read from a folder of Fleet's format, to `out` in another program's
+    format. Raises: ConfigError, BadInput.
     """
     from fleet.drafts.eagle3.files import load_head
     from fleet.drafts.eagle3.sglang import export_sglang
@@ -56,7 +56,9 @@ def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
 
 
 def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
-    """Write a head of another program's format in Fleet's own. Raises: ConfigError, BadInput."""
+    """Write a draft head, read from a folder of another program's format, to `out` in Fleet's own
+    format. Raises: ConfigError, BadInput.
+    """
     from fleet.drafts.eagle3.files import save_head
     from fleet.drafts.eagle3.sglang import import_sglang
     from fleet.drafts.eagle3.speculators import import_speculators
@@ -77,9 +79,10 @@ def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
 
 
 def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
-    """Copy a head into the deployment's folder of versions; return its description, with number 0.
+    """Copy a draft head into the deployment's folder of versions; return its description, with the
+    version number 0.
 
-    Raises: ConfigError if it is damaged or belongs to another target.
+    Raises: ConfigError if the head is damaged or belongs to another target model.
     """
     from fleet.core.clock import now_us
     from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
@@ -106,7 +109,9 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
 
 
 def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
-    """Return the folder of a version. Raises: BadInput if it is not on this host."""
+    """Return the folder that stores a draft head version on this host. Raises: BadInput if this
+    host does not have it.
+    """
     from fleet.drafts.trainer.checkpoints import VERSIONS
 
     folder = config.drafts_dir / VERSIONS / version.sha256
@@ -125,8 +130,8 @@ def _require_empty(out: Path) -> None:
 
 
 def _embedding_of(checkpoint: Path) -> "Tensor":
-    """Return the target's embedding [V, H]. Raises: ConfigError if the checkpoint has none of a
-    known name.
+    """Return the token embedding [V, H] of the target model's checkpoint. Raises: ConfigError if
+    the checkpoint has none under a name in `EMBEDDINGS`.
     """
     import torch
 

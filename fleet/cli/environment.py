@@ -1,6 +1,6 @@
-"""Secrets in a command's environment: each process of a fleet has only the secrets that it uses.
+"""Secrets in a command's environment: each process of a fleet gets only the secrets that it uses.
 
-A flaw in a worker's transport may expose its memory, and the environment of a process stays in its
+A flaw in a worker's transport may expose its memory, and a process's environment stays in its
 memory and in `/proc/PID/environ` while it runs. Imports nothing heavy, since a command with too
 many secrets restarts itself.
 """
@@ -15,8 +15,8 @@ HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 PROXIES = frozenset(
     name for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (proxy, proxy.lower())
 )
-"""Tokens and proxies are used to download a checkpoint, which `fleet up` does before it starts the
-other processes.
+"""Names of access tokens and proxies. Only checkpoint downloads need them, which `fleet up` does
+before it starts the other processes.
 """
 USES = {
     "redis": frozenset({REDIS_URL}),
@@ -25,7 +25,9 @@ USES = {
     "web": frozenset({API_KEY, REDIS_URL}),
     "jobs": frozenset({API_KEY, REDIS_URL}),
 }
-"""Secrets that each command uses. Jobs call the gateway."""
+"""Secrets that each command uses, by command name. The job worker has the API key, since jobs call
+the gateway.
+"""
 _SECRET_NAME = re.compile(
     r".*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS|API_?KEY|(ACCESS|SECRET|PRIVATE|ENCRYPTION|SIGNING|AUTH)_?KEY"
     r"|._PWD|_PAT|CLI_AUTH|OPENAI_KEY)",
@@ -35,22 +37,24 @@ _PASSWORD_IN_ADDRESS = re.compile(r"[^/]*://[^/@]*:[^/@]+@.*", re.DOTALL)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True for a variable with the name of a secret, and for an address with a password."""
+    """Return True for a variable whose name is a known secret's, or whose value is an address with
+    a password.
+    """
     if name == REDIS_URL or _SECRET_NAME.fullmatch(name):
         return True
     return _PASSWORD_IN_ADDRESS.fullmatch(value) is not None
 
 
 def without_secrets(env: Mapping[str, str], used: frozenset[str]) -> dict[str, str]:
-    """Return the variables without the secrets that are not in `used`."""
+    """Return a copy of `env` without secrets, except the names in `used`."""
     return {
         name: value for name, value in env.items() if name in used or not is_secret(name, value)
     }
 
 
 def restart_without_secrets(arguments: list[str]) -> None:
-    """Execute the same command without the secrets that it does not use, if the command is redis,
-    conductor or worker.
+    """Replace this process by the same command with a reduced environment, if the command is redis,
+    conductor or worker and its environment has secrets that it does not use.
 
     `arguments`: the arguments of `fleet`. Unsetting a variable is not enough, since its value stays
     in the memory of the process.

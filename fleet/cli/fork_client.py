@@ -1,8 +1,8 @@
-"""Starts of workers by the fork server, for keepers. If the fork server cannot start a worker, a
-new process is started instead.
+"""Client of the fork server: keepers start workers through it. If the fork server cannot start a
+worker, the keeper starts a new process instead.
 
-The first keeper that needs a server starts it. All keepers of a deployment whose children would
-inherit the same share one server.
+The first keeper that needs a fork server starts it. Keepers of a deployment share a server if their
+child processes would inherit the same environment.
 """
 
 import asyncio
@@ -42,24 +42,26 @@ from fleet.process.unix_sockets import address_of
 log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 180.0
-"""Far more than the imports take: a server that is slow is so because the machine is, and so would
-be a new process.
+"""Wait for a server to finish its imports. The value is far above the usual import time: on a
+machine too slow for it, a new process would be as slow.
 """
 REPLY_TIMEOUT_S = 5.0
 STATUS_TIMEOUT_S = 5.0
 AVOID_S = 300.0
-"""Time for which new processes are started after the server has not answered in time, so that only
-one start waits for it.
+"""Time after a server's time-out during which workers are started as new processes, so that only
+one start waits for a stuck server.
 """
 LOCK_POLL_S = 0.05
 BACKLOG = 128
 ENGINE = "torch"
 MODULES = ("fleet.cli.main", "fleet.worker.main", "fleet.transfer.factory")
-"""Imported besides the builders of the stages."""
+"""Modules that the server imports in addition to the modules that build the stages."""
 
 
 class ServerUnavailable(Exception):
-    """The fork server cannot start a process. `final`: it never will. `late`: it did not answer in
+    """The fork server cannot start a process.
+
+    `final`: whether no later attempt can succeed. `late`: whether the server did not answer in
     time.
     """
 
@@ -70,8 +72,8 @@ class ServerUnavailable(Exception):
 
 
 def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
-    """Return the starter of a role's workers, for a keeper. Only torch has much to import; vLLM
-    starts processes of its own.
+    """Return the process starter for a role's workers. Roles on the torch engine use the fork
+    server; vLLM starts its own processes, and the other engines import little.
     """
     if not config.preload_workers or config.engine_of(role.stage) != ENGINE:
         return NewProcesses()
@@ -89,8 +91,8 @@ def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
 
 @dataclass(slots=True, kw_only=True)
 class ForkedProcess:
-    """A process that the fork server has started. `lifeline`: the write end of the pipe whose
-    closing kills it.
+    """A process that the fork server has started. `lifeline`: write end of a pipe; closing it kills
+    the process.
     """
 
     pid: int
@@ -100,8 +102,8 @@ class ForkedProcess:
     when_server_lost: Callable[[], None]
 
     async def wait(self) -> int:
-        """Return the exit status once the process has ended; `UNKNOWN_STATUS` if the server ended
-        before it.
+        """Wait for the process to end and return its exit status, or `UNKNOWN_STATUS` if the fork
+        server ended first.
         """
         ended = asyncio.create_task(_readable(self.pidfd))
         reply = asyncio.create_task(_receive(self.connection))
@@ -130,8 +132,10 @@ class ForkedProcess:
 
 @dataclass(slots=True, kw_only=True)
 class ForkStarter:
-    """Starts commands from the fork server of `modules` in `folder`, one at a time; as new
-    processes where that fails.
+    """Starts `fleet` commands through a fork server, one at a time, and as new processes if that
+    fails.
+
+    `modules`: modules that the server has imported. `folder`: folder of the server's socket.
     """
 
     folder: Path
@@ -145,7 +149,9 @@ class ForkStarter:
     async def start(
         self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
     ) -> ChildProcess:
-        """Start `fleet ARGUMENTS`. Raises: OSError, as a new process does."""
+        """Start `fleet ARGUMENTS` and return the process. Raises: OSError if neither the fork
+        server nor a new process can run it.
+        """
         await self._cancel_connecting()
         if not self._unusable and asyncio.get_running_loop().time() >= self._avoided_until_s:
             environment = os.environ if env is None else env
@@ -177,7 +183,7 @@ class ForkStarter:
             return await self._fork(arguments, output, environment)
 
     async def close(self) -> None:
-        """Leave the server, which ends when no keeper is left."""
+        """Disconnect from the fork server, which ends when its last keeper has disconnected."""
         await self._cancel_connecting()
         self._disconnect()
         self._reap_server()
@@ -196,7 +202,9 @@ class ForkStarter:
         self._connecting.clear()
 
     def _reconnect(self, environment: Mapping[str, str]) -> None:
-        """Start another server now, so that it has loaded when it is needed."""
+        """Start a new fork server in the background, so that its imports are done before the next
+        start.
+        """
 
         async def connect() -> None:
             # the next start reports it
@@ -208,8 +216,8 @@ class ForkStarter:
         self._connecting.add(asyncio.create_task(connect()))
 
     async def _connect(self, environment: Mapping[str, str]) -> None:
-        """Connect to the server, started first if there is none. Raises: ServerUnavailable,
-        OSError, EOFError.
+        """Connect to the fork server; start one first if none is running. Raises:
+        ServerUnavailable, OSError, EOFError.
         """
         if self._connection is not None:
             return
@@ -234,8 +242,8 @@ class ForkStarter:
         return connection
 
     async def _open(self, environment: Mapping[str, str]) -> socket.socket:
-        """Return a connection to a server, which may be loading; another keeper may be about to
-        create its socket.
+        """Return a connection to a fork server, which may still be importing its modules. If no
+        server runs, start it, or wait while another keeper does.
         """
         make_private_folder(self.folder)
         name = socket_name(self.modules, environment)
@@ -264,8 +272,8 @@ class ForkStarter:
         return connection
 
     def _launch(self, name: str, environment: Mapping[str, str]) -> None:
-        """Create the socket and start a server on it, in a session of its own: it may outlive this
-        keeper.
+        """Create the listening socket and start a fork server on it, in a process session of its
+        own, since the server may outlive this keeper.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             with address_of(self.folder, name) as path:
@@ -329,8 +337,8 @@ class ForkStarter:
 async def _receive(
     connection: socket.socket, timeout_s: float | None = None
 ) -> tuple[Message, list[int]]:
-    """Receive a message. Raises: ServerUnavailable after `timeout_s`; EOFError, OSError if the
-    server is gone.
+    """Receive a message and its file descriptors from the fork server. Raises: ServerUnavailable
+    after `timeout_s`; EOFError or OSError if the server is gone.
     """
     try:
         await asyncio.wait_for(_readable(connection.fileno()), timeout_s)

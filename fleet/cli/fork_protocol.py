@@ -27,25 +27,28 @@ _SESSION = re.compile(
     r"PORT|PWD|OLDPWD|_|SHLVL|TERM.*|COLORTERM|LINES|COLUMNS|LS_COLORS|LESS.*|SSH_.*|TMUX.*|STY|WINDOW.*|DISPLAY|XDG_.*|DBUS_.*"
     r"|(FLEET|HONCHO|VSCODE|GNOME|ITERM)_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID"
 )
-"""Variables of a terminal, a supervisor or Fleet, which no library reads while it is imported."""
+"""Variables set by a terminal, a supervisor or Fleet that no library reads at import. Keepers that
+differ only in these variables may share a server.
+"""
 _INHERITED = re.compile(
     r"(Uid|Gid|Groups|Umask|Cap\w+|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed):"
 )
 
 
 class Greeting(msgspec.Struct, frozen=True, tag=True):
-    """First message of the server, once it has loaded. `refusal`: why it cannot fork; empty if it
-    can.
+    """First message of the fork server, sent once its imports are done. `refusal`: reason why it
+    cannot fork; empty if it can.
     """
 
     refusal: str
 
 
 class StartRequest(msgspec.Struct, frozen=True, tag=True):
-    """Request of a keeper to run `fleet ARGUMENTS`, with `output` and lifeline as descriptors.
+    """Request of a keeper to run `fleet ARGUMENTS` in a forked process. File descriptors sent with
+    it: the output, and the read end of the lifeline pipe.
 
-    `environment`: entries NAME=VALUE. `keeper`: pid of the sender. All as the bytes that the kernel
-    has, which need not be text.
+    `environment`: entries NAME=VALUE. `keeper`: pid of the sender. Strings are bytes, since
+    arguments and environment need not be valid UTF-8.
     """
 
     arguments: list[bytes]
@@ -55,19 +58,21 @@ class StartRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a start; a pidfd of the process is beside it."""
+    """Reply to a successful `StartRequest`; a pidfd of the new process is sent with it."""
 
     pid: int
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
-    """Reply to a start that failed."""
+    """Reply to a `StartRequest` that failed."""
 
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """End of the process. `status` is as in `subprocess`: negative for a signal."""
+    """Message of the fork server that a forked process has ended. `status`: exit status as in
+    `subprocess`, negative for a signal.
+    """
 
     status: int
 
@@ -82,7 +87,7 @@ def send(connection: socket.socket, message: Message, descriptors: list[int] | N
 
 
 def receive(connection: socket.socket) -> tuple[Message, list[int]]:
-    """Receive one message and its descriptors. Raises: EOFError at the end of the connection;
+    """Receive one message and its file descriptors. Raises: EOFError at the end of the connection;
     BlockingIOError, OSError.
     """
     data, descriptors, _, _ = socket.recv_fds(
@@ -94,15 +99,15 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]]:
 
 
 def is_own_peer(connection: socket.socket) -> bool:
-    """Return True if the other process runs as this user."""
+    """Return True if the process at the other end of the Unix socket runs as this user."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return struct.unpack("3i", peer)[1] == os.geteuid()
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock under which a server's socket is created and removed. Raises: BlockingIOError
-    if another process holds it.
+    """Hold the lock that protects the creation and removal of a fork server's socket in `folder`.
+    Raises: BlockingIOError if another process holds it.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -113,12 +118,12 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def socket_name(modules: tuple[str, ...], environment: Mapping[str, str]) -> str:
-    """Return the name of the socket of the server whose children have all that a child of this
-    process would have.
+    """Return the socket name of a fork server that this process can share, as a hash of everything
+    that its child processes would inherit.
 
-    A child inherits from its parent namespaces, control groups, limits, rights, CPUs and niceness,
-    and libraries read variables of the environment while they are imported: processes that differ
-    in one of these do not share a server.
+    A child inherits namespaces, control groups, limits, capabilities, CPU affinity and niceness,
+    and libraries read environment variables at import. Processes that differ in any of these do not
+    share a server.
     """
     shared = without_secrets(environment, frozenset())
     variables = sorted(

@@ -1,10 +1,10 @@
-"""The fork server: a process that has imported the modules of the workers, and forks a worker when
-a keeper asks for one.
+"""The fork server: a process that imports the workers' modules once, and forks a worker whenever a
+keeper asks for one.
 
 `python -m fleet.cli.fork_server LISTENER FOLDER NAME MODULE...` serves on the inherited descriptor
 LISTENER, whose socket is NAME in FOLDER, while a keeper is connected. The server has one thread,
-and opens no GPU and no transfer: if an import does, the server refuses to fork, and keepers start
-workers as new processes. A worker outlives the server, and is tied to its keeper by a pipe
+and opens no GPU and no transfer agent: if an import does, the server refuses to fork, and keepers
+start workers as new processes. A worker outlives the server, and is tied to its keeper by a pipe
 (`die_with_pipe`).
 """
 
@@ -44,7 +44,7 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Request that a forked process carries out, and the descriptors of its output and its
+    """Request that a forked process carries out, and the file descriptors of its output and its
     lifeline.
     """
 
@@ -55,8 +55,8 @@ class Child:
 
 @dataclass(slots=True)
 class ForkServer:
-    """Accepts keepers, forks for them, and reports the ends of what it forked. `refusal`: why it
-    cannot fork, if it cannot.
+    """Accepts connections of keepers, forks the processes that they request, and reports the exit
+    statuses. `refusal`: reason why this process cannot fork; empty if it can.
     """
 
     listener: socket.socket
@@ -68,11 +68,11 @@ class ForkServer:
     _running: dict[int, tuple[int, socket.socket]] = field(
         default_factory=dict[int, tuple[int, socket.socket]]
     )
-    """By pidfd: the pid of a process, and the connection of its keeper."""
+    """Pid and keeper connection of each forked process, by pidfd."""
 
     def run(self) -> Child | None:
-        """Serve while a keeper is connected; in a forked process, return immediately with the
-        request that it carries out.
+        """Serve until no keeper is connected, then return None. In a forked process, return the
+        request to carry out immediately.
         """
         self.listener.setblocking(False)
         self._selector.register(self.listener, selectors.EVENT_READ)
@@ -107,8 +107,8 @@ class ForkServer:
             self._reply(keeper, Greeting(self.refusal))
 
     def _close_if_unused(self) -> bool:
-        """Remove the socket, unless a keeper has connected or another process is about to create
-        one.
+        """Remove the server's socket and return True, unless a keeper has connected or another
+        process holds the socket's lock.
         """
         with contextlib.suppress(BlockingIOError), locked(self.folder):
             self._accept()
@@ -172,8 +172,8 @@ class ForkServer:
     def _reply(
         self, keeper: socket.socket, message: Message, descriptors: list[int] | None = None
     ) -> None:
-        """Send without waiting. A keeper that is gone, or does not read, is found when its
-        connection ends.
+        """Send a message to a keeper without blocking. Errors are ignored: a keeper that is gone,
+        or does not read, is noticed when its connection ends.
         """
         with contextlib.suppress(OSError):
             keeper.setblocking(False)
@@ -181,7 +181,7 @@ class ForkServer:
 
 
 def load(modules: Sequence[str]) -> str:
-    """Import the modules; return why this process cannot fork workers, or an empty text if it
+    """Import the modules. Return the reason why this process cannot fork workers, or "" if it
     can.
     """
     # OpenMP reads these once, when torch is first imported: threads that spin while they wait
@@ -201,7 +201,9 @@ def load(modules: Sequence[str]) -> str:
 
 
 def find_obstacle() -> str:
-    """Return what makes a fork of this process unsafe, or an empty text."""
+    """Return the reason why a fork of this process is unsafe, for example a second thread; "" if it
+    is safe.
+    """
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1 or threading.active_count() != 1:
         return (
@@ -221,8 +223,8 @@ def find_obstacle() -> str:
 
 
 def become(child: Child) -> None:
-    """Make this forked process what a new process of the keeper would be: its session, output,
-    folder and environment.
+    """Give this forked process what a new child process of the keeper would have: session, output,
+    working directory and environment.
     """
     request = child.request
     os.setsid()
@@ -244,7 +246,9 @@ def become(child: Child) -> None:
 
 
 def _seed() -> None:
-    """Seed from the kernel, as in a new process. Python does so for `random` itself."""
+    """Reseed random number generators from the kernel, as a new process would. Python reseeds
+    `random` itself after a fork.
+    """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
@@ -253,7 +257,7 @@ def _seed() -> None:
 
 
 def main() -> None:
-    """Serve; in each forked process, run the command of the request."""
+    """Run the fork server; in each forked process, run the requested command instead."""
     listener, folder, name, *modules = sys.argv[1:]
     for first, end in ((3, int(listener)), (int(listener) + 1, MAX_DESCRIPTORS)):
         os.closerange(first, end)  # inherited from the first keeper, which the server may outlive

@@ -1,4 +1,6 @@
-"""Checks of this host by `fleet doctor`: ports, certificates, disk, checkpoint. Opens nothing."""
+"""Checks of this host by `fleet doctor`: ports, certificates, disk, checkpoint. Opens no
+connection.
+"""
 
 import datetime as dt
 import shutil
@@ -20,8 +22,8 @@ from fleet.core.errors import ConfigError
 
 MIN_DAYS, MAX_SHOWN = 14, 80
 COPIES = 3
-"""The append-only file may be twice the data before it is rewritten, and the new file is written
-beside it.
+"""Disk space that an append-only file may need, in multiples of the data: twice the data before it
+is rewritten, and the new file beside it.
 """
 MIN_FREE_BYTES = 64 * 2**20
 
@@ -51,8 +53,8 @@ def _check_port(subject: str, host: str, port: int, key: str, own: str) -> Findi
 
 
 def _find_listener(port: int) -> tuple[int | None, list[str]]:
-    """Return the process that listens on a TCP port and its command line; no process if this user
-    may not see it.
+    """Return the pid and command line of the process that listens on a TCP port; None and [] if
+    this user may not see the process.
     """
     try:
         found = [
@@ -67,7 +69,7 @@ def _find_listener(port: int) -> tuple[int | None, list[str]]:
 
 
 def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check the certificates of the gateway and the certificates that REDIS_URL names."""
+    """Check the gateway's TLS certificate, and the certificates that REDIS_URL names."""
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
         fix = "renew it, and start the gateway again"
@@ -101,8 +103,8 @@ def _check_pair(
     fix: str,
     password: str = "",
 ) -> Finding:
-    """Check a certificate as `_check_certificate`, and that the key, which `password` decrypts, is
-    its own.
+    """Check a certificate's dates, and that the private key belongs to it. `password`: passphrase
+    of the key. `name`, `key_name`: settings that name the files. `fix`: remedy in the finding.
     """
     found = _check_certificate(subject, certificate, name, fix)
     if found.refused:
@@ -130,8 +132,8 @@ def _check_pair(
 def _check_certificate(
     subject: str, file: Path, name: str, fix: str, *, is_bundle: bool = False
 ) -> Finding:
-    """Check the dates of the first certificate in a file; in a bundle of authorities, the dates of
-    the certificate that is valid longest.
+    """Check the validity dates of the first certificate in a file. In a bundle of authorities,
+    check the certificate that is valid longest.
     """
     now = dt.datetime.now(dt.UTC)
     try:

@@ -1,4 +1,6 @@
-"""The commands status, config and checkpoint, which start no process of the fleet."""
+"""Implementation of `fleet status`, `fleet config` and `fleet checkpoint`, which start no process
+of the fleet.
+"""
 
 import asyncio
 import json
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 WORKER_FIELDS = ("id", "role", "host", "pid", "started_us", "lease_left_s", "running", "capacity")
-"""Fields of a worker in the JSON of `fleet status`."""
+"""Fields of a worker in the JSON output of `fleet status`."""
 
 checkpoint_app = typer.Typer(name="checkpoint", no_args_is_help=True)
 
@@ -78,7 +80,7 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
 
 
 async def _follow(client: "FleetClient", state: "FleetState", console: "Console") -> None:
-    """Redraw the state until interrupted."""
+    """Refresh the tables of `fleet status` on the terminal until Ctrl-C."""
     from rich.live import Live
 
     with Live(_render(state), console=console, refresh_per_second=4) as live:
@@ -89,7 +91,7 @@ async def _follow(client: "FleetClient", state: "FleetState", console: "Console"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetState:
-    """The fleet at one moment, as `fleet status` prints it."""
+    """State of the fleet at one moment, as `fleet status` prints it."""
 
     roles: "tuple[RoleView, ...]"
     workers: "tuple[WorkerView, ...]"

@@ -135,7 +135,9 @@ def _connect(config: Path | None, set_: list[str] | None) -> "Redis":
 
 
 def _parse_argument(argument: str) -> tuple[str, object]:
-    """Return a name and its YAML value; commas separate the values of a list. Raises: BadInput."""
+    """Parse `NAME=VALUE` to the name and its YAML value; commas separate the values of a list.
+    Raises: BadInput.
+    """
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         raise BadInput(

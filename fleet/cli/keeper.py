@@ -1,5 +1,5 @@
-"""The keeper of one command: restarts it when it crashes or is killed, and not when it ends with
-status 0. Knows no fleet.
+"""The keeper of a command: restarts it when it crashes or is killed, but not when it ends with
+status 0. Knows nothing about the fleet.
 
 honcho ends all processes when one ends; a keeper outlives the command that it runs.
 """
@@ -24,8 +24,8 @@ CANNOT_START_S = 60.0
 STABLE_AFTER_S = 10.0
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-"""Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only
-worker cannot be announced.
+"""Longest pause before a restart, well below `lease.no_worker_timeout_s`: if the start of a role's
+only worker cannot be announced, requests wait no longer than that setting.
 """
 LAST_LINES = 5
 ALONE_TIMEOUT_S = 3.0
@@ -37,18 +37,20 @@ UNKNOWN_STATUS = -1000
 """Status of a command whose end was seen, but neither its signal nor its exit status."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WhenDead = Callable[[int, str], Awaitable[bool]]
-"""Called with the pid of a command that died and its signal or exit status; returns True if the
-command had served.
+"""Callback for the death of a command, with its pid and the signal or exit status as text; returns
+True if the command had been serving.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class RestartPolicy:
-    """Decides when a command that ended is restarted. Units: seconds on one monotonic clock.
+    """Decides whether and when a command is restarted after it has ended. Units: seconds on one
+    monotonic clock.
 
-    An error soon after the first start means that the command cannot start, unless it was killed or
-    has `served`. After any later death it is restarted, without end; the pauses double up to a
-    bound, and are short again after `STABLE_AFTER_S` of running.
+    If the first run ends with an error after less than `CANNOT_START_S`, the command cannot start
+    and is given up, unless a signal killed it or it has `served`. After any other death it is
+    restarted. The pause doubles from death to death up to `MAX_PAUSE_S`, and is short again after
+    `STABLE_AFTER_S` of running.
     """
 
     first_started_s: float
@@ -57,8 +59,8 @@ class RestartPolicy:
     def pause_s(
         self, exit_status: int, started_s: float, now_s: float, *, served: bool = False
     ) -> float | None:
-        """Return the seconds until the next start, or None to give up. Negative statuses are
-        signals, as in `subprocess`.
+        """Return the seconds until the next start, or None to give up. `exit_status` is as in
+        `subprocess`, negative for a signal; `started_s`: start of the run that ended.
         """
         failed_at_once = (
             exit_status > 0
@@ -72,8 +74,8 @@ class RestartPolicy:
 
 
 class KeeperOutput(Protocol):
-    """Destination of a command's lines and of the keeper's messages. `line` is called from a thread
-    of its own.
+    """Destination of a command's output lines and of the keeper's own messages. `line` is called
+    from a separate thread.
     """
 
     def line(self, line: bytes) -> None: ...
@@ -82,7 +84,7 @@ class KeeperOutput(Protocol):
 
 
 class StartAnnouncer(Protocol):
-    """Announces the starts of a command to clients that wait for it."""
+    """Announces the starts of a worker, so that requests wait for it and do not fail."""
 
     def begin(self, pause_s: float, *, stopped: bool = False) -> None: ...
     def spawned(self, pid: int) -> None: ...
@@ -90,7 +92,7 @@ class StartAnnouncer(Protocol):
 
 
 class ChildProcess(Protocol):
-    """A running command."""
+    """A running process of a command."""
 
     @property
     def pid(self) -> int: ...
@@ -99,10 +101,10 @@ class ChildProcess(Protocol):
 
 
 class ProcessStarter(Protocol):
-    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that
-    the process dies with the keeper.
+    """Starts `fleet ARGUMENTS` in a process session of its own; the process dies with the keeper.
 
-    `env`: environment of the process; by default the keeper's. Raises: OSError.
+    `output`: file descriptor for its stdout and stderr. `env`: environment of the process; None for
+    the keeper's. Raises: OSError.
     """
 
     async def start(
@@ -112,7 +114,7 @@ class ProcessStarter(Protocol):
 
 
 class NewProcesses:
-    """Starts each command as a new process."""
+    """Process starter that runs each command in a new Python process."""
 
     async def start(
         self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
@@ -134,7 +136,7 @@ class NewProcesses:
 
 
 class TerminalOutput:
-    """Prints to the standard output of this process."""
+    """Keeper output that prints to the standard output of this process."""
 
     def line(self, line: bytes) -> None:
         sys.stdout.buffer.write(line)
@@ -151,9 +153,10 @@ class TerminalOutput:
 class Keeper:
     """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
 
-    `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis
-    stops last, so that the other processes can deregister. `when_dead` is called first after each
-    death. `starts` announces each start before it begins, and `starter` performs it.
+    `alone`: check that must be True before the command is stopped; the wait for it is bounded.
+    Redis has such a check, so that it stops last and the other processes can deregister.
+    `when_dead`: called first after each death. `starts`: announces each start before it begins.
+    `starter`: performs the start.
     """
 
     arguments: list[str]
@@ -172,7 +175,9 @@ class Keeper:
         return " ".join(argument for argument in self.arguments[:2] if not argument.startswith("-"))
 
     async def run(self) -> int:
-        """Return the exit status to end with."""
+        """Run the command until `stop` is set or it cannot start; return the exit status for the
+        keeper.
+        """
         try:
             return await self._run_repeatedly()
         finally:
@@ -216,16 +221,16 @@ class Keeper:
             await self.starts.end(failed=failed)
 
     def _report_death(self, event: str, *, error: bool = False) -> None:
-        """Report a death and the last lines in one message: they are hard to find among the lines
-        of other processes.
+        """Print a death and the command's last output lines as one message, since those lines are
+        hard to find among the output of other processes.
         """
         last = [f"  {line.decode('utf-8', 'replace').rstrip()}" for line in self._last_lines]
         lines = f"; its last lines:\n{chr(10).join(last)}" if last else ""
         self.output.say(f"{self.name} {event}{lines}", error=error)
 
     async def _run_once(self) -> int:
-        """Run the command once, in a session of its own: signals to this process group do not reach
-        it. Return its status.
+        """Run the command once and return its exit status. The command has a process session of its
+        own, so signals to the keeper's process group do not reach it.
         """
         self._last_lines.clear()
         read_end, write_end = os.pipe()
@@ -271,8 +276,8 @@ class Keeper:
     async def _unless_stopped(
         self, starting: Coroutine[Any, Any, ChildProcess]
     ) -> ChildProcess | None:
-        """Return the started process, or None if the keeper was stopped before: a start may wait
-        for the fork server.
+        """Wait for a start and return its process, or None if the keeper is stopped first: a start
+        through the fork server may take long.
         """
         started = asyncio.create_task(starting)
         stopped = asyncio.create_task(self.stop.wait())
@@ -301,11 +306,11 @@ class Keeper:
 
 
 def use_one_thread() -> None:
-    """Make the blocking calls of the running event loop share one thread: the calls of a keeper
+    """Limit the running event loop's executor to one thread, since the blocking calls of a keeper
     never overlap.
 
-    The default pool would grow to its limit, since it starts a thread for a call that comes before
-    the last thread is known to be idle.
+    The default executor would grow to its limit: it starts a thread whenever a call arrives before
+    the previous thread is known to be idle.
     """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
@@ -320,8 +325,8 @@ def kill_all(pid: int) -> None:
 
 
 def cause_of(status: int) -> str:
-    """Return the name of the signal, or the exit status, for a status of `subprocess`. Real-time
-    signals have no name.
+    """Return the signal's name, or the exit status, as text. `status` is as in `subprocess`;
+    real-time signals have only a number.
     """
     if status == UNKNOWN_STATUS:
         return "an unknown cause"

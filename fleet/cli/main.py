@@ -1,5 +1,5 @@
-"""Entry point of the `fleet` command: its subcommands; each known error becomes one line on
-stderr.
+"""Entry point of the `fleet` command and its list of subcommands. Prints each known error as one
+line on stderr.
 """
 
 import logging

@@ -30,19 +30,20 @@ from fleet.cli.keeper import STOP_SIGNALS, ProcessStarter, kill_all, use_one_thr
 from fleet.cli.supervise import open_keeper
 
 SYSTEM = "system"
-"""The name under which the manager prints lines of its own."""
+"""Process name under which the manager prints its own lines."""
 PREDECESSOR_TIMEOUT_S = 5.0
 POLL_S = 0.1
 KILL_AFTER_S = 5.0
-"""Time from the first end to the kill of the commands that are still running: what honcho
-grants.
+"""Time after the first process ended until the commands still running are killed; equal to
+honcho's.
 """
 
 _fork = multiprocessing.get_context("fork")
 
 
 class KeeperProcess:
-    """Keeper in a forked process, and its state as its messages report it to the manager.
+    """A keeper that runs in a forked process, and its state according to its messages to the
+    manager.
 
     `pid`: process of the command. `status`: exit status of the keeper, once it has ended.
     """
@@ -69,8 +70,8 @@ class KeeperProcess:
         self._watched, self._held = pipe
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
-        """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is
-        ended first.
+        """Start the keeper in a forked process. `predecessor`: pid of the command left by a keeper
+        that was killed; the command is ended first.
         """
         self._messages = messages
         self._predecessor = predecessor
@@ -133,8 +134,8 @@ class KeeperProcess:
 
 
 def _end(pid: int) -> None:
-    """Wait for the end of a lost keeper's command: where there is no parent-death signal, it is
-    still running.
+    """Wait for the end of the command whose keeper was killed. Where there is no parent-death
+    signal, kill it first.
     """
     if sys.platform != "linux":
         kill_all(pid)
@@ -144,10 +145,10 @@ def _end(pid: int) -> None:
 
 class FleetManager:
     """Runs commands, each with a keeper, until a signal arrives or a command ends for good; then
-    all are stopped.
+    stops all.
 
     `culprit`: name of the process whose end stopped the fleet; None after a signal. `when_started`:
-    called once, when all run.
+    called once, when all commands run.
     """
 
     def __init__(self, redis_url: str, when_started: Callable[[], None]) -> None:
@@ -166,7 +167,7 @@ class FleetManager:
     def keep(
         self, name: str, arguments: list[str], env: Mapping[str, str], starter: ProcessStarter
     ) -> None:
-        """Run `fleet ARGUMENTS` as process `name` once `loop` is called."""
+        """Add a command: `loop` will run `fleet ARGUMENTS` under the process name `name`."""
         self._keepers[name] = KeeperProcess(
             name,
             arguments,
@@ -179,7 +180,7 @@ class FleetManager:
         self._printer.width = max(self._printer.width, len(name))
 
     def loop(self) -> None:
-        """Start all processes; return once all have ended and their output is printed."""
+        """Start all processes; return once they have ended and their output is printed."""
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._note_signal)
         for keeper in self._keepers.values():
@@ -215,7 +216,7 @@ class FleetManager:
         return True
 
     def _check_keepers(self) -> None:
-        """Replace keepers that were killed: those could not report their end."""
+        """Replace keepers that were killed, and so could not report their end."""
         for keeper in self._keepers.values():
             status = keeper.exit_status
             if keeper.status is not None or status is None or status == 0:
@@ -230,8 +231,8 @@ class FleetManager:
             keeper.fork(self._messages, predecessor=keeper.pid)
 
     def _report_start(self) -> None:
-        """Call `when_started` once: only now, because a thread started earlier could hold a lock
-        while this process forks.
+        """Call `when_started` once all commands run, not earlier: a thread that the callback starts
+        could hold a lock while this process forks.
         """
         if not self._has_started and all(
             keeper.pid is not None for keeper in self._keepers.values()
@@ -273,8 +274,8 @@ class FleetManager:
         self._write(Message(type="line", data=text, time=datetime.now(), name=SYSTEM, colour=None))
 
     def _write(self, message: Message) -> None:
-        """Print until the reader is gone (`fleet up | head`): that stops the fleet, and the rest is
-        dropped.
+        """Print a message. If stdout's reader is gone (`fleet up | head`), stop the fleet and drop
+        all further output.
         """
         try:
             self._printer.write(message)

@@ -1,7 +1,5 @@
-"""Checks of `fleet doctor` that use the network: Redis, NIXL, transfers and listeners of listed
-workers.
-
-Each has a time limit.
+"""Network checks of `fleet doctor`, each with a time limit: Redis, NIXL, reads from listed workers,
+and listening sockets. A listed worker is one registered in Redis.
 """
 
 import socket
@@ -30,7 +28,7 @@ from fleet.worker.process.peers import NETWORK_REACH, PeerAccess, read_peer_acce
 
 REDIS_LIMIT_S, NIXL_LIMIT_S = 20.0, LIMIT_S + 5.0
 MAX_PEERS = 64
-"""Number of listed workers that are read at most, since each read needs an agent."""
+"""Largest number of listed workers from which a NIXL read is tried; each read needs an agent."""
 NIXL_FIX = (
     "install nixl (`pip install nixl`; its libraries need Linux), or set transfer.kind: redis"
 )
@@ -42,8 +40,9 @@ READ_FIX = (
 
 
 def limited(check: Check, subject: str, limit_s: float) -> Check:
-    """Return a check that is refused if it does not end within `limit_s`: a name server or a
-    firewall may never answer.
+    """Return `check` with a time limit of `limit_s`: a check that exceeds it yields a refusal,
+    since a name server or a firewall may never answer. `subject`: name of the check in that
+    refusal.
     """
 
     def run(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
@@ -77,7 +76,9 @@ def redis_url(config: FleetConfig, settings: EnvironmentSettings) -> str:
 
 
 def is_started(config: FleetConfig, settings: EnvironmentSettings) -> bool:
-    """Return False if the deployment's own Redis has no socket: it is not running."""
+    """Return True if the deployment's Redis may be running; False if the embedded Redis has no
+    socket.
+    """
     return (
         settings.redis_url is not None
         or Path(unquote(urlsplit(redis_url(config, settings)).path)).exists()
@@ -87,7 +88,9 @@ def is_started(config: FleetConfig, settings: EnvironmentSettings) -> bool:
 def check_redis(
     config: FleetConfig, settings: EnvironmentSettings, *, measured: bool = True
 ) -> Iterator[Finding]:
-    """Check the Redis of the deployment. Its own one may not be started yet."""
+    """Check the deployment's Redis; an embedded Redis may not be running yet. `measured`: whether
+    to measure latency too.
+    """
     if is_started(config, settings):
         url = redis_url(config, settings)
         yield from check_server(
@@ -102,7 +105,7 @@ def check_redis(
 
 
 def check_nixl(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check that NIXL reads memory on this host, and the memory of the listed workers that this
+    """Check that NIXL can read memory on this host, and the memory of the listed workers that this
     host may read.
     """
     if config.transfer.kind == "redis":
@@ -167,8 +170,8 @@ def _check_bind(address: str) -> Finding:
 def _read_peers(
     config: FleetConfig, settings: EnvironmentSettings, access: PeerAccess
 ) -> tuple[dict[str, ProbePeer], dict[str, str]]:
-    """Return the listed workers that this host may read, and their hosts; none while Redis is away,
-    which its check shows.
+    """Return the NIXL address of each listed worker that this host may read, by worker id, and the
+    workers' hosts. Returns {} and {} if Redis is unreachable, which `check_redis` reports.
     """
     if not is_started(config, settings):
         return {}, {}
@@ -192,8 +195,8 @@ def _read_peers(
 
 
 def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """List the network sockets of this host at which listed workers and gateways accept
-    connections.
+    """List the network sockets on which workers and gateways of this host, as listed in Redis,
+    accept connections.
     """
     if not is_started(config, settings):
         return
@@ -218,8 +221,8 @@ def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Itera
 
 
 def _addresses_of(pid: int) -> list[str] | None:
-    """Return the addresses at which a process listens; None if it has ended, or is another
-    user's.
+    """Return the addresses at which a process listens; None if the process has ended or belongs to
+    another user.
     """
     try:
         found = psutil.Process(pid).net_connections("inet")
@@ -230,7 +233,9 @@ def _addresses_of(pid: int) -> list[str] | None:
 
 
 def _may_read(worker: WorkerId, record: dict[str, bytes], access: PeerAccess) -> bool:
-    """Return True for a worker whose memory a worker of this host would read."""
+    """Return True if a worker on this host would read the memory of this listed worker. `record`:
+    the worker's registration in Redis.
+    """
     if not record.get("transfer") or not number(record, "registered_address"):
         return False
     if access.secret is not None and not access.secret.verifies(worker, record):
@@ -248,4 +253,4 @@ NETWORK_CHECKS: tuple[Check, ...] = (
 QUICK_REDIS_CHECK: Check = limited(
     partial(check_redis, measured=False), "Redis server", REDIS_LIMIT_S
 )
-"""Checks of a Redis that is there before the fleet is started, without the latency."""
+"""Check, without latency measurement, of a Redis that runs before the fleet is started."""

@@ -1,4 +1,4 @@
-"""Options that the commands share."""
+"""Command-line options shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -38,12 +38,12 @@ ReadOnly = Annotated[
 
 
 def with_read_only(overrides: list[str] | None, read_only: bool) -> list[str] | None:
-    """Return the overrides, with the one for `--read-only` if it is set."""
+    """Return the `--set` overrides, with one added for `--read-only` if that option is given."""
     return [*(overrides or ()), "web.read_only=true"] if read_only else overrides
 
 
 def passed_on(config_file: Path | None, overrides: list[str] | None) -> list[str]:
-    """Return the shared options as arguments of a command line."""
+    """Return `--config` and `--set` arguments for a child command line."""
     arguments = ["--config", str(config_file)] if config_file else []
     for override in overrides or ():
         arguments += ["--set", override]

@@ -142,8 +142,8 @@ def demo(
 
 @contextmanager
 def _pocket_extra() -> Iterator[None]:
-    """Import inside the block. Raises: ConfigError if a library of the extra `pocket` is
-    missing.
+    """Context in which a failed import becomes an error about the extra. Raises: ConfigError if a
+    library of the extra `pocket` is missing.
     """
     try:
         yield

@@ -1,5 +1,5 @@
-"""The part of `fleet status` about divided models: a table for each route, and the span workers in
-none.
+"""Part of `fleet status` about divided models: a table for each route, and a line for each span
+worker without a route.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,9 @@ LEGEND = (
 
 
 def route_tables(spans: SpanRoutes) -> "Iterator[RenderableType]":
-    """Yield nothing for a fleet without divided models."""
+    """Yield a title and a table per route, a legend, and a line per span worker that belongs to no
+    route. Yields nothing for a fleet without divided models.
+    """
     for route in spans.routes:
         yield from (*_title(route), _table(route))
     if spans.routes:
@@ -62,7 +64,9 @@ def _table(route: RouteView) -> "Table":
 
 
 def _cells(hop: HopView, longest_us: int) -> "tuple[Text, ...]":
-    """Return cells of two lines each."""
+    """Return the table cells of a process in a route, each with two lines. `longest_us`: longest
+    step time of the route, which fills the bar.
+    """
     from rich.text import Text
 
     if not hop.worker:
@@ -80,8 +84,8 @@ def _cells(hop: HopView, longest_us: int) -> "tuple[Text, ...]":
 
 
 def _bar(hop: HopView, longest_us: int) -> str:
-    """Return a bar of the times of a pass, each rounded up to where it ends, so that the whole is
-    as long as their sum.
+    """Return a bar of a process's computing, waiting and sending time in a step. Cumulative times
+    are rounded, so the bar's length is the rounded sum.
     """
     bar, spent_us = "", 0
     for mark, us in (("█", hop.computed_us), ("▒", hop.waited_us), ("░", hop.sent_us)):
@@ -91,7 +95,7 @@ def _bar(hop: HopView, longest_us: int) -> str:
 
 
 def duration(us: int | None) -> str:
-    """Return microseconds with three digits: `830 us`, `1.25 ms`, `12.3 s`; `-` for None."""
+    """Format microseconds with three digits: `830 us`, `1.25 ms`, `12.3 s`; `-` for None."""
     if us is None:
         return "-"
     for unit, size in (("s", 1e6), ("ms", 1e3)):

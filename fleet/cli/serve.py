@@ -149,7 +149,8 @@ def web(
 
 
 def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None = None) -> int:
-    """Keep a registered command running, and fence it when it dies, before its lease lapses.
+    """Keep a registered command running; when it dies, fence it immediately, before its lease
+    lapses. Return the exit status.
 
     `role`: role of a worker, whose requests wait while it is restarted.
     """
@@ -161,7 +162,7 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None
 
 
 def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
-    """Run one worker in this process, announced to waiting clients while it loads."""
+    """Run a worker in this process. While it loads, waiting clients see it as starting."""
     os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
     from fleet.control.starting import StartAnnouncement
 
@@ -190,7 +191,7 @@ def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
 
 
 def _await_redis(deployment: Deployment) -> None:
-    """Wait for Redis, which may be starting too. Raises: RedisUnreachable after about ten
+    """Wait for Redis, which may still be starting. Raises: RedisUnreachable after about ten
     seconds.
     """
     from fleet.control.connect import connect
@@ -199,8 +200,8 @@ def _await_redis(deployment: Deployment) -> None:
 
 
 def idle(line: str) -> None:
-    """Print the reason, then wait for a stop signal: the end of one Procfile process ends the
-    others.
+    """Print `line`, then wait for a stop signal. Used when there is nothing to run, since the end
+    of one Procfile process would end the others.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     print(line, flush=True)

@@ -80,8 +80,8 @@ def _print(done: str, num_rows: int, file: Path, began_s: float) -> None:
 
 
 def _stage_of(deployment: Deployment, given: str | None) -> StageName:
-    """Return the stage. Raises: BadInput if the graph has several language stages and none is
-    given, or no such one.
+    """Return the language stage of the conversation: `given`, or the only one. Raises: NotFound if
+    `given` is no language stage; BadInput if `given` is None and the graph has several.
     """
     stages = [
         stage.name

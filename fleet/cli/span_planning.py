@@ -1,5 +1,5 @@
-"""The plan of `fleet spans plan`: sizes of the model, division by memory, and what would make a
-model fit that does not.
+"""Plan of `fleet spans plan`: the model's sizes, the division of its layers by memory, and remedies
+if the model does not fit.
 
 Imports torch, for the shapes of the model; reads no weight.
 """
@@ -22,11 +22,11 @@ from fleet.stages.span_sizes import pass_buffer_bytes, process_sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """The stage to divide, and the memory of the processes in bytes, the anchor's first.
+    """Inputs of a plan: the stage to divide, and the memory budget of each process.
 
-    `num_pages`: pages of the KV pool. `kv_pages`: number in the deployment file, None if the
-    file has no number. `changed`: keys of the deployment that options replace. `keep_bytes`,
-    `window`: see `PassLimits`.
+    `budgets`: bytes per process, the anchor's first. `num_pages`: pages of the KV pool. `kv_pages`:
+    number of pages in the deployment file, None if the file sets none. `changed`: deployment keys
+    that command-line options replace. `keep_bytes`, `window`: see `PassLimits`.
     """
 
     graph: str
@@ -42,7 +42,7 @@ class PlanRequest:
 
     @property
     def head_on_anchor(self) -> bool:
-        """True if only the anchor can have the output head."""
+        """True if only the anchor can have the model's output head."""
         return not self.stage.span_head
 
     @property
@@ -65,7 +65,9 @@ class PlanRequest:
 
     @property
     def min_pages(self) -> int:
-        """The fewest pages that hold the longest request of the deployment's limits."""
+        """Smallest number of KV pages that holds the longest request within the deployment's
+        limits.
+        """
         return -(-self.options.min_positions // self.options.own.page_size_tokens)
 
     def divide(self, sizes: ModelSizes) -> SpanPlan:
@@ -80,11 +82,11 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadePlan:
-    """The division, with the sizes it was made from. `headers`: headers of the checkpoint's weight
-    files, None if there are none.
+    """A plan of the division, with the request and the model sizes that it was made from.
 
-    If it does not fit: `further_worker_bytes`, see the function of this name; `remedies`: changes
-    each of which alone is enough.
+    `headers`: headers of the checkpoint's weight files, None if there are none. If the model does
+    not fit, `further_worker_bytes` is the memory of one more worker with which it would fit, or
+    None; `remedies`: changes each of which alone makes it fit.
     """
 
     request: PlanRequest
@@ -96,8 +98,8 @@ class MadePlan:
 
 
 def make_plan(request: PlanRequest) -> MadePlan:
-    """Divide the layers. Raises: ConfigError for more processes than layers, and for weight files
-    that contradict config.json.
+    """Divide the stage's layers by the requested memory; find remedies if they do not fit. Raises:
+    ConfigError for more processes than layers, and for weight files that contradict config.json.
     """
     dtype = DTYPES[request.options.dtype]
     sizes = _read_sizes(request, dtype)
@@ -157,8 +159,8 @@ def _buffers(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int
 
 
 def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
-    """Return the largest smaller number of KV pages with which the model fits; 0 if it fits with
-    none.
+    """Return the largest number of KV pages, below the requested number, with which the model fits;
+    0 if it does not fit with any.
     """
     page = request.options.own.page_size_tokens
     position_bytes = sizes.kv_bytes // (request.num_positions + page)
@@ -180,7 +182,9 @@ def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> i
 
 
 def _remedies(request: PlanRequest, further: int | None, max_pages: int) -> list[str]:
-    """Return the changes each of which alone makes the model fit."""
+    """Return descriptions of changes, each of which alone makes the model fit. `further`: memory of
+    a further worker, if one would suffice. `max_pages`: see `_max_pages`.
+    """
     found: list[str] = []
     options, name = request.options, request.stage.name
     if further is not None:

@@ -1,5 +1,5 @@
-"""The output of `fleet spans plan`: a table, the lines of the deployment file, and what lacks; or
-one JSON object.
+"""Output of `fleet spans plan`: a table, the lines of the deployment file and the missing bytes
+with remedies; or one JSON object.
 """
 
 import json
@@ -13,7 +13,7 @@ from fleet.lab.report.tables import bar_of, table_of
 from fleet.spans.protocol.plan import PlannedSpan
 
 WIDTH = 110
-"""Columns of the table where the output is no terminal."""
+"""Width of the table in columns if the output is not a terminal."""
 
 
 def print_plan(made: MadePlan) -> None:
@@ -84,8 +84,8 @@ def plan_as_json(made: MadePlan) -> str:
 
 
 def _named_spans(made: MadePlan) -> Iterator[tuple[str, PlannedSpan]]:
-    """Yield the spans in the order of the layers, each with the name of its process; workers are
-    numbered from 1.
+    """Yield each process name of the plan and its span, in layer order; workers are numbered from
+    1.
     """
     number = 0
     for each in made.plan.spans:
@@ -137,8 +137,8 @@ def _result_lines(made: MadePlan) -> Iterator[str]:
 
 
 def _configuration(made: MadePlan) -> Iterator[str]:
-    """Yield the lines of YAML that divide the layers, with settings that the plan depends on and
-    the deployment does not have.
+    """Yield YAML lines that divide the layers, and the settings that the plan assumes but the
+    deployment file lacks.
     """
     request = made.request
     for key, value in request.changed.items():
@@ -170,7 +170,9 @@ def _missing_lines(made: MadePlan) -> Iterator[str]:
 
 
 def _least_budgets(made: MadePlan) -> str:
-    """Return the remedy by larger budgets, of those processes that lack memory in this division."""
+    """Return a remedy text with the larger budget that each process needs, for the processes that
+    lack memory in this division.
+    """
     wanted = [
         f"{name} at least {format_byte_size(each.num_bytes)}"
         for name, each in _named_spans(made)

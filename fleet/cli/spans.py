@@ -134,7 +134,9 @@ def _request(
     anchor_is_last: bool,
     positions: int | None,
 ) -> "PlanRequest":
-    """Resolve the options. Raises: ConfigError naming the option or field."""
+    """Return the plan's inputs from the command's options and the deployment. Raises: ConfigError
+    naming the option or field.
+    """
     from fleet.cli.span_planning import PlanRequest
     from fleet.stages.builders import build_options
 

@@ -1,5 +1,5 @@
-"""Keepers of the fleet's commands, and what they call in Redis: fence a process that died, announce
-a starting process, count other clients.
+"""Keepers of the fleet's commands and their calls to Redis: fencing a process that died, announcing
+a process that starts, counting other clients.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from fleet.core.log_labels import Labels
 FENCE_TIMEOUT_S = 2.0
 PYTHON_START_S = 20.0
 REDIS_START_S = 5.0
-"""Time that a Redis takes which `fleet up` or honcho starts beside the keeper, on a busy
-machine.
+"""Time within which a Redis started at the same time by `fleet up` or honcho is reachable, on a
+busy machine.
 """
 
 REDIS, WORKER = "redis", "worker"
 REGISTERED = (WORKER, "web", "conductor")
-"""Commands that hold a right in Redis, which is fenced when they die."""
+"""Commands whose processes register in Redis and are fenced when they die."""
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 async def keep(
     arguments: list[str], redis_url: str | None, starter: ProcessStarter | None = None
 ) -> int:
-    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with.
-    `redis_url` is None for a command that uses no Redis.
+    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status for the
+    keeper. `redis_url`: address of Redis, None for a command that does not use it.
     """
     use_one_thread()
     stop = asyncio.Event()
@@ -66,8 +66,11 @@ def open_keeper(
     output: KeeperOutput | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Keeper:
-    """Return the keeper of `fleet ARGUMENTS`, with the calls to Redis that the command needs: Redis
-    itself stops last, a registered process is fenced, and starts of workers are announced.
+    """Return the keeper of `fleet ARGUMENTS`, with its callbacks to Redis: Redis itself is stopped
+    last, registered processes are fenced after death, and starts of workers are announced.
+
+    `stop`: event that ends the keeper. `redis_url`: address of Redis, None for a command that does
+    not use Redis.
     """
     keeper = Keeper(
         arguments=arguments, stop=stop, output=output or TerminalOutput(), env=env, starter=starter
@@ -86,10 +89,10 @@ def open_keeper(
 
 
 def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
-    """Return a `Keeper.when_dead` for a `process` (worker, web or conductor): it fences what died
-    and logs the death.
+    """Return a `Keeper.when_dead` callback that fences a dead process in Redis and logs its death.
+    `process`: worker, web or conductor. `role`: role of a worker.
 
-    `role` is what a worker serves. While Redis is unreachable, the lease has to lapse instead.
+    While Redis is unreachable nothing is fenced, and the rights end when their lease lapses.
     """
 
     async def fence(pid: int, cause: str) -> bool:
@@ -108,13 +111,13 @@ def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
 
 
 def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str = "") -> bool:
-    """Fence every worker and gateway that process `pid` of this host registered, and end its lead
-    if it was the leader.
+    """Fence every worker and gateway that process `pid` of this host registered, and end its
+    leadership if it is the leading conductor.
 
-    Returns True if it had registered any and its death was not handled before. Ids are never
-    reused, so a new process of the same pid is not fenced. If two hosts have one name, a living
-    worker may be fenced for a dead one; it registers again, as after any lapse. The death is logged
-    by the script that fences, or here.
+    Return True if the process was registered and its death was not handled before. Ids are never
+    reused, so a new process with the same pid is not fenced. If two hosts have the same name, a
+    living worker may be fenced instead of a dead one; it registers again, as after any lapse. The
+    death is logged by the fencing script, or by this function.
     """
     if _is_running(pid):
         return False
@@ -154,18 +157,19 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
 
 
 def _of_process(workers: object, place: tuple[str, int]) -> list[WorkerId]:
-    """Return the worker ids in a reply of Redis that belong to the process."""
+    """Return the worker ids in a Redis reply that belong to one process. `place`: host name and
+    pid.
+    """
     return [worker for worker in worker_ids(workers) if place_of(worker) == place]
 
 
 class WorkerStarts:
-    """Announces each start of a kept worker, from the death of its predecessor until the new
-    process announces itself.
+    """Announces each start of a kept worker in Redis, from the death of its predecessor until the
+    new process announces itself.
 
-    Announcements are sent in the background as soon as Redis answers; no start waits for them.
-    Unless the new process renews an announcement, it lapses `PYTHON_START_S` after the start, so
-    that a keeper that died announces nothing. Until the process exists, the announcement is
-    repeated.
+    Announcements are sent in the background as soon as Redis answers; no start waits for them. An
+    announcement is repeated until the process exists, and lapses `PYTHON_START_S` after the start
+    unless the process renews it: a keeper that has died announces nothing.
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
@@ -178,11 +182,11 @@ class WorkerStarts:
         self._outage = Outage(f"the announcement of a start of {role}", quiet_s=REDIS_START_S)
         self._announcing: asyncio.Task[None] | None = None
         self._sender = ThreadPoolExecutor(1)
-        """One thread, so that an announcement cannot overtake the end."""
+        """A single thread, so that an announcement cannot overtake its withdrawal."""
 
     def begin(self, pause_s: float, *, stopped: bool = False) -> None:
-        """Announce a start in `pause_s`. `stopped`: the previous worker was stopped and did not
-        fail.
+        """Announce a start that begins in `pause_s`. `stopped`: whether the previous worker was
+        stopped by a signal, as opposed to having failed.
         """
         self._stop()
         self._number, self._stopped = self._number + 1, stopped
@@ -195,7 +199,7 @@ class WorkerStarts:
         self._child = place_here(pid)
 
     async def end(self, *, failed: bool) -> None:
-        """Withdraw the announcement. `failed`: the last start counts as a failed one."""
+        """Withdraw the announcement. `failed`: whether the last start counts as failed."""
         self._stop()
         await self._send(
             scripts.end_start(self._role, self._place, child=self._child, failed=failed)
@@ -226,7 +230,9 @@ class WorkerStarts:
             await asyncio.sleep(pause_s)
 
     async def _send(self, call: scripts.Call) -> float:
-        """Return the pause before the call may be sent again, in seconds; 0 if it was sent."""
+        """Send a call to Redis. Return 0 if it was sent, else the pause in seconds before the next
+        try.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._sender, self._call, call)
 
     def _call(self, call: scripts.Call) -> float:
@@ -240,7 +246,7 @@ class WorkerStarts:
 
 
 def _is_running(pid: int) -> bool:
-    """Return True if the process runs; a zombie does not."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -248,8 +254,8 @@ def _is_running(pid: int) -> bool:
 
 
 def make_alone_check(redis_url: str) -> Callable[[], Awaitable[bool]]:
-    """Return a check that is True if the caller is the only client of the server, or the server
-    does not answer.
+    """Return an async check for Redis's keeper: True if the check itself is the only client of the
+    server, or the server does not answer.
     """
 
     async def alone() -> bool:

@@ -1,5 +1,5 @@
-"""`fleet up`: all processes of a deployment on this machine, from one command. Knows no stage; the
-graph names them.
+"""`fleet up`: runs all processes of a deployment on this machine. Takes the stages from the
+graph.
 """
 
 import http.client
@@ -90,15 +90,15 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
 
 
 def _check_peers(config: FleetConfig) -> None:
-    """Check what each worker checks when it starts. Raises: ConfigError."""
+    """Check the transfer settings once, as each worker does when it starts. Raises: ConfigError."""
     from fleet.worker.process.peers import read_peer_access
 
     read_peer_access(config)
 
 
 def _check_redis(deployment: Deployment) -> None:
-    """Check Redis and the ports before anything is started. Raises: RedisUnreachable,
-    ConfigError.
+    """Check the connection to Redis, and the ports, before any process starts. Raises:
+    RedisUnreachable, ConfigError.
     """
     from fleet.control.connect import connect
     from fleet.control.server import find_server, lock_data_dir, require_free_port
@@ -116,7 +116,9 @@ def _check_redis(deployment: Deployment) -> None:
 
 
 def _resolve(deployment: Deployment) -> FleetConfig:
-    """Resolve what all processes must share: free ports, absolute folders, the checkpoint."""
+    """Return the configuration with the values that all processes must share: free ports, absolute
+    folders, the checkpoint folder.
+    """
 
     config = deployment.config
     web_port, redis_port = free_ports(2)
@@ -135,8 +137,8 @@ def _resolve(deployment: Deployment) -> FleetConfig:
 
 
 def _store(config: FleetConfig) -> Path:
-    """Write the resolved configuration to the data folder and print its values that are not
-    defaults.
+    """Write the resolved configuration to the data folder, print its non-default values, and return
+    the file's path.
     """
     path = secure_data_dir(config) / RESOLVED_NAME
     write_private(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -150,9 +152,10 @@ def _store(config: FleetConfig) -> Path:
 
 
 def _environment(command: str, config_file: Path) -> dict[str, str]:
-    """Return the environment of `fleet COMMAND`, with the secrets that it uses only.
+    """Return the environment of `fleet COMMAND`, with only the secrets that this command uses.
 
-    FLEET_PORT is left out: it is in the file already, unless a --set overrode it.
+    FLEET_PORT is left out, since the configuration file already contains it, unless `--set`
+    overrode it.
     """
     env = {
         key: value
@@ -174,7 +177,7 @@ def _starter_of(arguments: list[str], config: FleetConfig) -> "ProcessStarter":
 
 
 def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:
-    """Return (name, arguments of `fleet`) of each process, in the order of their start."""
+    """Return the name and the `fleet` arguments of each process, in start order."""
     named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
     named.append(("conductor", ["conductor"]))
     for role in config.roles():
@@ -187,7 +190,9 @@ def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[st
 
 
 def reachable(host: str) -> str:
-    """Return an address for clients on this machine, for a host that may mean "all interfaces"."""
+    """Return an address at which clients on this machine reach `host`, which may mean "all
+    interfaces".
+    """
     if host in EVERYWHERE:
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
@@ -202,8 +207,8 @@ def _url_elsewhere(web: WebConfig) -> str:
 
 
 def _report_ready(url: str, elsewhere: str) -> None:
-    """Print when the gateway is ready at `url`. `elsewhere`: gateway address for other devices; ""
-    if they cannot reach it.
+    """Wait until the gateway answers at `url`, then print its address. `elsewhere`: gateway address
+    for other devices; "" if they cannot reach it.
     """
     pause = threading.Event()
     while not _is_ready(url):
@@ -230,8 +235,8 @@ def _is_ready(url: str) -> bool:
 
 
 def _own_gateway_context() -> ssl.SSLContext:
-    """Return a TLS context for this fleet's own gateway, whose certificate may be self-signed or
-    for another name.
+    """Return a TLS context for readiness requests to this fleet's own gateway. Certificates are not
+    verified, since the gateway's may be self-signed or for another name.
     """
     context = ssl.create_default_context()
     context.check_hostname = False

@@ -1,3 +1,3 @@
-"""The conductor. `step` is pure: (state, event) -> (state, commands); `driver` is the one impure
-part. Holds no tensors.
+"""The conductor, the process that decides about requests and tasks. `step` is pure: (state, event)
+-> (state, commands); `driver` has all I/O. Holds no tensors.
 """

@@ -1,5 +1,5 @@
-"""Invariants of every reachable conductor state; checked by the tests and, for changed requests, at
-every tick of the driver.
+"""Invariants of the conductor's state. Tests check all of them; the driver checks changed requests
+at every tick.
 """
 
 from fleet.conductor.state import ConductorState, TaskState
@@ -7,8 +7,8 @@ from fleet.graphs import get_graph
 
 
 def violations(state: ConductorState, checked: ConductorState | None = None) -> list[str]:
-    """Return one sentence per broken invariant; empty if all hold. `checked`: skip the records that
-    this state has too.
+    """Return one sentence per broken invariant; empty if all hold. `checked`: an earlier state that
+    was already checked; requests that have not changed since are skipped.
     """
     found: list[str] = []
     skipped = checked.requests if checked else {}

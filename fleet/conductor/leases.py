@@ -1,9 +1,9 @@
-"""Leases as the leader observes them, on its own monotonic clock. Pure: knows no Redis, and reads
-no clock.
+"""Leases as the leading conductor observes them, on its own monotonic clock. Pure: knows no Redis,
+and reads no clock.
 
 Deadlines are times of Redis's wall clock, which may be set forward or back. So a deadline alone
 proves nothing: a lease lapses when the leader has seen it unrenewed for its whole duration. Units:
-s of the observer's clock, us of Redis's.
+`*_s` are seconds of the leader's clock, `*_us` microseconds of Redis's.
 """
 
 import math
@@ -14,13 +14,15 @@ from fleet.config.schema import RENEWALS
 from fleet.core.ids import WorkerId
 
 STEP_S = 0.1
-"""A smaller difference of two clocks may be their adjustment, and changes no decision."""
+"""Least difference between two clocks, in seconds, that counts as a setting of the clock. A smaller
+difference may be a gradual adjustment.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedLease:
-    """`deadline_us` as the worker last wrote it; `lapses_s`: when the lease lapses unless it is
-    renewed.
+    """A lease as last observed. `deadline_us`: deadline that the worker last wrote. `lapses_s`:
+    time at which the lease lapses unless the worker renews it.
     """
 
     deadline_us: int
@@ -29,8 +31,8 @@ class ObservedLease:
 
 
 class LeaseWatch:
-    """The leases of the listed workers and gateways. A new observer gives each of them its whole
-    duration once more.
+    """Observer of the leases of all listed workers and gateways. A new observer grants every lease
+    its whole duration once more.
     """
 
     def __init__(self) -> None:
@@ -40,10 +42,11 @@ class LeaseWatch:
     def observe(
         self, now_s: float, redis_us: int, leases_us: Mapping[WorkerId, tuple[int, int]]
     ) -> dict[WorkerId, int]:
-        """Record the deadlines and durations that were read at Redis's time `redis_us`; return the
-        deadlines of lapsed leases.
+        """Record the leases that were read from Redis; return the deadlines of lapsed leases, by
+        worker.
 
-        `now_s`: time after the reply.
+        `now_s`: the observer's time after the reply. `redis_us`: Redis's time of the reading.
+        `leases_us`: deadline and duration of each lease.
         """
         elapsed_s, self._observed_s = now_s - self._observed_s, now_s
         before, self._leases = self._leases, {}
@@ -67,8 +70,8 @@ class LeaseWatch:
         }
 
     def due_s(self, now_s: float) -> float:
-        """Return when to observe again: as often as leases are renewed, and when the next of them
-        may lapse.
+        """Return the time of the next observation: when leases are due for renewal, or when the
+        next lease may lapse, whichever is earlier.
         """
         left_s = [
             min(lease.lapses_s - now_s, lease.duration_s / RENEWALS)
@@ -78,29 +81,28 @@ class LeaseWatch:
 
 
 def _age_s(duration_s: float, deadline_us: int, redis_us: int, elapsed_s: float) -> float:
-    """Return how long ago a new deadline was written, by Redis's clock, within limits that hold
-    also if that clock was set.
+    """Return the seconds since a new deadline was written, by Redis's clock.
 
-    It was written since the last observation, and a live worker's latest one is no older than the
-    interval of renewals. So if the clock was set in between, the lease still lasts for all renewals
-    but one.
+    The result is limited by `elapsed_s`, the time since the last observation, and by the interval
+    of renewals. So if Redis's clock was set meanwhile, the lease still lasts for all renewals but
+    one.
     """
     age_s = duration_s - (deadline_us - redis_us) / 1e6
     return min(max(age_s, 0.0), elapsed_s, duration_s / RENEWALS)
 
 
 class ClockComparison:
-    """Comparison of Redis's clock with the observer's, to notice that Redis's was set."""
+    """Comparison of Redis's clock with the observer's, to notice a setting of Redis's clock."""
 
     def __init__(self) -> None:
         self._ahead_s: tuple[float, float] | None = None
 
     def step_s(self, asked_s: float, answered_s: float, redis_us: int) -> float:
-        """Return by how much Redis's clock was set forward since the last call; negative: back;
-        0.0: by less than `STEP_S`.
+        """Return the seconds by which Redis's clock was set forward since the last call; negative
+        if it was set back; 0.0 below `STEP_S`.
 
-        `redis_us` was read between `asked_s` and `answered_s`, so a slow reply is not mistaken for
-        a step.
+        `redis_us`: Redis's time, read between `asked_s` and `answered_s` of the observer's clock,
+        so a slow reply is not mistaken for a setting.
         """
         least, most = redis_us / 1e6 - answered_s, redis_us / 1e6 - asked_s
         before, self._ahead_s = self._ahead_s, (least, most)

@@ -1,5 +1,5 @@
-"""State of the conductor: one record per live request, one per task. A copy of the hashes in Redis,
-never written back.
+"""State of the conductor: one record per live request, and in it one per task. A copy of the hashes
+in Redis, never written back.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """Work of one stage for one request. `alone`: nothing runs beside it. `role`: role to which it
-    was last granted; None before.
+    """Work of one stage on one request. `alone`: True if no other task may run beside it on its
+    worker. `role`: role to which the task was last granted; None before the first grant.
 
     Invariants: a RUNNING task has an owner; a PENDING task has epoch 0.
     """
@@ -40,7 +40,9 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Live request. `ending`: EndRequest was issued, and must not be repeated."""
+    """A live request and its tasks. `outputs`: requested client edges. `ending`: True once
+    EndRequest was issued, which must not be repeated.
+    """
 
     id: RequestId
     graph: str
@@ -55,9 +57,9 @@ class ConductorState:
         default_factory=dict[RequestId, RequestRecord]
     )
     conductor_driven: frozenset[StageName] = frozenset()
-    """Stages whose walk transitions the conductor drives, by configuration."""
+    """Stages whose walk changes the conductor decides, by configuration."""
     first_roles: Mapping[StageName, RoleName] = field(default_factory=dict[StageName, RoleName])
-    """The first role of each stage's tasks."""
+    """Role to which the first grant of a stage's task goes, by stage."""
 
     def task(self, request: RequestId, stage: StageName) -> TaskRecord | None:
         record = self.requests.get(request)

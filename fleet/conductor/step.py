@@ -1,7 +1,7 @@
-"""`step(state, event) -> (state, commands)`: every decision of the conductor. No Redis, clock or
-sleep; idempotent.
+"""`step(state, event) -> (state, commands)`: every decision of the conductor. Uses no Redis, clock
+or sleep; idempotent.
 
-Events of a task with a lower epoch than its record's are late and change nothing.
+An event whose epoch is lower than its task's record is late and changes nothing.
 """
 
 from dataclasses import replace
@@ -15,8 +15,8 @@ from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 MAX_DEATHS = 2
-"""Workers that may die over a task without progress before it runs alone: another task of the batch
-may be the cause.
+"""Number of workers that may die over a task without progress before the task runs alone: until
+then, another task of the batch may be the cause.
 
 The scripts that grant lost tasks follow the same rule (`lose_owner` in `common.lua`).
 """
@@ -24,13 +24,15 @@ Decision = tuple[ConductorState, tuple[Command, ...]]
 
 
 def step(state: ConductorState, event: ev.Event) -> Decision:
-    """Apply one event. Raises: TransitionError if the table has no row for it."""
+    """Apply one event; return the new state and the commands to run. Raises: TransitionError if the
+    table of transitions has no row for the event.
+    """
     return _decide(event, state)
 
 
 @singledispatch
 def _decide(event: ev.Event, state: ConductorState) -> Decision:
-    """Ignore an event that requires no decision."""
+    """Return the state unchanged: the default for events that need no decision."""
     return state, ()
 
 
@@ -53,7 +55,7 @@ def _(event: ev.TaskGranted, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.TaskHandedOff, state: ConductorState) -> Decision:
-    """Record the new role, to which the script has granted the task."""
+    """Record the role to which the script has granted the task."""
     state = _move(state, event, Happened.GRANTED)
     task = _current_task(state, event)
     return state.with_task(event.request, replace(task, role=event.role)) if task else state, ()
@@ -77,8 +79,8 @@ def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.TaskLost, state: ConductorState) -> Decision:
-    """Fail the request of a task that kills its workers alone too. Any other task is granted again
-    by the script that lost it.
+    """Fail the request if its task killed several workers and ran alone on the last. Any other lost
+    task was already granted again by the script.
     """
     task = state.task(event.request, event.stage)
     if task is None or event.epoch < task.epoch:
@@ -154,12 +156,12 @@ def _grant(state: ConductorState, request: RequestId, task: TaskRecord) -> Grant
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
-    """Return the role that the task was last granted to, else the first one of its stage."""
+    """Return the role to which the task was last granted, or the first role of its stage."""
     return task.role or state.first_roles.get(task.stage, RoleName(task.stage))
 
 
 def _current_task(state: ConductorState, event: ev.TaskEvent) -> TaskRecord | None:
-    """Return the task of an event, unless its epoch is another."""
+    """Return the task of an event; None if its epoch is not the event's."""
     task = state.task(event.request, event.stage)
     return task if task is not None and task.epoch == event.epoch else None
 

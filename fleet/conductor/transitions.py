@@ -13,7 +13,7 @@ class Happened(StrEnum):
     FAILED = "failed"
     LOST = "lost"
     REMADE = "remade"
-    """Granted again after its end, to recompute its tensors."""
+    """A finished task was granted again, to recompute its tensors."""
 
 
 H = Happened
@@ -36,7 +36,9 @@ TABLE: dict[tuple[S, Happened], S] = {
 
 
 def next_state(state: S, happened: Happened) -> S:
-    """Return the state that follows. Raises: TransitionError if the table has no row."""
+    """Return the state of a task in `state` after `happened`. Raises: TransitionError if the table
+    has no such row.
+    """
     try:
         return TABLE[state, happened]
     except KeyError as error:

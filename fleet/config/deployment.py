@@ -1,5 +1,5 @@
-"""The configuration that a command works on: its file, its options and FLEET_PORT. Connects to
-nothing.
+"""Choice of the configuration that a command works on: from its file, its `--set` options and
+FLEET_PORT. Connects to nothing.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ def open_config(
     overrides: Sequence[str] | None,
     settings: EnvironmentSettings | None = None,
 ) -> tuple[Path | None, FleetConfig]:
-    """Return the file and the configuration: --set wins over FLEET_PORT, FLEET_PORT over the file.
+    """Return the path of the deployment file and the configuration. Precedence: `--set` options,
+    then FLEET_PORT, then the file.
 
     Raises: ConfigError naming the file or variable, the field and the fix.
     """
@@ -28,8 +29,8 @@ def open_config(
 
 
 def _default_file(overrides: Sequence[str]) -> Path | None:
-    """Return the file of the graph that `--set graph=NAME` names, so that its stages match that
-    graph.
+    """Return the shipped deployment file of the graph that `--set graph=NAME` selects, so that the
+    file's stages match the graph; None if there is no such file.
     """
     graphs = [
         text.removeprefix("graph=").strip() for text in overrides if text.startswith("graph=")

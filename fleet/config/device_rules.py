@@ -16,7 +16,9 @@ from fleet.core.ids import StageName
 
 
 def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
-    """With invariant numerics, "auto" means a CPU and float32."""
+    """Yield an error for each device or dtype other than CPU and float32 if numerics are invariant.
+    `auto` then means a CPU and float32.
+    """
     if config.numerics != "invariant":
         return
     if config.dtype not in ("auto", "float32"):
@@ -65,7 +67,9 @@ def device_lists_are_usable(config: FleetConfig) -> Iterator[Problem]:
 
 
 def shares_fit_their_gpu(config: FleetConfig) -> Iterator[Problem]:
-    """All replicas are assumed to run on one host, which is what `fleet up` starts."""
+    """Yield an error for each GPU whose workers' memory shares add up to more than the GPU. Assumes
+    that all replicas run on one host, as `fleet up` starts them.
+    """
     for gpu, workers in workers_by_gpu(config).items():
         total = configured_shares(workers)
         shared = [placed for placed in workers if placed.share is not None]
@@ -120,8 +124,9 @@ def buffer_device_exists(config: FleetConfig) -> Iterator[Problem]:
 
 
 def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
-    """The halves of a stage copy KV cache without conversion, so both need one dtype. If a device
-    is "auto", the workers compare their dtypes when they join.
+    """Yield an error if the halves of a split stage have different dtypes, since KV cache is copied
+    between them without conversion. If a device is `auto`, the workers compare their dtypes when
+    they join.
     """
     if config.dtype != "auto":
         return

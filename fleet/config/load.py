@@ -35,7 +35,8 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConf
 
 
 def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
-    """Set dotted keys, values parsed as YAML: `stages.NAME.max_batch=8`, `checkpoint=/models/x`.
+    """Set `KEY=VALUE` overrides in a parsed deployment: dotted keys, values parsed as YAML, such as
+    `stages.NAME.max_batch=8` or `checkpoint=/models/x`.
 
     Raises: ConfigError naming the override.
     """
@@ -146,7 +147,9 @@ def _noun(tree: object) -> str:
 
 
 def _refusal(path: Path | None, overrides: tuple[str, ...], problem: Problem) -> ConfigError:
-    """Return the error; it names the override that set the field, or else the file."""
+    """Return the ConfigError for a mistake. The message names the override that set the field, or
+    else the file.
+    """
     keys = [tuple(_parts(text.partition("=")[0])) for text in overrides]
     at = problem.path
     where = (

@@ -12,7 +12,9 @@ _YAML_WORDS = {None: "null", True: "true", False: "false"}
 
 
 def join_path(path: Sequence[str | int]) -> str:
-    """Return `("web", "port")` as the user writes it; a part that is not a plain word is quoted."""
+    """Return a field's path as the user writes it: `("web", "port")` is `web.port`. A part that is
+    not a plain word is quoted.
+    """
     return ".".join(_plain(str(part)) for part in path)
 
 
@@ -50,6 +52,8 @@ def find_nearest(name: object, known: Iterable[str]) -> str | None:
 
 
 def suggest(name: object, known: Iterable[str]) -> str:
-    """Return `; did you mean X?`, or nothing."""
+    """Return `; did you mean X?` for a misspelt name, X being the most similar known name; "" if no
+    name is similar.
+    """
     near = find_nearest(name, known)
     return f"; did you mean {near}?" if near else ""

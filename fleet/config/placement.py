@@ -1,5 +1,5 @@
-"""Placement of workers on devices, and their shares of a GPU's memory, if all replicas run on one
-host. Opens nothing.
+"""Placement of workers on devices, and the workers' shares of GPU memory, assuming that all
+replicas run on one host. Opens no device.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,11 @@ FIRST_GPU = "cuda:0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWorkers:
-    """Workers of one role on one device. `share`: the configured share of each; None: an equal part
-    of the rest.
+    """The workers of one role on one device.
 
-    `has_pages`: they have a KV pool, which fills their share.
+    `number`: how many workers. `share`: configured share of the GPU's memory per worker; None: an
+    equal part of the memory that configured shares leave. `has_pages`: the workers have a KV pool,
+    which fills their share.
     """
 
     role: Role
@@ -32,14 +33,14 @@ class PlacedWorkers:
 
 
 def device_of(config: FleetConfig, own: StageConfig, replica: int) -> str:
-    """Return the device of a stage's replica, counted from 1."""
+    """Return the device of replica `replica`, counted from 1, of the stage with settings `own`."""
     given = own.device or config.device
     return given if isinstance(given, str) else given[(replica - 1) % len(given)]
 
 
 def first_replica(own: StageConfig, role: Role) -> int:
-    """Return the number of a role's first replica among the workers of its stage: span workers come
-    after the anchors.
+    """Return the number of a role's first replica among all workers of its stage, counted from 1.
+    Anchors come first, span workers after them.
     """
     return own.replicas + own.standby + 1 if role.hosts_spans else 1
 
@@ -63,8 +64,8 @@ def place_workers(config: FleetConfig) -> Iterator[PlacedWorkers]:
 
 
 def gpu_of(config: FleetConfig, device: str) -> str | None:
-    """Return the name of the GPU that a device may be; None for a CPU. `auto` may be the first
-    GPU.
+    """Return the name of the GPU that a configured device stands for; None for a CPU. `auto` counts
+    as the first GPU unless numerics are invariant.
     """
     if device == "cpu" or (device == "auto" and config.numerics == "invariant"):
         return None
@@ -82,15 +83,17 @@ def workers_by_gpu(config: FleetConfig) -> dict[str, list[PlacedWorkers]]:
 
 
 def configured_shares(workers: Sequence[PlacedWorkers]) -> float:
-    """Return the sum of the configured shares."""
+    """Return the sum of the memory shares that the configuration sets for these workers; 0.9 is 90
+    % of a GPU.
+    """
     return round(
         sum(placed.number * placed.share for placed in workers if placed.share is not None), 6
     )
 
 
 def default_share(config: FleetConfig, device: str) -> float:
-    """Return the share of a worker without one of its own: an equal part of what the others on its
-    GPU leave; 0 if nothing.
+    """Return the memory share of a worker on `device` that has no configured share: an equal part
+    of what configured shares leave; 0 if nothing is left.
     """
     workers = workers_by_gpu(config).get(gpu_of(config, device) or "", [])
     number = sum(placed.number for placed in workers if placed.share is None and placed.has_pages)
@@ -98,8 +101,9 @@ def default_share(config: FleetConfig, device: str) -> float:
 
 
 def for_role(config: FleetConfig, role: Role, replica: int = 1) -> FleetConfig:
-    """Return the configuration of one worker: its stage's section has the settings of its role, one
-    device and the worker's share of it.
+    """Return the deployment's configuration as worker `replica` (counted from 1) of a role sees it:
+    the section of its stage has the role's settings, a single device, and the worker's memory
+    share.
     """
     own = config.of_role(role)
     device = device_of(config, own, first_replica(own, role) + replica - 1)

@@ -27,7 +27,9 @@ _HINTS: dict[Place, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A mistake at `path`; `message` needs the field before it."""
+    """A mistake in a deployment: `path` is the field, and `message` completes a sentence that
+    begins with the field's name.
+    """
 
     path: Place
     message: str
@@ -40,9 +42,10 @@ class Problem:
 def first_problem(
     error: ValidationError, root: type[BaseModel] = FleetConfig, section: Place = ()
 ) -> Problem:
-    """Return the first mistake in a deployment, in declaration order; unknown keys are last.
+    """Return the first mistake that pydantic found in a deployment, in declaration order; unknown
+    keys come last.
 
-    `root`: the model of what was validated, which is at `section` of the deployment.
+    `root`: pydantic model of the validated part; `section`: path of that part in the deployment.
     """
     first = error.errors()[0]
     loc, kind = first["loc"], first["type"]
@@ -79,7 +82,9 @@ def one_of(names: Sequence[str]) -> str:
 
 
 def _unknown_key(path: Place, model: type[BaseModel]) -> str:
-    """Return the message for the last key of `path`, which `model` does not have."""
+    """Return the message about an unknown key, the last part of `path`. `model`: section that has
+    no such key.
+    """
     key, here = str(path[-1]), tuple(model.model_fields)
     hint = _HINTS.get(path[-2:])
     if hint:
@@ -96,7 +101,9 @@ def _unknown_key(path: Place, model: type[BaseModel]) -> str:
 
 
 def _keys(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Yield every key of a deployment, dotted, with NAME for the names of stages and edges."""
+    """Yield every key of a section and its subsections, dotted, with NAME in place of stage and
+    edge names. `above`: prefix of the keys.
+    """
     for name, field in model.model_fields.items():
         yield above + name
         section, named = _section(field)
@@ -116,8 +123,8 @@ def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
 
 
 def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    """Return the model of a section, and True if the section maps names of the user to that
-    model.
+    """Return the pydantic model of a field that is a section (None for a plain value), and True if
+    the field maps user-chosen names to such sections.
     """
     annotation = field.annotation
     named = get_origin(annotation) is dict

@@ -1,5 +1,5 @@
-"""Roles of a deployment's workers: a whole stage, one half of one whose prefill and decode are
-split, or spans of its layers.
+"""Roles of a deployment's workers: a role serves a whole stage, one half of a split stage, or spans
+of a divided stage's layers.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ SPAN: Final = "span"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A role: the walks of a stage that it serves. After the last of them a task is handed off to
-    role `next`, if there is one.
+    """A role of workers: the stage, and the walks of a task that its workers serve. After the last
+    walk the task is handed off to role `next`, if set.
 
-    `replicas` workers receive tasks; `standby` more are loaded, and each replaces a worker that is
-    lost. `hosts_spans`: workers of the role own no task, and compute layers for the stage's other
-    role. `optional`: no answer needs it; one worker of it is active at a time, and all others stand
-    by.
+    `replicas`: workers that receive tasks. `standby`: additional loaded workers, which replace lost
+    workers. `hosts_spans`: workers own no task, and compute layers for the stage's anchors.
+    `optional`: no answer needs the role; a single worker of it is active at a time, and all others
+    stand by.
     """
 
     name: RoleName

@@ -1,5 +1,6 @@
-"""Rules over several values of a deployment, checked before anything starts. There is one function
-per rule; other modules have the rules of one subject. Knows no process.
+"""Rules that relate several values of a deployment, checked before anything starts, one function
+per rule. Rules about a single subject, such as devices, have modules of their own. Knows no
+process.
 """
 
 import os
@@ -36,7 +37,9 @@ _FAKE_ENGINE_SETTINGS = ("step_ms",)
 
 
 def find_first_problem(config: FleetConfig) -> Problem | None:
-    """Return the first broken rule. A rule may rely on those before it."""
+    """Return the first broken rule as a problem; None if the deployment keeps all rules. Rules run
+    in a fixed order, and a rule may rely on earlier rules.
+    """
     return next((problem for rule in RULES for problem in rule(config)), None)
 
 
@@ -72,8 +75,8 @@ def _unknown_names(
 
 
 def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
-    """A ramp requires kind ramp, except for edges whose items are windows: there it has a meaning
-    with any kind.
+    """Yield an error for each configured ramp without effect: the policy's kind is not `ramp`, and
+    the edge's items are not decoding windows, which always follow the ramp.
     """
     for edge in config.graph_declaration().edges:
         given = config.edges[edge.name].policy if edge.name in config.edges else None
@@ -83,8 +86,10 @@ def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
 
 
 def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
-    """The default numbers of workers are accepted beside a split, because a printed configuration
-    names every default.
+    """Yield an error for each split of a stage without a separate prefill, and for worker counts on
+    a split stage, where the halves have their own.
+
+    Default worker counts are accepted, since a printed configuration names every default.
     """
     for stage in config.graph_declaration().all_stages:
         given = config.stages.get(stage.name)
@@ -155,8 +160,9 @@ def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
 
 
 def cache_keys_are_used(config: FleetConfig) -> Iterator[Problem]:
-    """Default values are accepted on every stage, because a printed configuration names every
-    default.
+    """Yield an error for each KV cache setting of a stage that has no KV cache.
+
+    Default values are accepted, since a printed configuration names every default.
     """
     for stage in config.graph_declaration().all_stages:
         own, default = config.stage(stage.name), StageConfig()
@@ -179,8 +185,8 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
 
 
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
-    """A worker must be able to hold any one request that the limits admit. A worker that fills a
-    GPU with pages checks that itself when it starts.
+    """Yield an error for each stage whose KV pool is too small for a single request that the limits
+    admit. Workers that fill a GPU with pages check this themselves at start.
     """
     if config.engine == "fake":
         return
@@ -202,8 +208,8 @@ def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
 
 
 def _fills_gpu(config: FleetConfig, stage: Stage) -> bool:
-    """Return True if workers of a stage may compute their number of KV pages from a GPU's memory,
-    and check it themselves.
+    """Return True if workers of a stage may derive the number of KV pages from a GPU's memory, and
+    then check the pool's size themselves.
     """
     devices = [placed.device for placed in place_workers(config) if placed.role.stage == stage.name]
     return config.engine_of(stage.name) == "torch" and any(
@@ -212,8 +218,8 @@ def _fills_gpu(config: FleetConfig, stage: Stage) -> bool:
 
 
 def needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, str]]:
-    """Yield (positions, their consumer): a prompt and one answer token, and one prompt token and an
-    answer.
+    """Yield (positions, description) of the largest requests that the limits admit in a stage: the
+    longest prompt with one answer token, and one prompt token with the longest answer.
     """
     if stage.main:
         yield (
@@ -257,8 +263,8 @@ def request_cap_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
 
 
 def folders_are_not_files(config: FleetConfig) -> Iterator[Problem]:
-    """A folder that does not exist may be created later, or be on another machine; a file is always
-    a mistake.
+    """Yield an error for each configured folder that is a file. A folder that does not exist is
+    accepted: it may be created later, or be on another machine.
     """
     if config.checkpoint not in _GENERATED:
         given = os.path.expanduser(config.checkpoint)
@@ -302,7 +308,9 @@ def tls_files_are_complete(config: FleetConfig) -> Iterator[Problem]:
 
 
 def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
-    """The default aliases are exempt: a deployment may have one of these names."""
+    """Yield an error for each model alias that equals the model's name. Default aliases are exempt,
+    since a deployment may have such a name.
+    """
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
         message = (

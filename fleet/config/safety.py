@@ -1,7 +1,8 @@
-"""Checks of what a gateway exposes: unsafe values are refused at start, and each refusal names the
-setting that permits it.
+"""Security checks of a gateway's configuration: unsafe values are refused at start, and each
+refusal names the setting that permits the value.
 
-A check yields findings and raises nothing, so that `fleet doctor` can show them all. Opens nothing.
+A check yields findings and raises nothing, so that `fleet doctor` can show all of them. Opens
+nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +21,8 @@ MAKE_KEY = (
 SECRET_PREFIX = "ek_"
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 5
-"""A random key of 16 hexadecimal digits has fewer different digits with a probability of one in two
-million.
+"""Fewest different characters in an acceptable key. A random key of 16 hexadecimal digits has fewer
+with a probability of one in two million.
 """
 PLACEHOLDERS = (
     "admin",
@@ -45,11 +46,11 @@ PLACEHOLDERS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check: `value` of `subject` as it is configured.
+    """Result of one check: the checked `subject`, and its configured `value`.
 
-    `refusal` is the cause and the remedy if the value is unsafe or unusable; `permitted_by` is the
-    setting that permits it, if it is set. `warning` is the risk and the remedy if the value is
-    usable. `param` names the field or variable.
+    `refusal`: cause and remedy if the value is unsafe or unusable. `permitted_by`: setting that
+    permits an unsafe value, if it is set. `warning`: risk and remedy if the value is usable but
+    risky. `param`: field or environment variable of the value.
     """
 
     subject: str
@@ -65,7 +66,9 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The result in upper case, with the setting that permits the value."""
+        """The result as a word, REFUSED, WARNING or OK, or PERMITTED with the setting that permits
+        the value.
+        """
         if self.refused:
             return "REFUSED"
         return (
@@ -145,8 +148,8 @@ def check_api_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterato
 
 
 def _is_placeholder(key: str, *, everywhere: bool) -> bool:
-    """Return True for a placeholder; with `everywhere` only for those that are refused on loopback
-    too.
+    """Return True if a key or password is a placeholder such as `changeme`. `everywhere`: check
+    only for the placeholders that are refused on loopback too.
     """
     core = normalize_secret(key)
     return len(set(core)) < 2 or is_example(key) or (not everywhere and core in PLACEHOLDERS)
@@ -204,7 +207,9 @@ def run_checks(
 def refuse_unsafe(
     config: FleetConfig, settings: EnvironmentSettings, checks: Sequence[Check] = GATEWAY_CHECKS
 ) -> None:
-    """Raises: ConfigError for the first value that is unsafe and not permitted."""
+    """Run all checks of a gateway's configuration. Raises: ConfigError for the first value that is
+    unsafe and not permitted.
+    """
     for finding in run_checks(checks, config, settings):
         if finding.refused:
             raise ConfigError(finding.refusal, param=finding.param)

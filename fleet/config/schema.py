@@ -20,14 +20,17 @@ from fleet.core.ids import EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 
 ARENA_MIB, REQUEST_CAP_MIB = 64, 32
-"""Defaults without a split stage."""
+"""Default size in MiB of a worker's arena, and of one request's part of it, without a split stage.
+"""
 MAX_ACK_STRIDE = 16
 RENEWALS = 5
 
 
 class PolicyConfig(Strict):
-    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. The
-    other keys override fields of `ChunkPolicy`; None: the graph's value.
+    """Rule by which an edge releases chunks; overrides the `ChunkPolicy` of the graph.
+
+    `ramp`: items per chunk; the last number repeats. All other keys are fields of `ChunkPolicy`;
+    None keeps the graph's value.
     """
 
     kind: Literal["each", "ramp", "all"]
@@ -52,19 +55,20 @@ class EdgeConfig(Strict):
 class TrainingConfig(Strict):
     """Training of a draft head while answers are served; see `docs/training.md`.
 
-    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: share of
-    answers that gateways turn into training samples. `max_in_flight`: captures in progress of one
-    gateway or training run. `compute_share`: share of its time that a worker of the main stage
-    spends on captures while it computes answers, and for 0.2 s after. `folder`: folder for
-    checkpoints and versions, which all trainers must see; None: `drafts` in the data folder.
+    `enabled`: run the stage `trainer`, and let the main stage compute hidden-state samples to train
+    on. `share`: share of answers that gateways turn into samples. `max_in_flight`: samples being
+    computed for one gateway or training run. `compute_share`: share of its time that a worker of
+    the main stage spends on samples while it computes answers, and for 0.2 s after. `folder`:
+    folder for checkpoints and versions, which all trainers must see; None: `drafts` in the data
+    folder.
 
-    `window_samples`: samples of one optimizer step, computed in batches of `batch_samples`.
-    `passes`: how often a sample is trained on, on average. `checkpoint_windows`: the most windows
-    between two checkpoints while samples arrive. `replay_samples`, `replay_mib`: the most that are
-    held to be trained on again. `held_out`: share of samples by which versions are compared, and
-    which are never trained on. `promote` auto: a version that is better than the present one by
-    `margin` tokens takes its place. `floor`: a version is replaced by its predecessor if its drafts
-    are accepted less often than this share of the predecessor's; 0: never.
+    `window_samples`: samples per optimizer step, computed in batches of `batch_samples`. `passes`:
+    how often a sample is trained on, on average. `checkpoint_windows`: most optimizer steps between
+    two checkpoints while samples arrive. `replay_samples`, `replay_mib`: size of the buffer of
+    samples to train on again. `held_out`: share of samples that are never trained on, and by which
+    versions are compared. `promote`: `auto` replaces the version in use by a new one that is better
+    by `margin` tokens. `floor`: a version is replaced by its predecessor if the acceptance rate of
+    its drafts is below this share of the predecessor's; 0: never.
     """
 
     enabled: Switch = False
@@ -88,15 +92,13 @@ class TrainingConfig(Strict):
 
 
 class Limits(Strict):
-    """Limits of a request, and of the number of requests. Beyond `max_requests` live ones the
-    gateway answers 429.
+    """Limits of a request, and of the load on the deployment.
 
-    A text to speak is split into pieces of at most `speech_piece_tokens`, each an answer of its
-    own.
-    `max_cached_conversations`: conversations whose KV cache each worker retains for their next
-    turns; 0 retains none.
-    `max_redis_memory_percent`: share of Redis's `maxmemory`, if it has one, beyond which new
-    requests are answered with 503.
+    `max_requests`: live requests beyond which the gateway answers 429. `speech_piece_tokens`:
+    longest piece into which a text to speak is split; every piece becomes an answer.
+    `max_cached_conversations`: conversations whose KV cache each worker retains for the next turn;
+    0 retains none. `max_redis_memory_percent`: share of Redis's `maxmemory`, if set, beyond which
+    new requests are answered with 503.
     """
 
     max_requests: Items = 64
@@ -112,14 +114,13 @@ class Limits(Strict):
 
 
 class RedisConfig(Strict):
-    """`data_dir` and `port` belong to the embedded server, which is used only if REDIS_URL is not
-    set. `data_dir` None: `redis` under the deployment's own.
+    """Settings of Redis. `data_dir` and `port` belong to the embedded server, which runs only if
+    REDIS_URL is not set.
 
-    Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on
-    loopback, and requires the password in that folder.
-
-    `wait_replicas`: replicas that must have a request before it is admitted; it is refused if they
-    do not have it within `wait_timeout_ms`.
+    `data_dir`: folder of the server; None: `redis` in the deployment's data folder. Fleet's
+    processes use the Unix socket in it. `port`: TCP port on loopback, where clients need the
+    password stored in the same folder; None: no TCP. `wait_replicas`: replicas that must confirm a
+    request before it is admitted; without confirmation within `wait_timeout_ms` it is refused.
     """
 
     data_dir: Folder | None = None
@@ -129,16 +130,16 @@ class RedisConfig(Strict):
 
 
 class LeaseConfig(Strict):
-    """Units: seconds.
+    """Leases of processes, and timeouts after which requests move on or fail. Units: seconds.
 
-    A grant that no worker claims within `claim_timeout_s` is granted again. A grant whose role has
-    had no worker for `no_worker_timeout_s`, and has none starting, fails its request; new requests
-    are admitted on the same terms. A request whose gateway is lost waits `gateway_timeout_s` for
-    another gateway. The cached prefix of a conversation is dropped after `prefix_cache_s`; 0 caches
-    nothing.
+    `claim_timeout_s`: a grant that no worker has claimed is granted again. `no_worker_timeout_s`: a
+    grant fails its request if its role has had no worker for this time and has none starting; new
+    requests are refused in the same case. `gateway_timeout_s`: how long a request whose gateway is
+    lost waits for another gateway. `prefix_cache_s`: how long a conversation's cached prefix is
+    kept; 0 caches nothing.
 
-    Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which
-    takes up to 0.2 s.
+    Leases are renewed `RENEWALS` times before they lapse; a leader renews on each turn of its loop,
+    which takes up to 0.2 s.
     """
 
     worker_ttl_s: Annotated[float, Number(0.1, 3600)] = 1.25
@@ -150,15 +151,15 @@ class LeaseConfig(Strict):
 
 
 class TransferConfig(Strict):
-    """Transfer of tensors. `auto` is NIXL where it is installed, else inline through Redis with a
-    warning.
+    """Transfer of tensors between workers.
 
-    `interface`: the interface, RDMA device, address or network of this host at which workers of
-    other hosts may read tensors, or several with commas between. None: only workers of this host
-    and user. See `fleet/transfer/reach.py`. `arena_mib` and `request_cap_mib` are 64 and 32 by
-    default (None), and on a split stage larger by a hand-off of the longest prompt.
-    `buffer_device`: the memory from which keys and values on a GPU are handed off. `auto`: the
-    GPU's where NIXL can read it, else the host's.
+    `kind`: `auto` is NIXL where it is installed, else inline through Redis with a warning.
+    `interface`: interface, RDMA device, address or network of this host, or a comma-separated list,
+    at which workers of other hosts may read tensors; None: only workers of this host and user. See
+    `fleet/transfer/reach.py`. `arena_mib`, `request_cap_mib`: size of a worker's arena and of one
+    request's part of it; None: 64 and 32, plus a hand-off of the longest prompt on a split stage.
+    `buffer_device`: memory from which keys and values on a GPU are handed off; `auto`: the GPU's
+    where NIXL can read it, else the host's.
     """
 
     kind: Literal["auto", "nixl", "redis"] = "auto"
@@ -170,11 +171,11 @@ class TransferConfig(Strict):
 
 
 class SecurityConfig(Strict):
-    """Security settings; see `SECURITY.md`. An `allow_` setting permits one configuration that is
-    refused at start otherwise.
+    """Security settings; see `SECURITY.md`. A setting `allow_...` permits one configuration that is
+    otherwise refused at start.
 
-    `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of
-    workers have a MAC.
+    `fleet_secret`: file with a secret that all workers of the fleet share; if set, the workers'
+    records carry a MAC.
     """
 
     fleet_secret: Folder | None = None
@@ -184,12 +185,12 @@ class SecurityConfig(Strict):
 
 
 class FleetConfig(Strict):
-    """A deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written
-    at the first start.
+    """The configuration of a deployment, as its YAML file declares it.
 
-    `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a
-    browser on the same machine, which need little CPU time, respond without delay while workers use
-    all cores. `preload_workers`: keepers start workers from a fork server.
+    `checkpoint`: folder; `auto`: the graph's shipped checkpoint, or a tiny random one that is
+    written at the first start. `worker_nice`: added to the niceness of workers, so that Redis,
+    conductors, gateways and a browser on the same machine respond without delay while workers use
+    all cores. `preload_workers`: start workers from a fork server.
     """
 
     graph: Text = DEFAULT_GRAPH
@@ -297,7 +298,7 @@ class FleetConfig(Strict):
         )
 
     def role(self, name: str) -> Role:
-        """Return the role of a name. Raises: ConfigError listing the roles that exist."""
+        """Return the role with this name. Raises: ConfigError listing the roles that exist."""
         for role in self.roles():
             if role.name == name:
                 return role
@@ -307,7 +308,9 @@ class FleetConfig(Strict):
         )
 
     def of_role(self, role: Role) -> StageConfig:
-        """Return the settings of a role's workers: the settings of a half override the stage's."""
+        """Return the settings of a role's workers: the stage's, overridden by the settings of the
+        half for a split stage.
+        """
         given = self.stage(role.stage)
         if given.split is None:
             return given
@@ -321,8 +324,8 @@ class FleetConfig(Strict):
         return self.stage(stage).transition_source or self.transition_source
 
     def policy_of(self, edge: Edge) -> ChunkPolicy:
-        """Return the edge's chunk policy; with `async_chunk: false`, one chunk at the end on every
-        edge.
+        """Return the chunk policy of an edge. With `async_chunk: false`, every edge sends its whole
+        output as one chunk.
         """
         if not self.async_chunk:
             return ALL
@@ -340,14 +343,14 @@ class FleetConfig(Strict):
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits
 
     def ack_stride_of(self, edge: Edge) -> int:
-        """Return how many chunks a consumer reads before it acknowledges: well below the credits,
-        or the producer blocks.
+        """Return how many chunks the edge's consumer reads before it acknowledges: at most a
+        quarter of the credits, so that the producer is not blocked.
         """
         return max(1, min(MAX_ACK_STRIDE, self.credits_of(edge) // 4))
 
     def window_ramp(self, edge_name: EdgeName) -> tuple[int, ...]:
-        """Return the ramp of an edge, also with `async_chunk` off: windows depend on the item's
-        index alone.
+        """Return the sizes of a codec's decoding windows, which are the edge's ramp. The ramp
+        applies with `async_chunk: false` too, since windows depend on the item's index alone.
         """
         edge = self.graph_declaration().edge(edge_name)
         return self._configured_policy(edge).ramp or edge.policy.ramp or (1,)

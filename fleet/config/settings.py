@@ -1,4 +1,6 @@
-"""Settings from the environment: addresses, paths and secrets; nothing else is read from it."""
+"""Settings from environment variables: addresses, paths and secrets. Nothing else is read from the
+environment.
+"""
 
 import ipaddress
 import os
@@ -21,8 +23,8 @@ _DATABASE = re.compile(r"/?[0-9]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSettings:
-    """Settings from the environment. `redis_url` None: the embedded server; `api_key` None: no key
-    is required.
+    """Settings read from the environment. Without `redis_url`, the embedded Redis server is used;
+    without `api_key`, the gateway requires no key.
     """
 
     redis_url: str | None
@@ -32,8 +34,8 @@ class EnvironmentSettings:
 
 
 def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
-    """Read the settings. Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL is not an
-    address.
+    """Read the settings from the environment. Raises: ConfigError if FLEET_PORT is not a port, or
+    REDIS_URL is not an address.
     """
     env = dict(os.environ) if env is None else env
     port = env.get("FLEET_PORT") or None
@@ -50,15 +52,15 @@ def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
 
 
 def _api_key(given: str | None) -> str | None:
-    """Return the key without the line end that files and `echo` add. A blank key is not dropped, so
-    that it is refused later.
+    """Return the API key without the line end that files and `echo` add. A blank key is kept, so
+    that it is refused later instead of disabling the check.
     """
     return (given.strip() or given) if given else None
 
 
 def _redis_url(url: str | None) -> str | None:
-    """Return the address after a check. The address is never printed, since it may contain a
-    password.
+    """Return a Redis address once it is known to be valid. Errors never print the address, since it
+    may contain a password.
     """
     if not url:
         return None
@@ -79,22 +81,24 @@ def has_password(url: str) -> bool:
 
 
 def is_sentinel(url: str) -> bool:
-    """Return True if a Redis address names sentinels, which know the server."""
+    """Return True if a Redis address names Redis Sentinels, from which the server's address is
+    obtained.
+    """
     return urlsplit(url).scheme in _SENTINEL_SCHEMES
 
 
 def is_cluster(url: str) -> bool:
-    """Return True if a Redis address names nodes of a cluster, which know the server of the fleet's
-    keys.
+    """Return True if a Redis address names nodes of a Redis Cluster, from which the address of the
+    server that has the fleet's keys is obtained.
     """
     return urlsplit(url).scheme in _CLUSTER_SCHEMES
 
 
 def hosts_of(url: str) -> list[tuple[str, int | None]]:
-    """Return the hosts of a Redis address with their ports (None: the default), several of
-    sentinels or nodes.
+    """Return the (host, port) pairs in a Redis address; a port of None is the default. Only
+    addresses of sentinels and of cluster nodes have several.
 
-    Raises: ValueError.
+    Raises: ValueError for an invalid address.
     """
     parts = urlsplit(url)
     are_several = is_sentinel(url) or is_cluster(url)
@@ -104,16 +108,16 @@ def hosts_of(url: str) -> list[tuple[str, int | None]]:
 
 
 def network_host(url: str | None) -> str | None:
-    """Return the host of a Redis on another machine; None for one on this machine, and for the
-    embedded one.
+    """Return the host of a Redis server on another machine; None for a server on this machine, and
+    for the embedded server.
     """
     hosts = [host for host, _ in hosts_of(url) if host] if url else []
     return next((host for host in hosts if not _is_local(host)), None)
 
 
 def check_redis_placeholder(url: str | None) -> None:
-    """Refuse a Redis on a network whose password is an example of `deploy/`. Raises: ConfigError;
-    nothing permits it.
+    """Check that the password of a Redis server on a network is not an example from `deploy/`.
+    Raises: ConfigError, which no setting permits.
     """
     if url is None or network_host(url) is None:
         return
@@ -128,7 +132,7 @@ def check_redis_placeholder(url: str | None) -> None:
 
 
 def is_example(secret: str) -> bool:
-    """Return True for a placeholder of the examples in `deploy/`, in any spelling."""
+    """Return True if a secret is a placeholder from the examples in `deploy/`, in any spelling."""
     core = normalize_secret(secret)
     return any(part in core for part in _OF_EXAMPLES)
 
@@ -139,8 +143,8 @@ def normalize_secret(secret: str) -> str:
 
 
 def check_redis_password(url: str | None) -> None:
-    """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix
-    socket is not on a network.
+    """Check that a Redis server on a network has a password, with or without TLS. A Unix socket is
+    not a network.
 
     Raises: ConfigError naming the setting that permits it.
     """

@@ -1,7 +1,8 @@
-"""Rules over the division of a stage's layers, with one function per rule. Knows no checkpoint.
+"""Rules about the division of a stage's layers among workers, one function per rule. Knows no
+checkpoint.
 
-The number of the model's layers is not known here: a worker repeats the checks with it before it
-loads anything.
+The number of the model's layers is not known here, so a worker repeats the checks with the number
+before it loads weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +45,8 @@ def stages_can_be_divided(config: FleetConfig) -> Iterator[Problem]:
 
 
 def _heads(stage: Stage, spans: SpansConfig) -> Iterator[Problem]:
-    """Yield the span workers that have an output head, for a stage in which only the anchor can
-    have it.
+    """Yield an error for each span worker with an output head, in stages where only the anchor can
+    have the head.
     """
     for number, span in enumerate(_worker_spans(spans)):
         if span.has_output:
@@ -64,8 +65,8 @@ def spans_are_complete(config: FleetConfig) -> Iterator[Problem]:
 def problems_of_spans(
     stage: StageName, spans: SpansConfig, num_layers: int | None = None
 ) -> Iterator[Problem]:
-    """Yield the mistakes in a division of a model with `num_layers` layers; None: of a model of
-    unknown size.
+    """Yield the mistakes in a stage's division into spans. `num_layers`: number of the model's
+    layers; None if unknown.
     """
     here = _place(stage)
     if not spans.is_auto:
@@ -92,7 +93,7 @@ def problems_of_spans(
 def _problems_of_known(
     here: Place, spans: SpansConfig, num_layers: int | None
 ) -> Iterator[Problem]:
-    """Yield the mistakes in a division with a known span of the anchor."""
+    """Yield the mistakes in a division whose anchor span is known, not `auto`."""
     anchor = spans.anchor_span
     beyond = None if num_layers is None else _first_beyond(here, spans, num_layers)
     if beyond is not None:
@@ -131,7 +132,9 @@ def _mistake_of(anchor: LayerSpan) -> str:
 
 
 def _first_beyond(here: Place, spans: SpansConfig, num_layers: int) -> Problem | None:
-    """Return the first span that names a layer which the model does not have."""
+    """Return a problem for the first span that exceeds the model's `num_layers` layers; None if all
+    spans fit.
+    """
     given = [((*here, "anchor"), spans.anchor_span)]
     given += [
         ((*here, "workers", number), span) for number, span in enumerate(_worker_spans(spans))
@@ -160,10 +163,9 @@ def _problems_of_route(
 
 
 def _plan(spans: SpansConfig, num_layers: int | None) -> RoutePlan:
-    """Return the route of workers with the configured spans, named by their numbers in the list,
-    which begin with 1.
-
-    A model of unknown size ends where the last span does.
+    """Return the route that the configured spans form. Workers are named by their position in the
+    list, counted from 1. If `num_layers` is None, the model is assumed to end where the last span
+    does.
     """
     given = _worker_spans(spans)
     workers = {WorkerId(f"worker {number}"): span for number, span in enumerate(given, start=1)}

@@ -1,4 +1,6 @@
-"""Sections of a deployment file about one stage: its workers, engine, division and sampling."""
+"""Sections of a deployment file about one stage: its workers, engine, division into spans,
+speculation and sampling.
+"""
 
 from typing import Annotated, Literal
 
@@ -11,16 +13,18 @@ from fleet.drafts.figures.speculation import OFF
 from fleet.spans.protocol.layers import LayerSpan
 
 KV_PAGES = 1024
-"""KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
+"""Default number of KV pages on a CPU. With vLLM, the number of pages limits the positions of one
+request, not the size of the KV cache.
+"""
 PREFILL_CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
 MIN_CHUNK_TOKENS = 64
 CACHE_KEYS = ("prefill_chunk_tokens", "kv_pages", "page_size_tokens")
-"""Keys for stages with a KV cache."""
+"""Keys of a stage's section that have an effect only on stages with a KV cache."""
 
 
 class SamplingDefaults(Strict):
-    """Fields of `stages.NAME.sampling`, with the ranges of the API. Seed and stop strings are
-    parameters of each request.
+    """Sampling defaults of a stage: the section `stages.NAME.sampling`, with the ranges of the API.
+    Seed and stop strings are parameters of each request, so they have no default here.
     """
 
     temperature: Annotated[float, Number(0, 2)] = 0.0
@@ -33,7 +37,9 @@ class SamplingDefaults(Strict):
 
 
 class HalfConfig(Strict):
-    """Workers of one half of a split stage; unset fields default to the stage's."""
+    """Settings of the workers of one half of a split stage. A field that is not set takes the
+    stage's value.
+    """
 
     replicas: Annotated[int, Whole(1, 256)] = 1
     standby: Annotated[int, Whole(0, 256)] = 0
@@ -50,11 +56,11 @@ class SplitConfig(Strict):
 
 
 class VllmConfig(Strict):
-    """A stage on vLLM. `kv_mib`: memory for keys and values, so that it does not depend on the
-    other processes of a device.
+    """Settings of a stage that runs on vLLM.
 
-    `tensor_parallel_size` devices share the model. `quantization`: a method of vLLM's, for a
-    checkpoint stored in it.
+    `kv_mib`: memory for the KV cache; a fixed size, independent of other processes on the device.
+    `tensor_parallel_size`: devices that share the model. `quantization`: vLLM's name of the method
+    with which the checkpoint is quantized.
     """
 
     kv_mib: Annotated[int, Whole(16, 10_000_000)] = 1024
@@ -63,20 +69,20 @@ class VllmConfig(Strict):
 
 
 class SpansConfig(Strict):
-    """Division of a stage's layers among an anchor, which is the stage's worker, and span workers;
-    see `spans/protocol/layers.py`.
+    """Division of a stage's layers among an anchor (the stage's worker, which owns the tasks) and
+    span workers; see `spans/protocol/layers.py`.
 
-    `workers`: spans of the span workers; `[auto]`: all workers that join divide the layers that the
-    anchor lacks. With `auto`, `replicas` is the number of span workers that `fleet up` starts for
-    each anchor and that the first division waits for, `memory_mib` is the memory that each worker
-    may occupy (None: what the device or the host has), and `anchor` may be auto too: the anchor
-    then has the first layers, a share as if there were one worker more than `replicas`.
+    `anchor`: span of the anchor. `workers`: spans of the span workers; `[auto]`: all workers that
+    join divide the layers that the anchor lacks. With `auto`: `replicas` is the number of span
+    workers that `fleet up` starts per anchor and that the first division waits for; `memory_mib` is
+    the memory that each worker may occupy (None: all of its device or host); and `anchor: auto`
+    gives the anchor the first layers, as many as if there were `replicas` + 2 equal shares.
 
-    `standby`: further span workers, each of which replaces a lost worker. `window`: the most passes
-    in flight; None: two more than there are workers. `wire_dtype`: dtype of hidden states between
-    processes; auto: the stage's dtype. `keep_mib`: memory of each process for hidden states that it
-    has sent, which are sent again to the successor of a lost worker. `nixl_kib`: size of a pass
-    from which its hidden states are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: never.
+    `standby`: additional span workers that replace lost workers. `window`: most passes in flight;
+    None: number of workers plus two. `wire_dtype`: dtype of hidden states between processes;
+    `auto`: the stage's dtype. `keep_mib`: memory of each process for sent hidden states, which are
+    sent again to the successor of a lost worker. `nixl_kib`: size of a pass from which its hidden
+    states are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: never.
     """
 
     anchor: Span = "0:output"
@@ -92,8 +98,8 @@ class SpansConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read_auto(cls, given: object) -> object:
-        """Read `auto` as automatic spans of workers. Beside these, an anchor's span that is not
-        given is automatic too.
+        """Expand the short form `spans: auto` to `workers: auto`. With automatic workers, the
+        anchor's span defaults to `auto` too.
         """
         found = {"workers": values.AUTO} if given == values.AUTO else given
         if isinstance(found, dict) and found.get("workers") in (
@@ -106,22 +112,22 @@ class SpansConfig(Strict):
 
     @property
     def is_auto(self) -> bool:
-        """True if the workers' spans follow from their number."""
+        """True if the workers' spans are computed from the workers that join, not configured."""
         return self.workers == (values.AUTO,)
 
     @property
     def num_workers(self) -> int:
-        """Number of the span workers of one anchor, without those that stand by."""
+        """Number of span workers per anchor, standby workers excluded."""
         return self.replicas if self.is_auto else len(self.workers)
 
     @property
     def anchor_span(self) -> LayerSpan:
-        """The anchor's span, which must be known: see `of_model`."""
+        """The anchor's span, parsed. If it is `auto`, `of_model` must have resolved it."""
         return LayerSpan.parse(self.anchor, "anchor")
 
     @property
     def worker_spans(self) -> tuple[LayerSpan, ...]:
-        """Return the workers' spans, if they are given, in the order of the layers."""
+        """The configured spans of the workers in the order of the layers; empty for `auto`."""
         given = () if self.is_auto else self.workers
         return tuple(
             sorted(
@@ -131,13 +137,15 @@ class SpansConfig(Strict):
 
     @property
     def has_head_on_anchor(self) -> bool:
-        """True if given spans leave the output head to the anchor, wherever its layers are: the
-        workers then return rows.
+        """True if no configured worker span has the output head, so that the anchor has it and the
+        workers return hidden states; False for `auto`.
         """
         return not self.is_auto and not any(span.has_output for span in self.worker_spans)
 
     def of_model(self, num_layers: int) -> "SpansConfig":
-        """Return the division with the anchor's span in a model of `num_layers` layers."""
+        """Return the division with an `auto` anchor span resolved for a model of `num_layers`
+        layers.
+        """
         if self.anchor != values.AUTO:
             return self
         share = max(1, num_layers // (self.replicas + 2))
@@ -145,13 +153,13 @@ class SpansConfig(Strict):
 
 
 class SpeculationConfig(Strict):
-    """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers
-    stay the same, and come sooner.
+    """Speculative decoding: a drafter guesses the next tokens of an answer, and a worker verifies
+    several in one pass. Answers stay the same, and come sooner.
 
-    `drafter`: see `drafts/drafters.py`. `num_drafts`: the most draft tokens for one request in one
-    step; measured times decide how many there are. `table_tokens`: size of each worker's table of
-    answers, from which `suffix` guesses. `head`: folder of the draft head with which `eagle3`
-    guesses.
+    `drafter`: name from `drafts/drafters.py`, or off. `num_drafts`: most draft tokens of one
+    request per step; the actual number follows from measured times. `table_tokens`: size of each
+    worker's table of earlier answers, for the drafter `suffix`. `head`: folder of the draft head,
+    for the drafter `eagle3`.
     """
 
     drafter: Annotated[
@@ -163,20 +171,20 @@ class SpeculationConfig(Strict):
 
 
 class StageConfig(Strict):
-    """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's
-    cores.
+    """Settings of one stage and its workers. `threads` times `replicas` over all stages should not
+    exceed the machine's cores.
 
-    `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby`
-    counts further workers that are loaded and receive no tasks until a worker of the stage is lost.
-    `sampling` holds `SamplingDefaults` fields. `engine`: the deployment's if it is not set; `vllm`
-    is refused with another engine.
+    `replicas`: workers that receive tasks; at least 1, since a fleet is not ready while a stage has
+    no worker. `standby`: additional loaded workers, which receive no tasks until a worker of the
+    stage is lost. `sampling`: fields of `SamplingDefaults`. `engine`: name of the engine; None: the
+    deployment's. `vllm`: refused with another engine.
 
-    `device`: one device, or a list: replica N uses the Nth GPU, and the first again after the last.
-    `gpu_memory_utilization`: the share of its GPU that each worker may use, weights included; None:
-    an equal part of what other shares leave (`placement.py`). `kv_pages` is by default (None) as
-    many as that share holds on a GPU, else `KV_PAGES`. `prefill_chunk_tokens` is by default
-    `PREFILL_CHUNK_TOKENS` for the kind of device, divided by the number of processes if layers are
-    divided.
+    `device`: one device, or a list of GPUs of which replica N uses the Nth, starting over after the
+    last. `gpu_memory_utilization`: share of its GPU that each worker may use, weights included;
+    None: an equal part of what configured shares leave (`placement.py`). `kv_pages`: KV pages per
+    worker; None: what the share of a GPU holds, or `KV_PAGES` on a CPU. `prefill_chunk_tokens`:
+    None: `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers
+    are divided.
     """
 
     engine: Literal["torch", "vllm"] | None = None

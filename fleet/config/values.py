@@ -34,7 +34,9 @@ _DEVICE = re.compile(rf"auto|cpu|{_GPU.pattern}")
 
 
 class Limit:
-    """Validator of a number, written in its annotation: `Annotated[int, Whole(1, 256)]`."""
+    """Base of the validators of numbers, used in a field's annotation: `Annotated[int, Whole(1,
+    256)]`.
+    """
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -42,13 +44,15 @@ class Limit:
         return no_info_before_validator_function(self, handler(source))
 
     def __call__(self, value: object) -> object:
-        """Return the number. Raises: ValueError naming the accepted numbers."""
+        """Return the value if it is an accepted number. Raises: ValueError naming the accepted
+        numbers.
+        """
         raise AssertionError("a kind of limit defines this")
 
 
 @dataclass(frozen=True, slots=True)
 class Whole(Limit):
-    """A whole number from `low` to `high`, both included."""
+    """Validator of a whole number from `low` to `high`, both included."""
 
     low: int
     high: int
@@ -65,7 +69,9 @@ class Whole(Limit):
 
 @dataclass(frozen=True, slots=True)
 class Number(Limit):
-    """A number from `low` to `high`; with `above`, `low` itself is excluded."""
+    """Validator of a number from `low` to `high`, both included; with `above`, `low` itself is
+    excluded.
+    """
 
     low: float
     high: float
@@ -150,7 +156,7 @@ def host(value: object) -> str:
 
 
 def network(value: object) -> str:
-    """Accept an IP address, or a network in the notation of 10.0.0.0/8."""
+    """Accept an IP address, or a network in CIDR notation such as 10.0.0.0/8."""
     given = text(value)
     try:
         ipaddress.ip_network(given)
@@ -224,7 +230,7 @@ def device(value: object) -> str:
 
 
 def span(value: object) -> str:
-    """Accept a span of layers, in its notation."""
+    """Accept a span of layers, such as `0:13` or `14:output`."""
     notation = text(value)
     try:
         LayerSpan.parse(notation, "span")
@@ -242,12 +248,12 @@ def span_or_auto(value: object) -> str:
 
 
 def drafter(value: object) -> object:
-    """Accept a name, and `off` as YAML reads it without quotes: false."""
+    """Accept the name of a drafter or `off`, which YAML reads as false unless it is quoted."""
     return OFF if value is False else value
 
 
 def worker_spans(value: object) -> object:
-    """Accept a list of spans, or `auto`, as the list `[auto]`."""
+    """Accept a list of spans of layers, or `auto`, which becomes the list `[auto]`."""
     if value == AUTO:
         return (AUTO,)
     if (
@@ -260,12 +266,14 @@ def worker_spans(value: object) -> object:
 
 
 def spans(value: object) -> object:
-    """Accept `auto` for a division of which nothing is given."""
+    """Accept a section about spans, or the short form `auto`, which becomes a section with
+    `workers: auto`.
+    """
     return {"workers": AUTO} if value == AUTO else value
 
 
 def devices(value: object) -> str | tuple[str, ...]:
-    """Accept one device, or a list of GPUs, of which each replica uses one."""
+    """Accept one device, or a list of GPUs with one per replica."""
     if not isinstance(value, list | tuple):
         return device(value)
     names = tuple(cast("Sequence[object]", value))

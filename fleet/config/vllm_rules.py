@@ -11,8 +11,8 @@ from fleet.graphs import Stage
 
 
 def vllm_settings_are_used(config: FleetConfig) -> Iterator[Problem]:
-    """Default values are accepted on every engine, because a printed configuration names every
-    default.
+    """Yield an error for each vLLM setting of a stage that runs on another engine. Default values
+    are accepted, since a printed configuration names every default.
     """
     for stage in config.graph_declaration().stages:
         engine = config.engine_of(stage.name)
@@ -30,7 +30,9 @@ def vllm_settings_are_used(config: FleetConfig) -> Iterator[Problem]:
 
 
 def tensor_parallel_stages_run_on_gpus(config: FleetConfig) -> Iterator[Problem]:
-    """A worker whose device is "auto" checks it when it starts."""
+    """Yield an error for each stage with tensor parallelism on a CPU. A worker whose device is
+    `auto` checks this when it starts.
+    """
     for stage in _on_vllm(config):
         size = config.stage(stage.name).vllm.tensor_parallel_size
         where = next(
@@ -56,8 +58,8 @@ def vllm_halves_use_nixl(config: FleetConfig) -> Iterator[Problem]:
 
 
 def vllm_halves_share_a_kind_of_device(config: FleetConfig) -> Iterator[Problem]:
-    """Block sizes and buffers differ between a CPU and a GPU. If a device is "auto", the workers
-    compare when they join.
+    """Yield an error for each split stage with one half on a CPU and one on a GPU, where block
+    sizes and buffers differ. If a device is `auto`, the workers compare when they join.
     """
     for stage in _split_on_vllm(config):
         kinds = _device_kinds(config, stage.name)
@@ -83,7 +85,7 @@ def _split_on_vllm(config: FleetConfig) -> Iterator[Stage]:
 
 
 def _device_kinds(config: FleetConfig, name: StageName) -> dict[str, str]:
-    """Return the kind of device of each role of a stage: cpu, cuda, or auto."""
+    """Return the kind of device (cpu, cuda or auto) of each role of a stage, by the role's name."""
     devices = {
         role.name: device_of(config, config.of_role(role), replica=1)
         for role in config.roles_of(name)

@@ -22,28 +22,26 @@ MODEL_ALIASES = (
     "gpt-4o-realtime-preview",
     "gpt-4o-mini-realtime-preview",
 )
-"""Default model names of clients of the audio and Realtime APIs. Chat models are not among them;
-see `web.model_name`.
+"""Model names that clients of the audio and Realtime APIs send by default, accepted as aliases.
+Names of chat models are not included; see `web.model_name`.
 """
 
 
 class WebConfig(Strict):
-    """The gateway. `tls_cert` and `tls_key` are PEM files, set together; `tls` creates a
-    certificate in the data folder instead.
+    """Settings of the gateway's HTTP server.
 
-    `allowed_hosts`: names by which browsers may address this gateway beside its own; see
-    `web/http/hosts.py`.
-    `allowed_origins`: origins whose pages may call the API from a browser; see
-    `web/http/origins.py`.
-    `trusted_proxies`: peers whose X-Forwarded-For and X-Forwarded-Proto are believed.
-    `model_aliases`: other names under which the model answers; `/v1/models` lists it under its own
-    name only.
-    `max_leading_silence_ms`: the longest silence before the first voiced sample of a spoken answer;
-    None: unlimited. `header_timeout_s`, `body_timeout_s`, `send_timeout_s`: time for a whole
-    request head, for the next part of a body, and for a client that does not read, before its
-    connection is closed. `body_memory_mib`: request bodies held in memory at one time, and as much
-    again for unfinished WebSocket messages.
-    `open_metrics`: `/metrics` is served without the API key although one is set.
+    `tls_cert`, `tls_key`: PEM files, set together; `tls`: `self-signed` creates a certificate in
+    the data folder instead. `allowed_hosts`: names by which browsers may address this gateway
+    beside its own; see `web/http/hosts.py`. `allowed_origins`: origins whose pages may call the API
+    from a browser; see `web/http/origins.py`. `trusted_proxies`: peers whose X-Forwarded-For and
+    X-Forwarded-Proto are believed. `model_aliases`: other names under which the model answers;
+    `/v1/models` lists its own name only. `max_leading_silence_ms`: longest silence before the first
+    voiced sample of a spoken answer; None: unlimited.
+
+    `header_timeout_s`: time for a whole request head. `body_timeout_s`: time for the next part of a
+    body. `send_timeout_s`: time for which a client may read nothing. After a timeout the connection
+    is closed. `body_memory_mib`: memory for request bodies held at one time, and as much again for
+    unfinished WebSocket messages. `open_metrics`: serve `/metrics` without the API key.
     """
 
     host: Host = "127.0.0.1"
@@ -72,17 +70,17 @@ class WebConfig(Strict):
 
 
 class VoiceConfig(Strict):
-    """Voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting` clients wait in a
-    queue; others are refused.
+    """Settings of the voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting`
+    clients wait in a queue; further clients are refused.
 
     `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a
-    session waits for a client whose connection was lost. `speculate_ms`: the silence after which a
-    response is started early, to be discarded if speech continues; 0: never. `max_session_s`: the
-    longest duration of a session. `idle_s`: a session ends after this time without input from its
-    client and without a response. `sessions_per_secret`: sessions that one short-lived secret
-    (`ek_...`) may have open or queued at one time, on all gateways together. `secret_share`: the
-    share of `max_sessions` and `max_waiting` open to short-lived secrets; the rest is reserved for
-    the API key and the console.
+    session waits for a client whose connection was lost. `speculate_ms`: silence after which a
+    response is started early, to be discarded if speech continues; 0: never. `max_session_s`:
+    longest duration of a session. `idle_s`: time without input from the client and without a
+    response after which a session ends. `sessions_per_secret`: sessions that one short-lived secret
+    (`ek_...`) may have open or queued at one time, on all gateways together. `secret_share`: share
+    of `max_sessions` and `max_waiting` open to short-lived secrets; the rest is reserved for the
+    API key and the console.
     """
 
     max_sessions: Items = 64

@@ -1,5 +1,5 @@
-"""Parser of YAML text to plain values; refuses mistakes that YAML permits: duplicate keys,
-recursive aliases. Knows no field.
+"""Parser of YAML text to plain values that refuses mistakes YAML permits, such as duplicate keys
+and recursive aliases. Knows no field.
 """
 
 import re
@@ -11,13 +11,15 @@ from fleet.config.names import join_path
 
 MAX_DEPTH = 16
 MAX_VALUES = 10_000
-"""More than any deployment has; a chain of aliases reaches it in a few lines."""
+"""Most values of a document with its aliases expanded. No deployment has as many; a chain of
+aliases reaches the limit in a few lines.
+"""
 _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class Malformed(Exception):
-    """The text is no deployment. `field` is the dotted key at fault, empty if the text is not valid
-    YAML.
+    """Error for text that is not a deployment. `field`: dotted key at fault; empty if the text is
+    not valid YAML.
     """
 
     def __init__(self, problem: str, *, field: str = "", line: int | None = None) -> None:
@@ -37,9 +39,9 @@ class Malformed(Exception):
 
 
 def parse_yaml(text: str) -> object:
-    """Parse the one document in `text`; None without one.
+    """Return the values of the one YAML document in `text`; None if there is no document.
 
-    Raises: Malformed, in one line.
+    Raises: Malformed, with a message of one line.
     """
     try:
         loader = _Loader(text)
@@ -74,8 +76,8 @@ _WITHOUT_BASE_60 = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that limits nesting, and names the line of an invalid date or number. Text such as
-    10:19 is no number of base 60.
+    """YAML loader that limits nesting, and names the line of an invalid date or number. Text such
+    as 10:19 stays text instead of becoming a base-60 number.
     """
 
     depth = 0
@@ -108,8 +110,10 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class _Audit:
-    """Check of the nodes before values are constructed; each is visited once, regardless of the
-    number of its aliases.
+    """Check of the parsed YAML nodes before values are constructed: finds recursive aliases,
+    duplicate keys, and aliases that expand to too many values.
+
+    Every node is visited once, regardless of the number of its aliases.
     """
 
     def __init__(self) -> None:

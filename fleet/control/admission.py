@@ -21,11 +21,13 @@ log = logging.getLogger("fleet.control.client")
 REFUSAL_PAUSE_S = 10.0
 
 MAX_RETRY_AFTER_S = 60
-"""OpenAI's older SDKs ignore a longer one."""
+"""Largest `Retry-After` in seconds: OpenAI's older SDKs ignore a longer time."""
 
 
 def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
-    """Return the error for an answer other than "ok"."""
+    """Return the error for a refusal by the script `submit` or `admission`. `answer`: the script's
+    answer, which is not "ok". `max_requests`: the fleet's limit of live requests.
+    """
     match answer:
         case ["no_worker", retry_us, *roles]:
             retry_s = min(max(math.ceil(int(retry_us) / 1e6), 1), MAX_RETRY_AFTER_S)
@@ -45,7 +47,8 @@ def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
 
 
 class RequestAdmission:
-    """Runs the scripts `submit` and `admission` for one gateway.
+    """Admission of requests at one gateway: runs the scripts `submit` and `admission`, and raises
+    the errors of refused requests.
 
     Refusals for lack of a worker are logged once per `REFUSAL_PAUSE_S`, so that many requests do
     not fill the log.
@@ -67,11 +70,13 @@ class RequestAdmission:
         self._unlogged_until_s = 0.0
 
     async def start(self) -> None:
-        """Note which Redis process this gateway has joined. Raises: redis's errors."""
+        """Record the id of the Redis process, by which a later restart of Redis is recognised.
+        Raises: redis's errors.
+        """
         self._run_id, _ = await self._server()
 
     async def check(self, request: RequestId, roles: Sequence[RoleName]) -> int:
-        """Return the number of further requests that would be admitted now, this one included.
+        """Return the number of further requests that would be admitted now, this request included.
         Raises: as `admit`.
         """
 
@@ -87,8 +92,9 @@ class RequestAdmission:
     async def admit(
         self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
     ) -> tuple[WorkerId, list[str]]:
-        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded,
-        RedisUnreachable, and the errors of `run`.
+        """Run the script `submit` or `admission` as `Membership.call` does; return the gateway's id
+        and the answer. Raises: NoWorker, Overloaded, AlreadySubmitted, RedisUnreachable, and the
+        errors of `run`.
         """
         self._status.check_memory()
         gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
@@ -102,10 +108,10 @@ class RequestAdmission:
         return gateway, answer
 
     async def _assume_served(self) -> bool:
-        """If Redis restarted recently, treat every role as served until then: it may have lost the
-        workers' registrations.
+        """Treat every role as served at Redis's start, if Redis restarted recently: the workers'
+        registrations may have been lost.
 
-        Return True if it restarted since this gateway joined.
+        Return True if Redis restarted since this gateway joined.
         """
         run_id, up_s = await answer_of(self._server())
         if run_id == self._run_id or up_s > self._config.lease.no_worker_timeout_s:

@@ -1,5 +1,5 @@
-"""A gateway's connection to the fleet: a lease like a worker has, and the client edges of its
-requests.
+"""A gateway's connection to the fleet: its lease, its inbox, and the clients of everything that a
+gateway reads or writes in Redis.
 """
 
 import asyncio
@@ -65,8 +65,8 @@ SLOW_POLL_S = 1.0
 
 
 class FleetClient:
-    """Control-plane client of one gateway. Call `start()` before requests are submitted, `stop()`
-    after; on one event loop.
+    """Control-plane client of one gateway. Call `start()` before requests are submitted and
+    `stop()` at the end, on the same event loop.
     """
 
     def __init__(self, url: str, config: FleetConfig) -> None:
@@ -87,18 +87,20 @@ class FleetClient:
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
-        """Create a client. Nothing is sent yet; if Redis is unreachable, `start()` or the first
-        call raises.
+        """Create a client without connecting: if Redis is unreachable, `start()` or the first call
+        raises.
         """
         return cls(redis_url, config)
 
     @property
     def id(self) -> WorkerId:
-        """This gateway's id in the fleet; a new one after its lease has lapsed."""
+        """Id of this gateway in the fleet. The id changes when the gateway rejoins after its lease
+        has lapsed.
+        """
         return self._membership.id
 
     async def start(self) -> None:
-        """Join as a gateway. Raises: RedisUnreachable after 10 s."""
+        """Join the fleet as a gateway. Raises: RedisUnreachable after 10 s."""
         for attempt in range(100):
             try:
                 await self._membership.register()
@@ -127,11 +129,12 @@ class FleetClient:
         ]
 
     async def open_connections(self) -> None:
-        """Open all connections that a burst may need: it then waits for none, and more open files
-        later on mean a leak.
+        """Open all connections of the pool, so that a burst of requests waits for no handshake, and
+        a growing number of open files means a leak.
 
-        One after the other: with TLS each of thirty concurrent handshakes would last as long as all
-        of them, which on a loaded machine exceeds the time limit of each. Raises: RedisUnreachable.
+        Connections are opened one after the other: with TLS, each of thirty concurrent handshakes
+        would last as long as all together, which on a loaded machine exceeds the time limit of
+        each. Raises: RedisUnreachable.
         """
         pool = self._redis.connection_pool
         opened: list[AbstractConnection] = []
@@ -143,8 +146,8 @@ class FleetClient:
                 await pool.release(connection)
 
     async def stop(self) -> None:
-        """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are
-        then aborted.
+        """Leave the fleet. Requests still held wait `lease.gateway_timeout_s` for another gateway,
+        and are then aborted.
         """
         # The flag too: the Redis client can swallow a cancellation that coincides with a read's own
         # time-out.
@@ -170,7 +173,9 @@ class FleetClient:
     async def _repeat(
         self, work: Callable[[], Awaitable[object]], pause_s: float, outage: Outage
     ) -> None:
-        """Do work after each pause. While Redis is away, try again in the next round."""
+        """Call `work` in a loop, after a pause of `pause_s` seconds each time. A Redis error is
+        recorded in `outage`, and the loop continues.
+        """
         while not self._stopping:
             await asyncio.sleep(pause_s)
             try:
@@ -185,8 +190,8 @@ class FleetClient:
         await self.requests.reconcile()
 
     async def _read_inbox(self) -> None:
-        """Deliver notices to the requests. The id of the last one is saved, so a broken connection
-        loses none.
+        """Read this gateway's inbox and deliver its notices, until the client stops. The id of the
+        last notice is remembered, so that no notice is lost when a connection breaks.
         """
         last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
         outage = Outage("the inbox of this gateway")
@@ -217,8 +222,8 @@ class FleetClient:
                     await self._redis.xtrim(inbox, minid=last, approximate=False)
 
     async def _deliver(self, notices: Sequence[AnyNotice]) -> None:
-        """Deliver notices to the requests, with the chunks that are read from the logs. Raises:
-        redis-py's errors.
+        """Deliver notices to their requests. Chunks that are too large for a notice are read from
+        the logs first. Raises: redis-py's errors.
         """
         reads = LogReads([notice for notice in notices if self.requests.wants(notice)])
         replies: list[Reply] = []
@@ -231,8 +236,8 @@ class FleetClient:
             self.requests.deliver(notice)
 
     async def _poll(self) -> None:
-        """Recover from lost notices, and look at the memory of Redis. Chunks whose notices arrive
-        do not wait for this.
+        """Recover from lost notices, and check the memory of Redis. Runs once per `SLOW_POLL_S`;
+        chunks whose notices arrive do not wait for it.
         """
         await self._status.read_memory()
         await self.requests.catch_up()

@@ -1,7 +1,7 @@
 """A gateway's reader of one client edge: accepts chunks in any order, and delivers each row once,
 in order. Pure; no Redis.
 
-Redis may lose the tail of an edge's log. Its rows are recomputed, perhaps divided into other
+Redis may lose the tail of an edge's log. The lost rows are recomputed, perhaps divided into other
 chunks: the log is then read again from its first chunk, and rows that were already delivered are
 left out.
 """
@@ -12,10 +12,11 @@ from fleet.core.ids import EdgeName, Epoch, StageName
 
 
 class ClientEdge:
-    """Position in one client edge. `next` counts the chunks received in order, and `epoch` is the
-    epoch of the last such chunk. `consumed` counts the chunks delivered or skipped, `acked` the
-    chunks acknowledged in Redis. `diverged`: the log is no longer the one that was read so far.
-    `checked`: epoch of the producing task at the last check for that.
+    """Reader's position in one client edge. `next`: number of chunks received in order; `epoch`:
+    epoch of the last such chunk. `consumed`: number of chunks delivered or skipped; `acked`: number
+    of chunks acknowledged in Redis. `stride`: number of chunks per acknowledgement.
+    `diverged`: True if the log no longer contains what was read from it. `checked`: epoch of the
+    producing task when the log was last checked for divergence.
 
     Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
@@ -34,8 +35,9 @@ class ClientEdge:
         return not self.ended and index >= self.next and index not in self._early
 
     def put(self, chunk: Chunk) -> list[Chunk]:
-        """Add a chunk, and return the chunks that are now next in order. Repeated chunks are
-        dropped: if Redis lost the first copy, the new epoch of the producing task reveals that.
+        """Add a chunk, in any order; return the chunks that can be delivered next. A chunk of a
+        known index is dropped, even if it was recomputed because Redis lost the first copy: the
+        producing task then has a new epoch, which reveals the loss.
         """
         if self.diverged or self.ended or chunk.index < self.next:
             return []
@@ -51,7 +53,7 @@ class ClientEdge:
         return ready
 
     def drop_early(self) -> None:
-        """Discard the chunks that arrived ahead of their turn."""
+        """Discard the chunks that arrived before their predecessors."""
         self._early.clear()
 
     def begin_again(self) -> None:
@@ -64,8 +66,8 @@ class ClientEdge:
         self.drop_early()
 
     def consume(self, chunk: Chunk) -> Chunk | None:
-        """Count the next chunk as consumed, and return its part that was not delivered before; None
-        if all of it was.
+        """Count `chunk`, the next in order, as consumed; return its part that was not delivered
+        before, or None if all of it was.
 
         Raises: RedisUnreachable if the edge ends before the last row that was delivered.
         """

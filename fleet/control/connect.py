@@ -1,5 +1,5 @@
-"""Connections to Redis: opened within a time limit, with the scripts loaded, and again after a
-restart. Knows no request.
+"""Connections to Redis, opened within a time limit and with the scripts loaded, and the calls over
+them. Knows no request.
 """
 
 import asyncio
@@ -47,13 +47,14 @@ MAX_CONNECTIONS = 32
 
 
 def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False) -> redis.Redis:
-    """Return a client whose server has answered and has Fleet's scripts loaded.
+    """Return a client of a Redis that has answered and has Fleet's scripts loaded. Waits up to
+    `patience_s` seconds for Redis, and longer while Redis loads its data.
 
-    `one_connection`: use a single connection, as a thread needs that caches state of Redis. A pool
-    silently replaces an idle connection that broke, although the Redis behind the new connection
-    may have lost its last writes; here the next call raises a ConnectionError.
-    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError
-    immediately if Redis refuses access or scripts like Fleet's, or its certificate is refused.
+    `one_connection`: use a single connection, for a thread that keeps a copy of Redis's state. A
+    pool silently replaces a broken idle connection, although the Redis behind the new connection
+    may have lost its last writes; with a single connection the next call raises a ConnectionError.
+    Raises: RedisUnreachable after `patience_s`; ConfigError immediately if Redis refuses access or
+    refuses scripts with undeclared keys, or if its certificate is refused.
     """
     deadline = time.monotonic() + patience_s
     logged = ""
@@ -93,11 +94,11 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
     """Return a client for one or two urgent calls: it sends nothing before them, and retries
-    nothing.
+    nothing. `timeout_s`: time limit of connecting and of each call.
 
-    Over TLS it announces itself, as other clients do: behind the handshake the server sends session
-    tickets, which redis-py takes for data of an earlier call ("Connection not ready") unless a
-    reply was read after them.
+    Over TLS the client announces itself first, as other clients do. After the handshake the server
+    sends session tickets, which redis-py mistakes for data of an earlier call ("Connection not
+    ready") unless a reply was read after the tickets.
     """
     options: dict[str, Any] = (
         {} if urlsplit(url).scheme.startswith("rediss") else {"driver_info": None}
@@ -121,8 +122,8 @@ def _client(
 
 
 class _PasswordFile(CredentialProvider):
-    """The password file beside a socket, read for each new connection: the server writes it before
-    it listens.
+    """Credentials from the password file beside a Unix socket. The file is read for each new
+    connection, since the server writes it before it listens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -137,8 +138,8 @@ class _PasswordFile(CredentialProvider):
 
 
 def _credentials(url: str) -> CredentialProvider | None:
-    """Return the reader of the password file if `url` is a Unix socket without a password in the
-    address; else None.
+    """Return the reader of the password file if `url` is a Unix socket without a password; else
+    None.
     """
     parts = urlsplit(url)
     if parts.scheme != "unix" or parts.username or "username=" in parts.query or has_password(url):
@@ -153,8 +154,8 @@ def _log_once(logged: str, line: str) -> str:
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
-    """Return an asyncio client; nothing is sent yet. A call waits while all connections are
-    busy.
+    """Return an asyncio client, without connecting. A call waits while all connections of the pool
+    are busy.
     """
     options: dict[str, Any] = {
         "max_connections": MAX_CONNECTIONS,
@@ -179,8 +180,8 @@ def safe_url(url: str) -> str:
 
 
 def describe_failure(url: str, error: RedisError) -> str:
-    """Return why Redis at `url` cannot be used, and the remedy, without the password of the
-    address.
+    """Return a message that says why Redis at `url` cannot be used, with the remedy and without the
+    password.
     """
     if isinstance(error, AuthenticationError | NoPermissionError):
         return _refused(url, error)
@@ -204,8 +205,8 @@ def _how_to_find(url: str) -> str:
 
 
 def _refused(url: str, error: RedisError) -> str:
-    """Return the message for a Redis that refuses access: which part of the address is wrong, and
-    its correct form.
+    """Return the message for a Redis that refuses access: which part of `url` is wrong, and the
+    correct form.
     """
     local = urlsplit(url).scheme == "unix"
     scheme, where = ("unix", "/PATH") if local else ("redis", "HOST:PORT")
@@ -249,11 +250,12 @@ def load_scripts(client: redis.Redis) -> None:
 
 
 def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
-    """Send calls, then raw commands, in one pipelined round trip; return the replies in order.
+    """Send script calls, and after them raw commands, in one pipelined round trip; return the
+    replies in order.
 
-    A script that Redis no longer has (it restarted) is loaded and sent again: it did not run, so
-    nothing happens twice.
-    Raises: redis errors of the connection; a reply that is itself an error is raised.
+    A script that Redis does not have, because it restarted, is loaded and sent again. Such a script
+    did not run, so nothing happens twice.
+    Raises: redis errors of the connection, and the first error among the replies.
     """
     replies = exchange_each(client, calls, *commands)
     for reply in replies:
@@ -265,8 +267,8 @@ def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg
 def exchange_each(
     client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]
 ) -> list[Reply]:
-    """Do as `exchange`, except that a reply that is an error is returned in its place. Raises:
-    redis errors of the connection.
+    """Do as `exchange`, but return an error reply in its place among the replies. Raises: redis
+    errors of the connection.
     """
     sent = [("EVALSHA", sha(call.script), *keys.DECLARED, *call.args) for call in calls] + [
         tuple(command) for command in commands
@@ -280,10 +282,10 @@ def exchange_each(
 
 
 def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list[Reply]:
-    """Return the replies, errors included.
+    """Send commands in one round trip; return their replies, with an exception for each error
+    reply.
 
-    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice for every
-    chunk.
+    Bypasses `client.pipeline()`, which costs 70 us more of CPU time, twice for every chunk.
     """
     connection = client.connection or client.connection_pool.get_connection()
     try:
@@ -306,8 +308,8 @@ def _reply(connection: AbstractConnection) -> Reply:
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Divide items into runs of at most `size`, so that neither Redis nor an event loop is occupied
-    by all of them.
+    """Divide `items` into slices of at most `size`, so that one call occupies neither Redis nor an
+    event loop for long.
     """
     return (items[first : first + size] for first in range(0, len(items), size))
 
@@ -345,7 +347,7 @@ def cancellation_kept() -> Iterator[None]:
 
 
 async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tuple[Reply, Reply]:
-    """Run a script as `run_async`, and a command behind it on the same connection, in one round
+    """Run a script as `run_async` does, and after it `command` on the same connection, in one round
     trip.
 
     Returns the replies of the script and of the command; the latter may be an error. Raises: redis
@@ -367,7 +369,9 @@ async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tu
 
 
 async def answer_of(call: Awaitable[T]) -> T:
-    """Await a call of Redis. Raises: RedisUnreachable for redis-py's errors."""
+    """Return the result of an awaited Redis call. Raises: RedisUnreachable in place of redis-py's
+    errors.
+    """
     try:
         return await call
     except RedisError as error:
@@ -379,29 +383,31 @@ def unreachable(error: RedisError) -> RedisUnreachable:
 
 
 def text(value: Reply) -> str:
-    """Return a reply as text; "" for None."""
+    """Return a Redis reply as text; "" for None."""
     return value.decode() if isinstance(value, bytes) else "" if value is None else str(value)
 
 
 def first_text(value: Reply) -> str:
-    """Return the first part of a list, or another reply, as text."""
+    """Return the first element of a list reply as text, or another reply as text."""
     return text(cast("list[Reply]", value)[0] if isinstance(value, list) else value)
 
 
 def texts(value: Reply) -> list[str]:
-    """Return the parts of a list, or the one part of another reply, as text."""
+    """Return the elements of a list reply as text; another reply becomes a list of one text."""
     return [
         text(part) for part in cast("list[Reply]", value if isinstance(value, list) else [value])
     ]
 
 
 def worker_ids(value: Reply) -> list[WorkerId]:
-    """Return the members of a list of processes as ids."""
+    """Return a list reply of worker and gateway ids."""
     return [WorkerId(name) for name in texts(value)]
 
 
 def pairs(value: Reply) -> dict[str, bytes]:
-    """Return a flat field/value reply (HGETALL in a script, a stream entry) as a dict."""
+    """Return a flat reply of alternating fields and values (HGETALL in a script, a stream entry) as
+    a dict.
+    """
     if isinstance(value, dict):
         return {
             text(field): cast(bytes, v) for field, v in cast("dict[object, object]", value).items()
@@ -411,20 +417,20 @@ def pairs(value: Reply) -> dict[str, bytes]:
 
 
 def number(fields: Mapping[str, bytes], name: str) -> int:
-    """Return a field as a number; 0 if it is missing or empty."""
+    """Return the field `name` as an integer; 0 if it is missing or empty."""
     return int(fields.get(name) or 0)
 
 
 def stream_entries(reply: Reply) -> list[tuple[str, dict[str, bytes]]]:
-    """Return a reply of XRANGE or XREVRANGE as (id, fields) of each entry."""
+    """Return (id, fields) of each entry in a reply of XRANGE or XREVRANGE."""
     return [
         (text(entry), pairs(raw)) for entry, raw in cast("list[tuple[bytes, object]]", reply or [])
     ]
 
 
 def entry_order(entry: str) -> tuple[int, int]:
-    """Return the id of a stream's entry in the form by which entries are ordered: its time in
-    milliseconds, and a number.
+    """Return the id of a stream entry in a form that sorts as Redis does: (time in milliseconds,
+    sequence number).
     """
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)

@@ -1,8 +1,8 @@
 """Dead letters: requests that were given up because workers died over them, stored whole so that
 they can be sent again.
 
-`end_request` writes them, and removes the oldest beyond 1,000 letters or 64 MiB. No process owns a
-letter, so dropping one needs no fencing. Knows no stage's work.
+The script `end_request` writes dead letters, and removes the oldest beyond 1,000 letters or 64 MiB.
+No process owns a letter, so dropping one needs no fencing. Knows no stage's work.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from fleet.core.request import RequestSpec, decode_request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """Request that was given up. `entry`: id in the stream. `stage`: stage whose workers died over
-    the request.
+    """A request that was given up. `entry`: id in the stream of dead letters. `stage`: stage whose
+    workers died over the request. `raw_spec`: the encoded request, which `spec_of` decodes.
 
     Units: `died_us` since 1970 on Redis's clock. `size_bytes` includes the audio of the prompt,
-    which stays in Redis (`keys.dead_letter_blob`). Only `spec_of` reads `raw_spec`.
+    which stays in Redis (`keys.dead_letter_blob`).
     """
 
     entry: str
@@ -38,12 +38,12 @@ class DeadLetter:
 
 
 def read_letters(client: Redis) -> list[DeadLetter]:
-    """Return all letters, oldest first."""
+    """Return all dead letters, oldest first."""
     return letters_of(client.xrange(keys.DEAD))
 
 
 def read_letter(client: Redis, request: RequestId) -> DeadLetter:
-    """Return the letter of one request. Raises: BadInput if there is none."""
+    """Return the dead letter of one request. Raises: BadInput if there is none."""
     for letter in read_letters(client):
         if letter.request == request:
             return letter
@@ -51,12 +51,12 @@ def read_letter(client: Redis, request: RequestId) -> DeadLetter:
 
 
 def read_blob(client: Redis, letter: DeadLetter) -> bytes | None:
-    """Return the audio of the request's prompt; None if it has none."""
+    """Return the prompt audio of a dead letter's request; None if the prompt has no audio."""
     return cast("bytes | None", client.get(keys.dead_letter_blob(letter.request)))
 
 
 def drop_letters(client: Redis, letters: Sequence[DeadLetter]) -> int:
-    """Delete the letters; return the number of letters that were still there."""
+    """Delete dead letters; return the number of letters that were still there."""
     if not letters:
         return 0
     client.unlink(*(keys.dead_letter_blob(letter.request) for letter in letters))
@@ -64,8 +64,8 @@ def drop_letters(client: Redis, letters: Sequence[DeadLetter]) -> int:
 
 
 def spec_of(letter: DeadLetter) -> RequestSpec:
-    """Return the request as submitted. Raises: UnknownWireVersion if another protocol version wrote
-    it.
+    """Return the request of a dead letter, as submitted. Raises: UnknownWireVersion if another
+    protocol version wrote it.
     """
     try:
         return decode_request(letter.raw_spec)
@@ -76,7 +76,7 @@ def spec_of(letter: DeadLetter) -> RequestSpec:
 
 
 def letters_of(reply: Reply) -> list[DeadLetter]:
-    """Decode entries of the stream."""
+    """Return the dead letters in a reply of XRANGE or XREVRANGE."""
     return [
         DeadLetter(
             entry=entry,

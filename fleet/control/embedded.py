@@ -1,5 +1,5 @@
-"""Address and password of the embedded Redis: the Unix socket in its data folder, and the password
-file beside it, if any.
+"""Address and password of the embedded Redis, which listens on a Unix socket in its data folder,
+with a password file beside the socket if it requires one.
 
 Both follow from the data folder alone, so every command of a deployment finds its server. Starts no
 server.
@@ -27,9 +27,13 @@ from fleet.process.private import (
 
 SOCKET, PASSWORD, LOCK = "redis.sock", "password", "server.lock"
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
-"""`sun_path` of `sockaddr_un`, without its closing zero."""
+"""Largest length of a socket path: the size of `sun_path` in `sockaddr_un`, less the closing zero
+byte.
+"""
 SHORT_PATHS = Path("/tmp")
-"""Not `$TMPDIR`: it differs from session to session, and may be as long as the path to shorten."""
+"""Parent folder of short paths. Not `$TMPDIR`, which differs between logins and may be as long as
+the path to shorten.
+"""
 DEAD_LINK_S = 3600.0
 _OWN = re.compile(
     rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly\.aof.*|dump\.rdb|temp-.*"
@@ -37,8 +41,8 @@ _OWN = re.compile(
 
 
 def embedded_url(data_dir: Path) -> str:
-    """Return the address of this data folder's server, without a password. Raises: ConfigError of
-    `short_path`.
+    """Return the address of the server that serves `data_dir`, without a password. Raises:
+    ConfigError of `short_path`.
     """
     folder = data_dir.absolute()
     if len(os.fsencode(folder / SOCKET)) > MAX_SOCKET_PATH_BYTES or not _is_text(folder):
@@ -47,7 +51,7 @@ def embedded_url(data_dir: Path) -> str:
 
 
 def _is_text(folder: Path) -> bool:
-    """Return False for a path whose bytes are not UTF-8, which no address can contain."""
+    """Return False for a path whose bytes are not UTF-8, which no Redis address can contain."""
     try:
         str(folder).encode()
     except UnicodeEncodeError:
@@ -57,9 +61,10 @@ def _is_text(folder: Path) -> bool:
 
 def short_path(folder: Path) -> Path:
     """Return a short path that leads to `folder`: a symbolic link in a folder of this user, named
-    after the path.
+    after the hash of the long path.
 
-    Raises: ConfigError if that folder or link is not this user's own.
+    Raises: ConfigError if the folder of links is not private to this user, or the link leads
+    elsewhere.
     """
     home = SHORT_PATHS / f"fleet-{os.geteuid()}"
     link = home / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
@@ -86,8 +91,8 @@ def short_path(folder: Path) -> Path:
 
 
 def _remove_dead_links(home: Path) -> None:
-    """Remove links to missing folders, except new links: their folders may not have been created
-    yet.
+    """Remove links in `home` to missing folders. New links stay: their folders may not have been
+    created yet.
     """
     for link in home.iterdir():
         with suppress(FileNotFoundError):
@@ -98,7 +103,8 @@ def _remove_dead_links(home: Path) -> None:
 def read_password(folder: Path) -> str | None:
     """Return the password of the server whose socket is in `folder`, or None if it requires none.
 
-    Only a regular file of this user (root: of any user) counts: the folder may be another user's.
+    The password file counts only if it is a regular file of this user (for root, of any user),
+    since another user may own the folder.
     """
     try:
         with open(os.open(folder / PASSWORD, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
@@ -111,8 +117,8 @@ def read_password(folder: Path) -> str | None:
 
 
 def make_password(data_dir: Path) -> str:
-    """Return the server's password, generated the first time. Raises: ConfigError if its file is
-    not this user's own.
+    """Return the server's password, generated at the first call for `data_dir`. Raises: ConfigError
+    if the password file belongs to another user.
     """
     if not os.path.lexists(data_dir / PASSWORD):
         write_private(data_dir / PASSWORD, secrets.token_urlsafe(32) + "\n")
@@ -127,11 +133,11 @@ def make_password(data_dir: Path) -> str:
 
 
 def secure_data_dir(data_dir: Path) -> None:
-    """Create the server's folder if it is missing, and remove other users' permissions from it and
-    from the server's files.
+    """Create the server's folder if it is missing, and remove other users' permissions from the
+    folder and the server's files.
 
-    Raises: OSError; ConfigError if others may still write into the folder, since they could replace
-    the server's socket.
+    Raises: OSError; ConfigError if other users may still write into the folder, since they could
+    replace the server's socket.
     """
     make_private_folder(data_dir)
     if not close_to_others(data_dir, is_own=lambda name: _OWN.fullmatch(name) is not None):

@@ -1,5 +1,5 @@
-"""Background jobs for callers on an event loop: `fleet.control.jobs` in threads, and the files that
-jobs wrote.
+"""Client of background jobs for callers on an event loop: runs the calls of `fleet.control.jobs` in
+threads, and reads files that jobs wrote.
 """
 
 import asyncio
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 
 class JobClient:
-    """Client of the job queue. rq is imported by the first call: serving needs none. Any method may
-    raise RedisUnreachable, and Conflict with a cluster, which has no job to list.
+    """Client of the job queue. rq is imported by the first call, since serving does not need it.
+    Any method may raise RedisUnreachable, and Conflict if Redis is a cluster, where jobs cannot be
+    stored.
     """
 
     def __init__(self, url: str, data_dir: Path) -> None:
@@ -29,7 +30,7 @@ class JobClient:
         self._data_dir = data_dir
 
     async def list_jobs(self) -> Sequence[Job]:
-        """Return the jobs, the newest first."""
+        """Return the jobs, newest first."""
         from fleet.control import jobs
 
         if is_cluster(self._url):
@@ -42,8 +43,8 @@ class JobClient:
         return await self._run(lambda connection: jobs.job(connection, job))
 
     async def submit(self, kind: str, arguments: object) -> Job:
-        """Raises: BadInput naming the argument, the cause and the remedy; see
-        `fleet.core.jobs.read_arguments`.
+        """Put a job into the queue. Raises: BadInput naming the argument, the cause and the remedy;
+        see `fleet.core.jobs.read_arguments`.
         """
         from fleet.control import jobs
 
@@ -70,8 +71,8 @@ class JobClient:
         await asyncio.to_thread(remove_folder, self._data_dir, job)
 
     async def read_file(self, job: str, name: str) -> bytes:
-        """Return one of the `REPORT_FILES` that a job wrote. Raises: NotFound, Conflict for one
-        that is too large.
+        """Return the content of one of the `REPORT_FILES` that a job wrote. Raises: NotFound;
+        Conflict if the file is too large.
         """
         if await self.find(job) is None:
             raise NotFound(
@@ -81,7 +82,9 @@ class JobClient:
         return await asyncio.to_thread(read_file, self._data_dir, job, name)
 
     async def _run(self, work: Callable[[Redis], T]) -> T:
-        """Run blocking calls of rq in a thread, over a connection of their own."""
+        """Run blocking rq calls in a thread, over a separate Redis connection that is passed to
+        `work`.
+        """
         if is_cluster(self._url):
             raise Conflict(NO_JOBS)
 

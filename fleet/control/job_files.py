@@ -1,7 +1,7 @@
-"""The folder of each job, under the deployment's `data_dir`: created, read and removed. Knows no
-kind of job.
+"""The folders in which jobs leave files, under the deployment's `data_dir`: created, read and
+removed. Knows no kind of job.
 
-A folder is named after the job's id, and a file is one of `REPORT_FILES`: no path is taken from a
+A folder is named after its job's id, and only `REPORT_FILES` are read: no path is taken from a
 client.
 """
 
@@ -22,8 +22,8 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 def folder_of(data_dir: Path, job_id: str) -> Path:
-    """Return the path of a job's folder, which may not exist. Raises: NotFound for an id that no
-    job can have.
+    """Return the path of a job's folder, which may not exist. Raises: NotFound for a malformed job
+    id.
     """
     if not JOB_ID.fullmatch(job_id):
         raise NotFound(
@@ -43,12 +43,12 @@ def make_folder(data_dir: Path, job_id: str) -> Path:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return the names of the report's files that exist."""
+    """Return the names of the `REPORT_FILES` that exist in a job's folder."""
     return [name for name in REPORT_FILES if (folder / name).is_file()]
 
 
 def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
-    """Return the content of one file of a job. Raises: NotFound, Conflict if it is too large."""
+    """Return the content of one file of a job. Raises: NotFound; Conflict if it is too large."""
     if name not in REPORT_FILES:
         raise NotFound(
             f"name: no file {name[:80]!r}; a job has {' and '.join(REPORT_FILES)} at most",
@@ -75,18 +75,18 @@ def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
 
 
 def remove_folder(data_dir: Path, job_id: str) -> None:
-    """Remove a job's folder if it is there; a record with an id of another form has none. Raises:
-    OSError.
-    """
+    """Remove a job's folder if it exists; a malformed job id has no folder. Raises: OSError."""
     if JOB_ID.fullmatch(job_id) and os.path.lexists(folder_of(data_dir, job_id)):
         _remove(folder_of(data_dir, job_id))
 
 
 def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) -> None:
-    """Remove the folders of jobs that are no longer stored, and the oldest beyond `MAX_FOLDERS`.
+    """Remove the folders of jobs that are no longer stored, and the oldest folders beyond
+    `MAX_FOLDERS`.
 
-    `kept` returns the given ids whose jobs are stored.
-    Raises: OSError for the first folder that cannot be removed, after the others were.
+    `kept`: function that returns the ids, among a list of job ids, whose jobs are still stored.
+    Raises: OSError for the first folder that could not be removed, after all other folders were
+    tried.
     """
     root = data_dir.absolute() / FOLDER
     folders = (
@@ -107,8 +107,8 @@ def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) ->
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a link or file in its place, but not the target of a link. Raises:
-    OSError.
+    """Remove a folder. A link or file in its place is removed too, but never a link's target.
+    Raises: OSError.
     """
     if path.is_symlink() or not path.is_dir():
         path.unlink()

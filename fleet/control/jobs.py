@@ -1,8 +1,8 @@
-"""Background jobs under rq: submission, views, orders. Only the functions of `FUNCTIONS` can be
-run.
+"""Background jobs under rq: submission, views, and orders to retry, stop or delete a job. Only the
+functions in `FUNCTIONS` can be run.
 
-Arguments are checked here when a job is submitted, and again by its worker. Results and progress
-are JSON. Knows no request.
+Arguments are checked when a job is submitted, and again by its worker. Results and progress are
+JSON. Knows no request.
 """
 
 import datetime
@@ -33,16 +33,16 @@ from fleet.telemetry.views import Job, JobProgress
 
 QUEUE = "fleet"
 FUNCTIONS = {"bench": "fleet.jobs.bench.run", "train": "fleet.jobs.train.run"}
-"""Kind -> function, which has one argument, the kind's arguments as a JSON object, and returns
-JSON.
+"""Function that runs each kind of job: its argument is the job's arguments as a JSON object, and it
+returns JSON.
 """
 TIMEOUT_S = 3600
 KEPT_S = 7 * 24 * 3600
 MAX_LISTED = 200
-"""Maximum number of jobs listed of each state, the latest."""
+"""Maximum number of jobs that are listed per state, the latest first."""
 PROGRESS, FILES = "progress", "files"
 UNREADABLE = "unreadable"
-"""The state of a job whose record or result cannot be read."""
+"""State of a job whose record or result cannot be read."""
 DAMAGED = (
     ArithmeticError,
     AssertionError,
@@ -57,7 +57,9 @@ DAMAGED = (
     ValueError,
     zlib.error,
 )
-"""Errors of rq, which checks no record, and of Redis for a key of another type."""
+"""Errors that a damaged job record causes in rq, which does not check records, or in Redis if a key
+has another type.
+"""
 UNFINISHED = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
 
@@ -66,7 +68,9 @@ def open_queue(connection: Redis) -> Queue:
 
 
 def submit(connection: Redis, kind: str, arguments: object) -> Job:
-    """Put a job into the queue. Raises: BadInput naming the argument, the cause and the remedy."""
+    """Put a job into the queue. `arguments`: JSON object of the client. Raises: BadInput naming the
+    argument, the cause and the remedy.
+    """
     checked = read_arguments(kind, arguments).as_json()
     job = open_queue(connection).enqueue(
         FUNCTIONS[kind],
@@ -92,7 +96,9 @@ def job(connection: Redis, job_id: str) -> Job | None:
 
 
 def retry(connection: Redis, job_id: str) -> Job:
-    """Submit the same job under a new id. Raises: NotFound, Conflict while it has not ended."""
+    """Submit an ended job again under a new id. Raises: NotFound; Conflict if the job has not
+    ended.
+    """
     found = _find(connection, job_id)
     if found.get_status() in UNFINISHED:
         raise Conflict(f"job {job_id} has not ended; stop it first", param="job_id")
@@ -106,8 +112,8 @@ def retry(connection: Redis, job_id: str) -> Job:
 
 
 def stop(connection: Redis, job_id: str) -> None:
-    """Stop a running job, or remove a queued one from the queue. Raises: NotFound, Conflict once it
-    has ended.
+    """Stop a running job, or remove a queued one from the queue. Raises: NotFound; Conflict if the
+    job has ended.
     """
     found = _find(connection, job_id)
     status = found.get_status()
@@ -126,7 +132,7 @@ def stop(connection: Redis, job_id: str) -> None:
 
 
 def delete(connection: Redis, job_id: str) -> None:
-    """Delete a job that is not running. Raises: NotFound, Conflict."""
+    """Delete a job that is not running. Raises: NotFound; Conflict if it runs."""
     view = job(connection, job_id)
     if view is not None and view.state == UNREADABLE:
         _delete_unreadable(connection, job_id)
@@ -146,13 +152,13 @@ def note_progress(current: RqJob, progress: JobProgress) -> None:
 
 
 def note_files(current: RqJob, names: list[str]) -> None:
-    """Save the names of the files in the running job's folder."""
+    """Save the names of the report files in the running job's folder."""
     current.meta[FILES] = names
     current.save_meta()
 
 
 def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
-    """Return the ids whose jobs are stored."""
+    """Return the ids among `job_ids` whose jobs are stored."""
     pipe = connection.pipeline(transaction=False)
     for job_id in job_ids:
         pipe.exists(RqJob.key_for(job_id))
@@ -160,8 +166,8 @@ def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
 
 
 def recorded_arguments(job: RqJob) -> JobArguments:
-    """Return the checked arguments of a record. Raises: BadInput if `submit` of this version did
-    not write it.
+    """Return the checked arguments in a job's record. Raises: BadInput if `submit` of this version
+    did not write the record.
     """
     kind = next((kind for kind, function in FUNCTIONS.items() if function == job.func_name), "")
     if not kind or job.instance is not None or job.kwargs or len(job.args) != 1:
@@ -174,8 +180,8 @@ def recorded_arguments(job: RqJob) -> JobArguments:
 
 
 def _ids(connection: Redis) -> list[str]:
-    """Return the ids in rq's lists, read atomically: a job that is moved from the queue to a worker
-    is in a list of its own.
+    """Return the ids of all jobs in rq's lists. The lists are read atomically, so that a job on its
+    way from the queue to a worker is not missed.
     """
     queue = open_queue(connection)
     pipe = connection.pipeline(transaction=True)
@@ -218,8 +224,8 @@ def _find(connection: Redis, job_id: str) -> RqJob:
 
 
 def _read(connection: Redis, job_ids: list[str]) -> list[Job]:
-    """Return the stored jobs among `job_ids`. The state is `UNREADABLE` if the record or the result
-    is damaged.
+    """Return the jobs, among `job_ids`, that are stored. A job's state is `UNREADABLE` if its
+    record or result is damaged.
     """
     pipe = connection.pipeline(transaction=False)
     for job_id in job_ids:

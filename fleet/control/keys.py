@@ -1,4 +1,4 @@
-"""Table of all keys in Redis: a leak check in the tests fails for a key without a row here."""
+"""Table of all keys in Redis. Tests check for leaks: a key without a row here fails them."""
 
 import re
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId
 
 PREFIX = "{fleet}:"
-"""The braces are a hash tag: in a cluster all keys of a fleet have one slot, hence one server
-(Redis cluster specification).
+"""Prefix of all keys. The braces are a hash tag: in a cluster all keys of a fleet are in one slot,
+hence on one server (Redis cluster specification).
 """
 GROUP = "workers"
-"""Name of all consumer groups. On role streams the group distributes grants; on inboxes it allows
-one read to block on both.
+"""Name of all consumer groups. In a role's stream the group distributes grants among workers; an
+inbox has a group so that a worker can block on both streams in one read.
 """
 
 NONE = PREFIX + "none"
-"""Key that scripts declare so that a cluster can route them. It never holds data."""
+"""Key that scripts declare so that a cluster can route them. The key never holds data."""
 DECLARED = (1, NONE)
-"""Number and names of the keys that every script declares. A script computes the other names, whose
-keys are on the same server.
+"""Number and names of the keys that every script call declares. A script computes the names of all
+other keys, which are on the same server.
 """
 WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
@@ -34,7 +34,8 @@ PLACES = PREFIX + "places"
 FENCING = PREFIX + "fencing"
 SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
-"""Statuses by which the workers of a role are indexed, as in `STATUSES` of `common.lua`."""
+"""Statuses by which the workers of a role are indexed; the same list as `STATUSES` in `common.lua`.
+"""
 LOGS = PREFIX + "logs"
 FACTS = PREFIX + "logs:facts"
 LOGS_DROPPED = PREFIX + "logs:dropped"
@@ -59,12 +60,12 @@ def role(name: RoleName) -> str:
 
 
 def role_workers(name: RoleName, status: str) -> str:
-    """Return the key of a role's listed workers of one of the `STATUSES`."""
+    """Return the key of the index of a role's workers with one of the `STATUSES`."""
     return f"{PREFIX}role_workers:{name}:{status}"
 
 
 def settings_group(group: str) -> str:
-    """Return the key of the listed processes whose hashes have this `settings_group`."""
+    """Return the key of the index of processes whose records have this `settings_group`."""
     return f"{PREFIX}settings_group:{group}"
 
 
@@ -77,8 +78,8 @@ def inbox(worker_id: WorkerId) -> str:
 
 
 def request(request_id: RequestId) -> str:
-    """Return the key of a request; its id may be from a URL. Raises: NotFound for an id that would
-    name another kind of key.
+    """Return the key of a request's hash. The id may come from a URL. Raises: NotFound for an id
+    with which the key would be of another kind.
     """
     if ":" in request_id:
         raise NotFound(
@@ -112,8 +113,8 @@ def trace(request_id: RequestId) -> str:
 
 
 def index(state: str) -> str:
-    """Return the key of the requests of one state; `INDEX_ALL` has all. Every score is 0, so
-    members are in the order of ids.
+    """Return the key of the index of requests in one state; `INDEX_ALL` indexes all requests. Every
+    score is 0, so members sort by id.
     """
     return f"{PREFIX}index:{state}"
 
@@ -127,7 +128,7 @@ def gone(worker_id: WorkerId) -> str:
 
 
 def series(step: int) -> str:
-    """Return the key of one step of the time series; `step`: seconds since 1970, divided by the
+    """Return the key of one step of the time series. `step`: seconds since 1970 divided by the
     length of a step.
     """
     return f"{PREFIX}series:{step}"
@@ -146,7 +147,9 @@ def voice(session_id: str) -> str:
 
 
 def voices_of(owner: str) -> str:
-    """Return the key of the voice sessions of one client secret; `owner` is its hash."""
+    """Return the key of the voice sessions that one client secret opened. `owner`: hash of the
+    secret.
+    """
     return f"{PREFIX}voices_of:{owner}"
 
 
@@ -159,8 +162,9 @@ def secret(name: str) -> str:
 
 
 class Row(NamedTuple):
-    """Kind of key. `life` is forever, lease (ends with a worker), index (ends with the last listed
-    process), live (ends with the request) or retention (has a TTL).
+    """Row of the table of keys: one kind of key. `life`: forever, lease (ends with a worker), index
+    (ends with the last listed process), live (ends with the request) or retention (has a TTL).
+    `owner`: scripts or processes that write the key.
     """
 
     pattern: str
@@ -280,7 +284,9 @@ conductor:last | string | forever | lead
 conductor | string | lease | lead
     leader|term
 """
-"""Pattern of the key, type in Redis, life and writer of each kind of key; then its meaning."""
+"""Rows of the table of keys. The first line of a row has the key's pattern, Redis type, life and
+writers; indented lines have its meaning.
+"""
 
 
 def _rows() -> Iterator[Row]:
@@ -292,7 +298,7 @@ TABLE = tuple(_rows())
 
 
 def row_of(key: str) -> Row | None:
-    """Return the row of a concrete key, or None: a leak."""
+    """Return the row of the table that describes a key; None for a key that no row describes."""
     for row in sorted(TABLE, key=lambda r: -len(r.pattern)):
         shape = re.sub(r"\\{[a-z]+\\}", "[^{}]+?", re.escape(row.pattern))
         if row.pattern == "worker:{id}":

@@ -1,7 +1,8 @@
-"""Bound of the lines that one process adds to the fleet's log: a number of lines of each kind,
-further lines are counted.
+"""Limit on the lines that one process adds to the fleet's log: a number of lines per kind and
+period. Further lines are counted, not logged.
 
-What a client can cause at each of its requests would otherwise fill the log. Knows no Redis.
+Without the limit, a line that clients can cause with every request would fill the log. Knows no
+Redis.
 """
 
 import logging
@@ -9,9 +10,11 @@ from dataclasses import dataclass
 
 PERIOD_S = 60.0
 MAX_PER_KIND = 100
-"""Lines of one kind in `PERIOD_S`; further ones are counted, and logged as one line."""
+"""Number of lines of one kind that are logged per `PERIOD_S`. Further lines are counted, and logged
+as one line.
+"""
 MAX_KINDS = 500
-"""Limit of the kinds that are distinguished; lines of further kinds are counted together."""
+"""Number of kinds that are distinguished. Lines of further kinds are counted together."""
 
 Kind = tuple[str, int, str]
 OTHERS: Kind = ("", logging.INFO, "")
@@ -19,7 +22,9 @@ OTHERS: Kind = ("", logging.INFO, "")
 
 @dataclass(slots=True)
 class _LineCount:
-    """`left_out`: lines that were not admitted, the last of them in `last`."""
+    """Count of one kind's lines in the present period. `left_out`: number of lines that were not
+    logged; `last`: the last such line.
+    """
 
     since: float
     admitted: int = 0
@@ -28,8 +33,8 @@ class _LineCount:
 
 
 class LineBudget:
-    """A kind is a logger, a level and a text before its values are inserted. Times: seconds of one
-    clock.
+    """Limit on log lines per kind. A kind is a logger, a level and a message text before its values
+    are inserted. Times are seconds of any one clock.
     """
 
     def __init__(self) -> None:
@@ -39,7 +44,7 @@ class LineBudget:
         return len(self._counts)
 
     def admits(self, record: logging.LogRecord, now: float) -> bool:
-        """Return True if the line may be logged; count it otherwise."""
+        """Return True if the line may be logged; otherwise count it. `now`: present time."""
         kind = (record.name, record.levelno, str(record.msg))
         if kind not in self._counts and len(self._counts) >= MAX_KINDS:
             kind = OTHERS
@@ -52,7 +57,9 @@ class LineBudget:
         return False
 
     def take_summaries(self, now: float) -> list[logging.LogRecord]:
-        """End the periods that are over; return one line for each kind that was counted in them."""
+        """End the periods that are over. Return one line for each kind that exceeded its limit,
+        with the number of lines left out.
+        """
         over = [
             (kind, count) for kind, count in self._counts.items() if now - count.since >= PERIOD_S
         ]

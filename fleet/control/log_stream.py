@@ -1,7 +1,7 @@
-"""Sender of this process's log lines to the fleet's log: in batches, by a thread of its own, so
-that logging never blocks.
+"""Sender of this process's log lines to the fleet's log in Redis: in batches and in its own thread,
+so that logging never blocks.
 
-Lines of one kind are bounded (`line_budget.py`). Under load, or while Redis is away, lines are
+Lines of one kind are limited (`line_budget.py`). Under load, or while Redis is away, lines are
 dropped and counted. Printed lines are not affected.
 """
 
@@ -31,9 +31,9 @@ Fields = dict[FieldT, EncodableT]
 
 
 class LogShipper(logging.Handler):
-    """Handler for records of any thread, until `end`, which sends the waiting ones within a time
-    limit. Not `close`: configuring logging (as uvicorn does) closes every existing handler, and
-    leaves it in use.
+    """Logging handler that sends the records of all threads to the fleet's log. `end` sends waiting
+    lines within a time limit and stops the handler. `close` does not, because configuring logging
+    (as uvicorn does) closes every existing handler and leaves it in use.
 
     Invariants: `emit` does no I/O, and runs under the handler's lock; at most `MAX_WAITING` lines
     wait; the stream keeps about `MAX_STORED`.
@@ -89,8 +89,8 @@ class LogShipper(logging.Handler):
             self.release()
 
     def _ship(self) -> bool:
-        """Send the waiting lines in batches. Return False if Redis does not answer: unsent lines
-        wait for the next call.
+        """Send the waiting lines in batches. Return False if Redis does not answer; unsent lines
+        then wait for the next call.
         """
         while self._waiting:
             batch = [self._waiting[place] for place in range(min(len(self._waiting), MAX_BATCH))]
@@ -111,8 +111,8 @@ class LogShipper(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
-    """Return the stream fields of a record. The request id is taken from `extra`, which may have an
-    epoch too, or from the message.
+    """Return the stream fields of a log record. The request id comes from `extra`, which may also
+    have an epoch, or else from the message.
     """
     message = record.getMessage()
     about = getattr(record, "request_id", "") or next(iter(REQUEST.findall(message)), "")
@@ -135,13 +135,17 @@ def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
 
 
 def add_line(client: Redis, labels: Labels, message: str, *, level: str) -> None:
-    """Log a fact immediately, for a process without a LogShipper. Raises: redis-py's errors."""
+    """Add a line to the fleet's log immediately, in a process without a LogShipper. Raises:
+    redis-py's errors.
+    """
     run(client, scripts.log_fact(level, labels.process, labels.worker, labels.stage, message))
 
 
 @contextmanager
 def shipping(redis_url: str, labels: Labels) -> Iterator[Labels]:
-    """Send the log lines of this process to the fleet's log, within the block."""
+    """Send the log lines of this process to the fleet's log within the block. Yields the labels,
+    which may be changed.
+    """
     shipper = LogShipper(connect_for_a_call(redis_url, TIMEOUT_S), labels)
     logging.getLogger().addHandler(shipper)
     try:

@@ -1,5 +1,5 @@
-"""Reads of the chunks whose notices do not contain them: the new part of each edge's log, in one
-round trip. Knows no client.
+"""Reads of chunks from the logs of their edges, for notices that do not contain the chunk: the new
+part of each log, in one round trip. Knows no client.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ _Log = tuple[RequestId, EdgeName]
 
 
 class LogReads:
-    """The reads for the `LoggedNotice`s among `notices`: one per edge, from its first new chunk to
-    its last.
+    """Log reads for the `LoggedNotice`s among `notices`: one read per edge, from its first new
+    chunk to its last.
 
     A chunk that Redis lost between its notice and the read is left out: its producer appends it
     again.
@@ -38,8 +38,8 @@ class LogReads:
         ]
 
     def resolve(self, replies: Sequence[Reply]) -> list[AnyNotice]:
-        """Return the notices in order, with an edge's chunks in place of its first notice.
-        `replies`: the replies to `commands`.
+        """Return the notices in order, with all chunks of an edge in place of the edge's first
+        `LoggedNotice`. `replies`: the replies to `commands`.
         """
         read = dict(zip(self._locations, replies, strict=True))
         resolved: list[AnyNotice] = []

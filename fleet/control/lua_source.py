@@ -1,8 +1,8 @@
-"""The text of the Lua scripts: each with those definitions of `lua/common.lua` that it uses. Knows
-no call.
+"""The text of the Lua scripts: each script with the definitions of `lua/common.lua` that it uses.
+Knows no call.
 
-Redis runs the whole text of a script at each call, so each definition in it costs time, also an
-unused one: all of them together took five times as long as the commands of an append.
+Redis runs the whole text of a script at each call, so each definition in the text costs time, even
+if unused: all of them together took five times as long as the commands of an append.
 """
 
 import re
@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 
 class _Definition(NamedTuple):
-    """A function of `common.lua`, or a line of constants: the names that it defines, and its
+    """A function of `common.lua`, or a line of constants: the names that it defines, and its Lua
     text.
     """
 
@@ -28,8 +28,8 @@ class _Definition(NamedTuple):
 
 @cache
 def source(name: str) -> str:
-    """Return the Lua of a script: the flag for servers that need it first, then the common
-    definitions that it uses.
+    """Return the Lua text of a script: first the flag for servers that require it, then the common
+    definitions that the script uses, then the script.
     """
     body = _read(name)
     wanted, used = _words(body), list[str]()
@@ -42,7 +42,7 @@ def source(name: str) -> str:
 
 @cache
 def _common() -> tuple[_Definition, ...]:
-    """Divide `common.lua`, in which each definition begins at the start of a line."""
+    """Return the definitions in `common.lua`, each of which begins at the start of a line."""
     parts = re.split(r"^(?=local )", _read("common"), flags=re.MULTILINE)
     return tuple(_Definition(_names(part), part) for part in parts if part)
 
@@ -58,5 +58,5 @@ def _words(text: str) -> set[str]:
 
 
 def _read(name: str) -> str:
-    """Return a script without its comments."""
+    """Return the text of a script file without its comments."""
     return _COMMENT.sub("", (resources.files("fleet.control") / "lua" / f"{name}.lua").read_text())

@@ -1,5 +1,5 @@
-"""A gateway's membership of the fleet: its id, its lease, and the new id under which it rejoins
-after it was fenced.
+"""A gateway's membership of the fleet: its id, its lease, and rejoining under a new id after it was
+fenced.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ Run = Callable[[Redis, scripts.Call], Awaitable[Reply]]
 
 
 class Membership:
-    """Registration of this gateway, under one id at a time. `rejoined` is awaited after each
-    rejoin.
+    """Registration of this gateway, under one id at a time. `rejoined`: coroutine function that is
+    awaited after each rejoin.
     """
 
     def __init__(self, client: Redis, reader: Redis, config: FleetConfig) -> None:
@@ -32,7 +32,7 @@ class Membership:
         self._capacity = config.limits.max_requests
         self.id: WorkerId = _new_id()
         self.lock = asyncio.Lock()
-        """Held while the id changes, and while requests are attached to it."""
+        """Held while the id changes, and while requests are attached to the id."""
         self.rejoined: Callable[[], Awaitable[None]] | None = None
         self._rejoins: set[asyncio.Task[None]] = set()
 
@@ -46,7 +46,9 @@ class Membership:
         await run_async(self._redis, scripts.register(self.id, "", self._lease_us, fields))
 
     async def renew(self, num_running: int) -> None:
-        """Renew the lease, or rejoin if it was fenced. Raises: redis's errors."""
+        """Renew the lease, or rejoin if the gateway was fenced. `num_running`: number of requests
+        that it holds. Raises: redis's errors.
+        """
         call = scripts.renew(self.id, self._lease_us, {"running": num_running})
         # not queued behind a burst of requests
         if text(await run_async(self._reader, call)) != "ok":
@@ -55,10 +57,11 @@ class Membership:
     async def call(
         self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str, run: Run | None = None
     ) -> tuple[WorkerId, list[str]]:
-        """Run a script under this gateway's id; once more under a new one if the answer is
-        `unlisted`.
+        """Run a script under this gateway's id. If the answer is `unlisted` (the gateway was
+        fenced), rejoin and run the script again under the new id.
 
-        Returns the id that the script ran under, and its answer. `run` replaces `run_async`.
+        `make`: builds the call for an id. `run`: function that runs the call, in place of
+        `run_async`. Returns the id that the script ran under, and its answer.
         Raises: RedisUnreachable, and the errors of `run`.
         """
         me = self.id
@@ -75,8 +78,8 @@ class Membership:
         return me, answer
 
     async def _rejoin(self, former: WorkerId) -> None:
-        """Register under a new id, unless another call has replaced `former` already; then reattach
-        the requests.
+        """Register under a new id, unless another call has already replaced the id `former`. Then
+        reattach the requests.
         """
         async with self.lock:
             if self.id != former:

@@ -1,5 +1,5 @@
-"""Typed notices: the entries of a worker's or gateway's inbox. The only module that reads their
-fields.
+"""Typed notices: the entries of a worker's or gateway's inbox, a Redis stream. The only module that
+reads their fields.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,9 @@ class ChunkNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk whose header is too large for the inbox: it is read from the log of its edge."""
+    """Notice of a chunk whose header is too large for the inbox; the header is read from the edge's
+    log.
+    """
 
     request: RequestId
     edge: EdgeName
@@ -28,7 +30,7 @@ class LoggedNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreadableNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A damaged chunk, which concerns one request only."""
+    """Notice of a damaged chunk. Concerns the request of that chunk only."""
 
     error: UnknownWireVersion
 
@@ -40,7 +42,7 @@ class CreditNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RelocationNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The tensors of a chunk were recomputed, and are at a new location."""
+    """Notice that the tensors of a chunk were recomputed and are at a new location."""
 
     request: RequestId
     edge: EdgeName
@@ -68,11 +70,13 @@ class _Entry(
         "alone": "a",
     },
 ):
-    """Base of the notices that are a whole inbox entry, with the names of the fields in Redis."""
+    """Base of the notices that fill a whole inbox entry. `rename` maps fields to their short names
+    in Redis.
+    """
 
 
 class EndNotice(_Entry, frozen=True, kw_only=True, tag="x"):
-    """The request has ended, in any state; memory held for it can be freed."""
+    """Notice that a request has ended, in any state; memory held for the request can be freed."""
 
     request: RequestId
     state: str
@@ -82,7 +86,9 @@ class EndNotice(_Entry, frozen=True, kw_only=True, tag="x"):
 
 
 class TakenNotice(_Entry, frozen=True, kw_only=True, tag="y"):
-    """An operator revoked a task: an owner at an epoch below this one must drop it."""
+    """Notice that an operator revoked a task. An owner at an epoch below `epoch` must drop the
+    task.
+    """
 
     request: RequestId
     stage: StageName
@@ -90,14 +96,16 @@ class TakenNotice(_Entry, frozen=True, kw_only=True, tag="y"):
 
 
 class MovedNotice(_Entry, frozen=True, kw_only=True, tag="m"):
-    """Another gateway holds the client edges of a request, from this epoch on."""
+    """Notice that another gateway holds the client edges of a request, from `epoch` on."""
 
     request: RequestId
     epoch: Epoch
 
 
 class WalkNotice(_Entry, frozen=True, kw_only=True, tag="w"):
-    """A transition that the conductor decided."""
+    """Notice that the conductor has changed the consumer's walk: from chunk `from_index` of `edge`
+    on it is `walk`.
+    """
 
     request: RequestId
     edge: EdgeName
@@ -106,16 +114,19 @@ class WalkNotice(_Entry, frozen=True, kw_only=True, tag="w"):
 
 
 class FreeNotice(_Entry, frozen=True, kw_only=True, tag="f"):
-    """The blocks that this worker offered were imported; their memory can be freed."""
+    """Notice that the KV blocks that this worker offered were imported, so that their memory can be
+    freed.
+    """
 
     request: RequestId
 
 
 class Grant(_Entry, frozen=True, kw_only=True, tag="g"):
-    """A task is offered to this worker, which caches the prefix of the task's session, or by
-    `entry` of its role's stream.
+    """Notice that a task is offered: in the inbox, to the worker that caches the prefix of the
+    task's session; or in a role's stream, to any worker of the role. `entry`: id of the entry in
+    the role's stream; "" in an inbox.
 
-    `alone`: no other task may run beside this one.
+    `alone`: True if no other task may run beside this task.
     """
 
     request: RequestId
@@ -126,11 +137,13 @@ class Grant(_Entry, frozen=True, kw_only=True, tag="g"):
 
 
 class PromotionNotice(_Entry, frozen=True, kw_only=True, tag="p"):
-    """A standby worker accepts tasks from now on, because a worker of its role is gone."""
+    """Notice that this standby worker accepts tasks from now on, because a worker of its role is
+    gone.
+    """
 
 
 class OrderNotice(_Entry, frozen=True, kw_only=True, tag="o"):
-    """An operator's order to this worker."""
+    """Notice of an operator's order to this worker."""
 
     order: WorkerOrder
 
@@ -144,15 +157,15 @@ AnyNotice = Grant | Notice
 
 
 def parse_notices(fields: dict[str, bytes]) -> list[AnyNotice]:
-    """Parse one inbox entry."""
+    """Parse one inbox entry, which may hold several notices."""
     if fields["k"] == b"n":
         return list(_news(fields))
     return [_notice(fields)]
 
 
 def _news(fields: dict[str, bytes]) -> Iterator[AnyNotice]:
-    """Parse the chunks and the credit of one call of a script, in the order of its fields
-    (`add_news` in `common.lua`).
+    """Parse the notices of chunks and credit that one script call added, in the order of their
+    fields (`add_news` in `common.lua`).
     """
     items = iter([*fields.items(), ("", b"")])
     name, value = next(items)
@@ -195,10 +208,12 @@ def _notice(fields: dict[str, bytes]) -> AnyNotice:
 
 
 def parse_grant(fields: dict[str, bytes], entry: str = "") -> Grant:
-    """Parse a grant of an inbox, or `entry` of a role's stream."""
+    """Parse a grant. `fields`: fields of the stream entry. `entry`: id of the entry in a role's
+    stream; "" for an inbox.
+    """
     return msgspec.convert({**_texts(fields), "entry": entry}, Grant, strict=False)
 
 
 def _texts(fields: dict[str, bytes]) -> dict[str, str]:
-    """Return the fields as text, without the empty text that means False."""
+    """Return the fields as text. An empty `a` (`alone`) is left out, since it means False."""
     return {name: text(value) for name, value in fields.items() if value or name != "a"}

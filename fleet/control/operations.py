@@ -24,8 +24,8 @@ from fleet.telemetry.views import WorkerOrder
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
-"""Submits a request without a client; its answer is read to its end, so that its log is
-complete.
+"""Function that submits a request without a client. The gateway reads the answer to its end, so
+that its log is complete.
 """
 
 ORDER_REFUSALS = {
@@ -61,8 +61,8 @@ NOT_REDELIVERED = (
 
 
 def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
-    """Raises: NotFound for a stage whose drafts are not verified, BadInput for an unknown
-    drafter.
+    """Check a stage and the drafter that an operator chose for it. Raises: NotFound for a stage
+    whose draft tokens are not verified, BadInput for an unknown drafter.
     """
     stages = [each.name for each in graph.stages if each.verifies_drafts]
     if stage not in stages:
@@ -76,8 +76,8 @@ def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
 
 
 class Operations:
-    """Orders of operators. Any method may raise RedisUnreachable, and NotFound or Conflict naming
-    the cause.
+    """Carries out operators' orders on requests, workers, tasks and dead letters. Any method may
+    raise RedisUnreachable, and NotFound or Conflict naming the cause.
     """
 
     def __init__(self, client: Redis, config: FleetConfig, submit: Submit) -> None:
@@ -86,8 +86,8 @@ class Operations:
         self._graph = config.graph_declaration()
 
     async def retry(self, request: RequestId) -> RequestId:
-        """Send the same request again and return its new id. Its answer is logged; a client reads
-        it by `resume`.
+        """Submit a copy of a request and return the new id. A client reads the answer with
+        `GatewayRequests.resume`.
         """
         raw = cast("bytes | None", await answer_of(self._redis.hget(keys.request(request), "spec")))
         if raw is None:
@@ -120,7 +120,7 @@ class Operations:
         return again.id
 
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
-        """Order a worker to drain, resume, stop or dump its threads. Repeating an order is no
+        """Order a worker to drain, resume, stop or dump its threads. Repeating an order is not a
         conflict.
         """
         raw = await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order)))
@@ -138,7 +138,7 @@ class Operations:
         raise Conflict(f"{worker} {refusal}", param="worker_id")
 
     async def choose_drafter(self, stage: str, drafter: str) -> None:
-        """Let the workers of a stage draft with `drafter`, from their next half second on."""
+        """Let the workers of a stage draft with `drafter`. Workers follow within half a second."""
         check_drafter(self._graph, stage, drafter)
         if drafter == CONFIGURED:
             await answer_of(self._redis.hdel(keys.DRAFTERS, stage))
@@ -146,8 +146,8 @@ class Operations:
             await answer_of(self._redis.hset(keys.DRAFTERS, stage, drafter))
 
     async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
-        """Revoke a task from its owner, to be granted again. `epoch`: the caller's view of it; 0:
-        any.
+        """Revoke a task from its owner, so that it is granted again. `epoch`: the epoch that the
+        operator saw; 0: any.
         """
         has_worker = stage != CLIENT
         call = scripts.redeliver(request, stage, epoch)
@@ -166,8 +166,8 @@ class Operations:
         )
 
     async def retry_dead_letter(self, request: RequestId) -> RequestId:
-        """Send the request again, as `retry`, and drop the letter: if workers die over it again,
-        its new id is listed.
+        """Submit the request of a dead letter again, as `retry` does, and drop the letter. If
+        workers die over it again, the new id becomes a dead letter.
         """
         letter = await answer_of(find_letter(self._redis, request))
         blob = cast(

@@ -1,9 +1,9 @@
-"""Redis is away: the errors that mean it, their remedies, and one user's outage with its log lines
-and pauses. Sends nothing.
+"""Outages of Redis: the errors that mean one, their remedies, and one user's outage with its log
+lines and pauses. Sends nothing.
 
-Redis is away while it does not answer, and while it refuses writes: its memory or disk is full,
-replicas are missing, or it is not the primary. Neither says anything about the request or the
-worker that met the error.
+Redis is away while it does not answer, and while it refuses writes because its memory or disk is
+full, replicas are missing, or it is not the primary. Such an error says nothing about the request
+or the worker that met it.
 """
 
 import logging
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 QUIET_S = 1.0
-"""Time for which an unanswered Redis is not logged: processes start beside it, and it may
-restart.
+"""Seconds for which an unanswered Redis is not logged: it may restart, or have been started
+together with this process.
 """
 REFUSALS = {
     "OOM": "its memory is full: raise its maxmemory, or wait until ended requests expire "
@@ -30,8 +30,8 @@ REFUSALS = {
     "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write: start them, or lower "
     "that setting",
 }
-"""Codes of replies with which a Redis that keeps its data refuses a write, and the remedy. A
-refused script wrote nothing.
+"""Error codes with which Redis refuses a write but keeps its data, each with the remedy. A refused
+script wrote nothing.
 """
 ABSENCES = {
     "LOADING": "it loads its data: wait until it has",
@@ -42,19 +42,19 @@ ABSENCES = {
     "TRYAGAIN": "its cluster moves keys: wait until it has",
     "BUSY": "it runs a long script of another client: end that with SCRIPT KILL",
 }
-"""Codes of replies after which the Redis that serves next may lack the last writes, as after a
-restart, and the remedy.
+"""Error codes after which the next Redis to serve may lack the last writes, as after a restart,
+each with the remedy.
 """
 CODE = re.compile(r"""(?:^|@user_script: ?\d+: -|pipeline caused error: \(['"])([A-Z]{3,}) """)
-"""The code of an error; Redis 6.2 puts it behind the place in a script, and redis-py behind the
-command of a pipeline.
+"""Pattern of the code in an error reply. Redis 6.2 puts the code after the position in a script,
+and redis-py after the command of a pipeline.
 """
 KEY_DELETED = "the stream key no longer exists"
-"""Redis 6.2's UNBLOCKED for a read of a deleted inbox: not an outage."""
+"""Text of Redis 6.2's UNBLOCKED error for a read of a deleted inbox, which is not an outage."""
 
 
 def code_of(error: Exception) -> str:
-    """Return the code of an error reply of Redis, also of one raised inside a script; "" for any
+    """Return the code of an error reply of Redis, also if it was raised inside a script; "" for any
     other error.
     """
     code = getattr(error, "status_code", None)
@@ -65,14 +65,14 @@ def code_of(error: Exception) -> str:
 
 
 def refuses_writes(error: Exception) -> bool:
-    """Return True if Redis answers and keeps its data, but refuses the write for now: rights and
-    data stand.
+    """Return True if Redis answers and keeps its data, but refuses writes for now: leases and
+    stored state remain valid.
     """
     return code_of(error) in REFUSALS
 
 
 def is_away(error: Exception) -> bool:
-    """Return True if the error only says that Redis cannot be used for now, so that the same call
+    """Return True if the error only means that Redis cannot be used for now, so that the same call
     may succeed later.
     """
     if isinstance(error, RedisConnectionError | RedisTimeoutError):
@@ -97,8 +97,9 @@ class Outage:
     """The time during which `user` (for example "the conductor") cannot use Redis. For one thread
     or event loop.
 
-    An outage is logged once it has lasted `quiet_s` (a refusal of writes immediately), when its
-    cause changes and when it ends, however many tries fail. `cause`: "" without one.
+    An outage is logged once it has lasted `quiet_s` (immediately for a refusal of writes), when its
+    cause changes, and when it ends, however many tries fail. `cause`: cause and remedy; "" without
+    an outage.
     """
 
     def __init__(
@@ -111,11 +112,11 @@ class Outage:
         self._num_failures = 0
         self._began_s = 0.0
         self._logged: str | None = None
-        """Code of the error that was logged last; None before the first line of an outage."""
+        """Code of the last logged error; None if this outage has not been logged."""
         self.cause = ""
 
     def add(self, error: RedisError) -> float:
-        """Record a failed try; return the pause before the next one in seconds, which grows and has
+        """Record a failed try. Return the pause before the next try in seconds, which grows and has
         jitter.
         """
         code, now_s = code_of(error), self._clock()
@@ -128,12 +129,14 @@ class Outage:
         return self.pause_s()
 
     def pause_s(self) -> float:
-        """Count a failure of any cause; return the pause before the next try in seconds."""
+        """Count a failed try of any cause, without a log line. Return the pause before the next try
+        in seconds.
+        """
         self._num_failures = min(self._num_failures + 1, 10)
         return self._backoff.compute(self._num_failures)
 
     def end(self) -> None:
-        """Record a success."""
+        """Record a successful call, which ends the outage."""
         self._num_failures = 0
         self.cause = ""
         if self._logged is not None:

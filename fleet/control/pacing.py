@@ -7,9 +7,9 @@ PACED_ANSWERS, PACE_S = 32, 0.004
 
 
 class Pacing:
-    """With `PACED_ANSWERS` or more in progress, round trips begin at least `PACE_S` apart. So each
-    round trip carries writes and notices of several answers, and Redis and the process need less
-    time per chunk.
+    """Minimum spacing of a process's round trips to Redis. With `PACED_ANSWERS` or more answers in
+    progress, round trips begin at least `PACE_S` seconds apart, so that each carries the writes and
+    notices of several answers, and Redis and the process need less time per chunk.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -17,7 +17,9 @@ class Pacing:
         self._next_s = 0.0
 
     def wait_s(self, num_answers: int) -> float:
-        """Return the seconds to wait before the round trip that begins now."""
+        """Return the seconds to wait before the next round trip. `num_answers`: number of answers
+        in progress.
+        """
         if num_answers < PACED_ANSWERS:
             return 0.0
         now_s = self._clock()

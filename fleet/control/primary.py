@@ -1,5 +1,5 @@
-"""Connections to a Redis whose primary may change: they ask Sentinel, or the nodes of a cluster,
-which server is the primary now.
+"""Connections to a Redis whose primary may change: before it connects, the client asks Sentinel, or
+the nodes of a cluster, which server is the primary now.
 
 `redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST...]/SERVICE[/DATABASE][?OPTIONS]`: user and
 password are for the servers; the options `sentinel_username` and `sentinel_password` are for the
@@ -45,14 +45,15 @@ POOL_OPTIONS = ("max_connections", "timeout")
 MOVED = "another server owns the slot of the fleet's keys now"
 Node = tuple[str, int]
 Slots = Sequence[Sequence[Any]]
-"""The reply of CLUSTER SLOTS: first slot, last slot, then each server of the range, the primary
-first, as host, port, id ...
+"""Reply of CLUSTER SLOTS, one element per slot range: first slot, last slot, then each server of
+the range, the primary first, as host, port, id and more.
 """
 
 
 class _Address(NamedTuple):
-    """Parsed address. `service`: name of the primary in errors and to sentinels. `server`: options
-    of connections to the primary. `asked`: options of connections to sentinels or nodes.
+    """Parsed `redis+sentinel` or `redis+cluster` address. `hosts`: sentinels or nodes to ask.
+    `service`: name of the primary, for sentinels and in errors. `server`: options of connections to
+    the primary. `asked`: options of connections to `hosts`.
     """
 
     hosts: list[Node]
@@ -62,8 +63,8 @@ class _Address(NamedTuple):
 
 
 def primary_pool(url: str, **options: object) -> redis.ConnectionPool:
-    """Return connections to the primary. `options`: options of `redis.Redis`. Raises: ValueError,
-    TypeError for bad options in `url`.
+    """Return a pool of connections to the primary. `options`: keyword arguments of `redis.Redis`.
+    Raises: ValueError, TypeError for bad options in `url`.
     """
     at = _parse(url, options)
     asked = {**at.asked, "retry": Retry(NoBackoff(), 0)}
@@ -75,7 +76,9 @@ def primary_pool(url: str, **options: object) -> redis.ConnectionPool:
 
 
 def primary_pool_async(url: str, **options: object) -> redis.asyncio.ConnectionPool:
-    """As `primary_pool`, for asyncio; a call waits while all connections are busy."""
+    """Return an asyncio pool of connections to the primary, as `primary_pool` does. A call waits
+    while all connections are busy.
+    """
     at = _parse(url, options)
     asked = {**at.asked, "retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
     manager = (
@@ -108,9 +111,7 @@ def _parse(url: str, options: Mapping[str, object]) -> _Address:
 
 
 def _server_options(parts: SplitResult, database: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return redis-py's options of connections to the server of an address, without its host and
-    port.
-    """
+    """Return redis-py's connection options from an address, without host and port."""
     scheme, user = parts.scheme.partition("+")[0], parts.netloc.rpartition("@")[0]
     read = dict(
         parse_url(f"{scheme}://{user}{'@' if user else ''}server/{database}?{urlencode(query)}")
@@ -121,8 +122,8 @@ def _server_options(parts: SplitResult, database: str, query: Mapping[str, str])
 
 
 def _unknown(service: str) -> MasterNotFoundError:
-    """Return the error in place of redis-py's, which shows the options of every sentinel's
-    connections.
+    """Return the error for a service without a primary. redis-py's own error shows the options,
+    passwords included, of every sentinel's connections.
     """
     return MasterNotFoundError(f"no sentinel of the address knows a live primary of {service!r}")
 
@@ -144,7 +145,7 @@ class _AsyncSentinel(redis.asyncio.sentinel.Sentinel):
 
 
 class _KnownNodes:
-    """Nodes of the cluster: first the nodes in the address, then the nodes that they named.
+    """Known nodes of a cluster: first the nodes in the address, then nodes that they named.
     `sentinels` is empty and exists for redis-py's pools.
     """
 
@@ -154,8 +155,8 @@ class _KnownNodes:
         self.sentinels: tuple[redis.Redis, ...] = ()
 
     def _owner(self, slots: Slots, asked: Node) -> Node | None:
-        """Return the server of the fleet's slot, None if it has none; note the nodes that the reply
-        names.
+        """Return the primary of the fleet's slot; None if the slot has no server. `slots`: reply of
+        CLUSTER SLOTS from the node `asked`; nodes in it are added to the known nodes.
         """
         owner: Node | None = None
         for first, last, *servers in slots:
@@ -173,8 +174,8 @@ class _KnownNodes:
 
 
 def _address(server: Sequence[Any], asked: Node) -> Node:
-    """Return a server's address. A node that does not know its own host leaves it out: it is the
-    node that was asked.
+    """Return the address of a server in a reply of CLUSTER SLOTS. A node that does not know its own
+    host leaves the host out; the address is then the host of the node `asked`.
     """
     host, port = server[0], int(server[1])
     name = host.decode() if isinstance(host, bytes) else host
@@ -183,8 +184,8 @@ def _address(server: Sequence[Any], asked: Node) -> Node:
 
 class _Nodes(_KnownNodes):
     def discover_master(self, service_name: str) -> Node:
-        """Return the owner's address, in the method that redis-py's pools call. Raises:
-        MasterNotFoundError; ConfigError.
+        """Return the address of the slot's primary. redis-py's pools call this method. Raises:
+        MasterNotFoundError; ConfigError if an asked server is no node of a cluster.
         """
         errors: list[RedisError] = []
         for node in tuple(self._nodes):
@@ -201,7 +202,7 @@ class _Nodes(_KnownNodes):
 
 class _AsyncNodes(_KnownNodes):
     async def discover_master(self, service_name: str) -> Node:
-        """As `_Nodes.discover_master`."""
+        """Return the address of the slot's primary, as `_Nodes.discover_master` does."""
         errors: list[RedisError] = []
         for node in tuple(self._nodes):
             async with redis.asyncio.Redis(host=node[0], port=node[1], **self._options) as client:
@@ -213,13 +214,15 @@ class _AsyncNodes(_KnownNodes):
         raise self._unknown(service_name) from next(iter(errors), None)
 
     async def aclose(self) -> None:
-        """Nothing stays open between two questions; redis-py's pools call this."""
+        """Do nothing, since no connection stays open between two questions. redis-py's pools call
+        this method.
+        """
 
 
 @contextmanager
 def _asked(node: Node, errors: list[RedisError]) -> Generator[None]:
-    """Ask a node within the block; note the error if it does not answer. Raises: ConfigError;
-    errors of a refused user.
+    """Handle the errors of asking a node within the block. An error of the connection is added to
+    `errors`. Raises: ConfigError if the server is no node of a cluster; errors of a refused user.
     """
     try:
         yield
@@ -237,16 +240,16 @@ def _asked(node: Node, errors: list[RedisError]) -> Generator[None]:
 
 class _Connection(redis.sentinel.SentinelManagedConnection):
     def send_packed_command(self, command: object, check_health: bool = True) -> None:
-        """Ask for the primary before the connection is opened again, also for a client that has no
-        pool to do it.
+        """Send a command. A closed connection first asks for the primary again; redis-py would do
+        so only for a connection of a pool.
         """
         if self._sock is None:
             self.connect()
         super().send_packed_command(command, check_health)
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        """Close the connection after a cluster's redirection, so that it asks for the owner when it
-        is opened again.
+        """Read a reply. After a cluster's redirection, close the connection, so that it asks for
+        the primary when it is opened again.
         """
         try:
             return super().read_response(*args, **options)
@@ -261,7 +264,7 @@ class _TlsConnection(_Connection, SSLConnection):
 
 class _AsyncConnection(redis.asyncio.sentinel.SentinelManagedConnection):
     async def read_response(self, *args: Any, **options: Any) -> Any:
-        """As `_Connection.read_response`."""
+        """Read a reply, as `_Connection.read_response` does."""
         try:
             return await super().read_response(*args, **options)
         except AskError as error:

@@ -17,14 +17,16 @@ RETRY_FULL_S = 10
 
 
 def memory_of(info: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bytes that Redis counts against its `maxmemory`, and that (0: none), from `INFO
-    memory`.
+    """Return (used, limit) in bytes from `INFO memory`: the memory that Redis counts against its
+    `maxmemory`, and `maxmemory` itself (0: no limit).
     """
     return info["used_memory"] - info.get("mem_not_counted_for_evict", 0), info["maxmemory"]
 
 
 class RedisStatus:
-    """`writes`: the outage of this gateway's writes, kept by the renewal of its lease."""
+    """State of Redis for one gateway: whether it accepts writes and has memory for new requests.
+    `writes`: outage of the gateway's writes, updated by each renewal of its lease.
+    """
 
     def __init__(self, client: Redis, max_memory_percent: float) -> None:
         self._redis = client
@@ -34,12 +36,12 @@ class RedisStatus:
 
     @property
     def trouble(self) -> str:
-        """Why requests cannot be admitted, with the remedy; "" if they can."""
+        """Reason why requests cannot be admitted, with the remedy; "" if they can be."""
         return self.writes.cause or self._full
 
     async def read_memory(self) -> None:
-        """Compare the memory of Redis with its `maxmemory`, where it has one. Raises: redis-py's
-        errors.
+        """Read the memory use of Redis, and compare it with the configured percentage of its
+        `maxmemory`. Raises: redis-py's errors.
         """
         used, most = memory_of(cast("dict[str, int]", await self._redis.info("memory")))
         percent = 100 * used / most if most else 0.0
@@ -61,6 +63,8 @@ class RedisStatus:
         )
 
     def check_memory(self) -> None:
-        """Raises: RedisUnreachable if the memory has no room for a new request."""
+        """Check that Redis had room for a new request at the last `read_memory`. Raises:
+        RedisUnreachable if not.
+        """
         if self._full:
             raise RedisUnreachable(self._full, retry_after_s=RETRY_FULL_S)

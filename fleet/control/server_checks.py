@@ -1,8 +1,8 @@
-"""Checks of a running Redis: version, durability, memory, replicas, clock, latency, scripts and
-rights of the user.
+"""Checks of a running Redis: version, durability, memory, replicas, clock, latency, scripts and the
+user's rights.
 
-Each check yields a finding with the remedy, leaves no key behind, and has a time limit for every
-call. Starts nothing.
+Every check yields a finding with the remedy, leaves no key behind, and has a time limit for each
+call. Starts no server.
 """
 
 import re
@@ -28,11 +28,13 @@ Info = Mapping[str, str | int]
 
 TIMEOUT_S = 5.0
 TESTED = {"Redis": (8, 0), "Valkey": (9, 1)}
-"""The newest version of each server with which tests/control was run."""
+"""Newest version of each server with which tests/control was run."""
 AUDIO_BYTES_PER_S = 48_000
-"""16-bit samples at 24 kHz, as they are in the log of an answer."""
+"""Audio bytes per second in the log of an answer: 16-bit samples at 24 kHz."""
 MIN_MEMORY_BYTES = 16 * 2**20
-"""A smaller memory does not hold one long answer beside the scripts and the fleet's log."""
+"""Least useful memory in bytes. Less memory does not hold one long answer beside the scripts and
+the fleet's log.
+"""
 MAX_CLOCK_DIFFERENCE_S = 1.0
 MAX_P50_MS = 5.0
 MAX_P99_MS = 50.0
@@ -48,7 +50,7 @@ EXPIRE k 1|PEXPIRE k 1|RENAME k k|UNLINK k|DEL k|HSET k f v|HSETNX k f v|HINCRBY
 RPUSH k v|LTRIM k 0 0|SADD k m|SREM k m|SPOP k|XADD k * f v|XDEL k 0-1
 XGROUP CREATE k g 0 MKSTREAM|ZADD k 0 m|ZREM k m|ZREMRANGEBYRANK k 0 0|ZREMRANGEBYSCORE k 0 1
 """
-"""The commands of the scripts, on a key `k`."""
+"""Commands that the scripts use, on a key `k`."""
 RIGHTS = f"""{UNDECLARED_FLAG}
 local denied = {{}}
 for _, line in ipairs(ARGV) do
@@ -70,8 +72,8 @@ _NOT_PERMITTED = re.compile("(?i)noperm|no permissions|can't (?:run|access)")
 
 
 class CheckedServer(NamedTuple):
-    """A connection to the server, and its INFO. `is_embedded`: Fleet's own server, whose settings
-    are fixed.
+    """The Redis server under check: a connection and its INFO. `is_embedded`: True for Fleet's own
+    server, whose settings are fixed.
     """
 
     client: Redis
@@ -84,8 +86,8 @@ class CheckedServer(NamedTuple):
 def check_server(
     url: str, config: FleetConfig, *, is_embedded: bool = False, measured: bool = True
 ) -> Iterator[Finding]:
-    """Yield one finding per check; without `measured` not the latency, which takes up to
-    `CALLS_S`.
+    """Check a Redis server; yield one finding per check. `measured`: also measure the latency,
+    which takes up to `CALLS_S` seconds.
     """
     checks = [check for check in CHECKS if measured or check is not check_latency]
     try:
@@ -106,7 +108,7 @@ def check_server(
 
 
 def version_of(info: Info) -> tuple[str, str]:
-    """Return the kind of server and its version."""
+    """Return the kind of server (Redis, Valkey or Dragonfly) and its version."""
     for kind in ("Dragonfly", "Valkey"):
         if version := info.get(f"{kind.lower()}_version"):
             return kind, str(version).lstrip("df-v")
@@ -156,8 +158,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_durability(server: CheckedServer) -> Finding:
-    """Check the append-only file: without it a restarted Redis has lost every request, and so have
-    answers in progress.
+    """Check that the append-only file is on. Without it, a restart of Redis loses every request,
+    answers in progress included.
     """
     subject = "Redis durability"
     if not server.info.get("aof_enabled"):
@@ -199,7 +201,7 @@ def _fsync(client: Redis) -> str:
 
 
 def check_memory(server: CheckedServer) -> Finding:
-    """Check that Redis never evicts, and that a full fleet fits."""
+    """Check that Redis never evicts keys, and that a fully loaded fleet fits into its memory."""
     used, most = memory_of(cast("dict[str, int]", server.info))
     policy = str(server.info.get("maxmemory_policy", ""))
     percent, needed = server.config.limits.max_redis_memory_percent, full_fleet_bytes(server.config)
@@ -243,8 +245,8 @@ def check_memory(server: CheckedServer) -> Finding:
 
 
 def full_fleet_bytes(config: FleetConfig) -> int:
-    """Return an estimate of the memory that Redis needs: the audio of as many answers as are
-    admitted, with dead letters.
+    """Return an estimate of the Redis memory in bytes that a fully loaded fleet needs: the audio of
+    the maximum number of answers, and the dead letters.
     """
     return config.limits.max_requests * AUDIO_RETENTION_S * AUDIO_BYTES_PER_S + 64 * 2**20
 
@@ -300,8 +302,8 @@ def check_clock(server: CheckedServer) -> Finding:
 
 
 def compare_clocks(redis_s: float, before_s: float, after_s: float) -> Finding:
-    """Compare Redis's clock with this host's, which was read before and after it: the difference is
-    not the round trip's.
+    """Compare Redis's clock with this host's. `before_s`, `after_s`: the host's time before and
+    after `redis_s` was read, so the round trip does not count as a difference.
     """
     ahead_s = redis_s - after_s if redis_s > after_s else min(redis_s - before_s, 0.0)
     shown = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this host's"
@@ -318,7 +320,7 @@ def compare_clocks(redis_s: float, before_s: float, after_s: float) -> Finding:
 
 
 def check_latency(server: CheckedServer) -> Finding:
-    """Measure calls of a small script, for `CALLS_S` at most."""
+    """Measure the latency of calls of a small script, for `CALLS_S` seconds at most."""
     times_ms: list[float] = []
     until = time.perf_counter() + CALLS_S
     while len(times_ms) < NUM_CALLS and time.perf_counter() < until:
@@ -348,8 +350,8 @@ def check_scripts(server: CheckedServer) -> Finding:
 
 
 def check_rights(server: CheckedServer) -> Finding:
-    """Run the commands of the fleet on an unused key, which needs no right of an administrator,
-    unlike ACL DRYRUN.
+    """Check the user's rights by running the fleet's commands on an unused key. Unlike ACL DRYRUN,
+    this needs no administrator's right.
     """
     waits, has_jobs = server.config.redis.wait_replicas > 0, not is_cluster(server.url)
     denied = find_denied_commands(server.client, waits=waits, has_jobs=has_jobs)
@@ -409,4 +411,4 @@ CHECKS: tuple[Callable[[CheckedServer], Finding], ...] = (
     check_scripts,
     check_rights,
 )
-"""Checks beside the version check, in the order of the output."""
+"""All checks except the check of the version, in the order of the output."""

@@ -1,5 +1,5 @@
-"""Announcement of a starting worker, so that requests wait for it: by its own process while it
-loads, by its keeper before.
+"""Announcement of a starting worker, so that requests wait for it. Its keeper makes the
+announcement until the worker's process takes over, before it loads.
 """
 
 import logging
@@ -23,23 +23,25 @@ log = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 LEASE_S = 10.0
-"""Several renewals long, because a loading process may hold the interpreter lock for seconds."""
+"""Lifetime of an announcement in seconds. Several renewals long, because a loading process may hold
+the interpreter lock for seconds.
+"""
 MAX_LOADING_S = 1800.0
-"""A longer start is treated as hung, and is no longer announced."""
+"""Seconds after which a start counts as hung and is no longer announced."""
 TIMEOUT_S = 2.0
 
 
 def place_here(pid: int) -> str:
-    """Return the name of a process of this host in announcements."""
+    """Return the name of a process of this host in announcements: `host:pid`."""
     return f"{socket.gethostname()}:{pid}"
 
 
 class StartAnnouncement:
-    """Announce this process as a starting worker of `role` from `__enter__` until `joined`, or
-    until the process ends.
+    """Announcement that this process is a starting worker of `role`, from `__enter__` until
+    `joined` or until the process ends.
 
-    Continues the announcement of the keeper that started the process, if one did. A thread renews
-    it, and retries if Redis is away.
+    Takes over the announcement of the keeper that started the process, if there is one. A thread
+    renews the announcement, and retries while Redis is away.
     """
 
     def __init__(self, redis_url: str, role: Role) -> None:
@@ -65,16 +67,16 @@ class StartAnnouncement:
         self._end(failed=kind is not None and issubclass(kind, Exception))
 
     def loaded(self, share: float) -> None:
-        """Announce from now on that this share of the weights is loaded, 0 to 1."""
+        """Announce from now on that this share of the weights (0 to 1) is loaded."""
         self._loaded = share
 
     def joined(self) -> None:
-        """End the announcement: the worker is registered. Later calls change nothing."""
+        """End the announcement because the worker is registered. Later calls do nothing."""
         self._end(took_us=int((time.monotonic() - self._began) * 1e6))
 
     def end_by(self, signum: signal.Signals) -> None:
-        """Install a handler: a signal that ends this process first ends the announcement, as a
-        start that was stopped.
+        """Install a handler for a signal that ends this process: the handler first ends the
+        announcement, as a start that was stopped.
         """
 
         def end(_signum: int, _frame: FrameType | None) -> None:

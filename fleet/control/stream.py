@@ -1,5 +1,5 @@
-"""A gateway's stream of one request: chunks of its client edges, in order per edge, each row once,
-acknowledged when read.
+"""A gateway's stream of one request's answer: delivers the chunks of its client edges, in order per
+edge, each row once, and acknowledges delivered chunks.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class ClientStream:
     """Iterator over the chunks of one answer; ends when every requested edge is final. Abort it
     when the client leaves.
 
-    Invariants: per edge, rows arrive in order, each once; so do chunks, unless Redis lost delivered
-    ones and the recomputed rows were divided differently. Raises, while iterating: the FleetError
-    of the request.
+    Invariants: per edge, rows arrive in order, each once. Chunks do too, unless Redis lost
+    delivered chunks and the recomputed rows were divided differently. Raises, while iterating: the
+    FleetError of the request.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ClientStream:
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self.on_stale: Callable[[], Awaitable[object]] = self._supersede
-        """Called when Redis does not have this stream as the reader of the answer: attaches it
+        """Called when Redis lists another reader of the answer, or no reader: attaches this stream
         again, or ends it.
         """
         self.on_unread: Callable[[], object] = lambda: None
@@ -79,8 +79,8 @@ class ClientStream:
         self._next_before = dict.fromkeys(self._edges, 0)
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
-        """Add a chunk that arrived, in any order; repeated chunks are dropped. `from_log`: the
-        chunk was read from the log, so its latency is not counted.
+        """Add a chunk that arrived, in any order; repeated chunks are dropped. `from_log`: True for
+        a chunk read from the log, whose latency is not counted.
         """
         if not self.wants(chunk.edge, chunk.index):
             return
@@ -91,29 +91,27 @@ class ClientStream:
         self._wake.set()
 
     def wants(self, edge: EdgeName, index: int) -> bool:
-        """Return True if the chunk of this index has not arrived, and the client is to receive
-        it.
-        """
+        """Return True if the client is to receive this chunk of `edge` and it has not arrived."""
         return edge in self._edges and self._edges[edge].wants(index)
 
     def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
-        """Acknowledge and abort as this incarnation of the gateway, at this epoch, from now on."""
+        """Set the gateway id and the epoch under which the stream acknowledges and aborts."""
         self.gateway = gateway
         self.epoch = epoch
 
     def stop_acks(self) -> None:
-        """Acknowledge nothing more: the request has ended in Redis."""
+        """Send no more acknowledgements: the request has ended in Redis."""
         self._needs_no_acks = True
 
     def is_detached(self, gateway: WorkerId) -> bool:
-        """Return True if the stream is held by another incarnation than `gateway`, and has not
-        failed.
+        """Return True if the stream has not failed and is held under another gateway id than
+        `gateway`.
         """
         return bool(self.epoch) and self.gateway != gateway and self._error is None
 
     def ended(self, notice: EndNotice) -> None:
-        """Note the end of the request; unless it is `finished`, the stream fails with the error of
-        the notice.
+        """Record the end of the request. Unless its state is `finished`, the stream fails with the
+        error of the notice.
         """
         if notice.state != "finished":
             self.fail(
@@ -129,8 +127,8 @@ class ClientStream:
         self._wake.set()
 
     def supersede(self) -> None:
-        """End this stream, which a newer stream continues: it returns no further chunk, and can
-        abort nothing.
+        """End this stream because a newer stream continues the answer. Later reads raise
+        ResumedElsewhere, and `abort` does nothing.
         """
         self._closed = True
         self._ready.clear()
@@ -162,8 +160,8 @@ class ClientStream:
         return [edge for edge in self._edges.values() if not edge.ended]
 
     async def _consume(self, chunk: Chunk) -> Chunk | None:
-        """Return the part of the chunk that is new to the client. A chunk without one is only
-        acknowledged.
+        """Consume a chunk, and acknowledge it if due. Return the part that is new to the client;
+        None if no part is.
         """
         edge = self._edges[chunk.edge]
         try:
@@ -177,7 +175,8 @@ class ClientStream:
         return new_part
 
     async def _send_acks(self) -> None:
-        """Acknowledge consumed chunks. If that fails, the next call or `catch_up` repeats it.
+        """Send the acknowledgements that are due. After an error, the next call or `catch_up` sends
+        them again.
 
         An outage of Redis is logged by the gateway, once, and not here for each of its answers.
         """
@@ -194,8 +193,8 @@ class ClientStream:
                 )
 
     async def _acknowledge(self) -> bool:
-        """Return False if Redis refuses an acknowledgement because the answer is held at another
-        epoch.
+        """Acknowledge consumed chunks. Return False if Redis refuses because the answer is held at
+        another epoch.
         """
         due = [edge for edge in self._edges.values() if edge.consumed > edge.acked]
         if not due or isinstance(self._error, ResumedElsewhere):
@@ -217,8 +216,8 @@ class ClientStream:
         return "stale" not in answers
 
     async def _report_receipts(self) -> None:
-        """Save the receipts in the trace, before the last acknowledgement: it may close the
-        request, and its epoch with it.
+        """Save the statistics of chunk arrivals in the trace. Must precede the last
+        acknowledgement, which may close the request and its epoch.
         """
         line = self._receipts.line(self.gateway)
         if line is not None:
@@ -240,15 +239,15 @@ class ClientStream:
         )
 
     def delivered(self) -> dict[EdgeName, int]:
-        """Return the number of chunks of each edge once the client has received the whole answer;
-        until then an empty dict.
+        """Return the number of chunks by edge if the client has received the whole answer; else an
+        empty dict.
         """
         is_whole = not self._open() and self._error is None
         return {edge.name: edge.consumed for edge in self._edges.values()} if is_whole else {}
 
     def moved(self) -> bool:
-        """Return True if each open edge has advanced since the last call, so that no notice of it
-        is missing.
+        """Return True if every open edge has advanced since the last call, which shows that no
+        notice is missing.
         """
         before = self._next_before
         self._next_before = {edge.name: edge.next for edge in self._edges.values()}
@@ -258,8 +257,8 @@ class ClientStream:
         )
 
     def position(self) -> scripts.StreamPosition | None:
-        """Return the part of the answer that this stream has; None if `catch_up` has work to do in
-        any case.
+        """Return the position up to which this stream has read the answer; None if `catch_up` has
+        work to do in any case.
         """
         edges = self._edges.values()
         if (
@@ -277,7 +276,7 @@ class ClientStream:
         return scripts.StreamPosition(self.request_id, self.gateway, self.epoch, positions)
 
     async def catch_up(self) -> None:
-        """Read chunks from the logs whose notices are missing, and send acknowledgements that are
+        """Read chunks whose notices were lost from the logs, and send acknowledgements that are
         due.
         """
         epochs = await self._read_credit()
@@ -290,8 +289,8 @@ class ClientStream:
         await self._read_logs()
 
     async def read_from_start(self) -> None:
-        """Read the logs in one round trip, for a stream that has received nothing, or only notices
-        that have just arrived.
+        """Read the logs in one round trip, for a stream that has received no chunk, or only chunks
+        whose notices have just arrived.
         """
         edges = self._open()
         pipe = self._redis.pipeline(transaction=False)
@@ -305,7 +304,7 @@ class ClientStream:
         await self._accept_logs(edges, replies[len(edges) :])
 
     async def _read_logs(self) -> None:
-        """Read the new chunks of each open edge, and after them the request's state, in one round
+        """Read the new chunks of every open edge, and after them the request's state, in one round
         trip.
         """
         edges = self._open()
@@ -340,8 +339,8 @@ class ClientStream:
             self.put(chunk, from_log=True)
 
     async def _logged(self, edge: ClientEdge, index: int) -> list[Chunk]:
-        """Read one chunk, whose entry id in the log is index + 1; none if the log does not have
-        it.
+        """Read one chunk, whose entry id in the log is index + 1. Return an empty list if the log
+        does not have it.
         """
         entry = f"{index + 1}-0"
         return _chunks_of(
@@ -349,8 +348,8 @@ class ClientStream:
         )
 
     async def _read_credit(self) -> dict[EdgeName, Epoch]:
-        """Read the acknowledged counts from Redis, which may have lost the last ones, so that they
-        are sent again, and whether it has this stream as the reader of the answer.
+        """Read from Redis which chunks are acknowledged, so that lost acknowledgements are sent
+        again, and whether this stream is still listed as the answer's reader.
 
         Returns the epoch of each edge's producing task.
         """
@@ -374,8 +373,9 @@ class ClientStream:
         }
 
     async def _compare(self, edge: ClientEdge, epoch: Epoch) -> None:
-        """Restart an edge whose log has diverged: a producer of a new epoch continues at the log's
-        end, and if Redis lost writes that is before the last chunk received here.
+        """Restart an edge whose log has diverged. `epoch`: epoch of the producing task. A producer
+        of a new epoch continues at the log's end, which is before the last received chunk if Redis
+        lost writes.
         """
         if epoch != edge.checked:
             edge.drop_early()  # these may be lost too; if not, they are read again
@@ -395,14 +395,16 @@ class ClientStream:
 
     @property
     def is_undelivered(self) -> bool:
-        """Return True if the client has not received any chunk."""
+        """True if the client has not received any chunk."""
         return not any(edge.next or edge.rows_delivered for edge in self._edges.values())
 
     async def _fail_as_lost(self) -> None:
         self.fail(RedisUnreachable("Redis lost the request; try again"))
 
     async def _settle_state(self, state: str, code: str, message: str, param: str) -> None:
-        """Handle the request's state in Redis: "" if Redis does not have it."""
+        """Act on the request's state and error as read from Redis. `state`: "" if Redis does not
+        have the request.
+        """
         if state == "finished" or not (state or self.epoch):
             await self._check_retained()
         elif not state:
@@ -414,8 +416,8 @@ class ClientStream:
             self.ended(notice)
 
     async def _check_retained(self) -> None:
-        """Fail if a log is gone: the answer is finished, so its missing chunks will not be produced
-        again.
+        """Fail if a log is gone although chunks are missing: the answer is finished, so they will
+        not be produced again.
         """
         complete = {chunk.edge for chunk in self._ready if chunk.final}
         awaited = [
@@ -431,15 +433,15 @@ class ClientStream:
             self.fail(NotFound(reason, param="request_id"))
 
     def raise_if_gone(self) -> None:
-        """Raises: NotFound if the answer has ended and is no longer retained whole."""
+        """Raise NotFound if the answer has ended and is no longer retained whole."""
         if isinstance(self._error, NotFound):
             raise self._error
 
     async def abort(self, reason: str) -> None:
         """Abort the request, unless it has ended or another gateway holds it now. Idempotent.
 
-        Raises: RedisUnreachable; the conductor aborts the requests of a gateway that cannot renew
-        its lease.
+        Raises: RedisUnreachable. If this gateway cannot renew its lease, the conductor aborts its
+        requests.
         """
         if self._closed:
             return
@@ -447,18 +449,18 @@ class ClientStream:
         await answer_of(run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason)))
 
     def run_on(self) -> None:
-        """Leave the rest of the answer to the gateway, which reads it until a client resumes it
+        """Let the gateway read the rest of the answer until a client resumes it
         (`GatewayRequests.resume`).
 
-        For `web.send_timeout_s` at most, since clients that read nothing could otherwise occupy
-        workers for a long time.
+        After `web.send_timeout_s` the request is aborted, since clients that read nothing could
+        otherwise occupy workers for a long time.
         """
         if not self._closed:
             self.on_unread()
 
     async def discard_rest(self, patience_s: float | None) -> None:
-        """Acknowledge the rest of the answer, which its log retains. Abort the request after
-        `patience_s`; None: never.
+        """Read and acknowledge the rest of the answer, which its log retains. `patience_s`: seconds
+        until the request is aborted; None: never.
         """
         try:
             await self._read_rest(patience_s)

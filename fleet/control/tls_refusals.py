@@ -1,5 +1,5 @@
-"""Failures of TLS to Redis that waiting does not cure: a certificate that is refused, a missing
-file. Connects to nothing.
+"""TLS failures of a connection to Redis that waiting does not cure, such as a refused certificate
+or a missing file. Connects to nothing.
 """
 
 import socket
@@ -15,7 +15,9 @@ not yet valid.
 
 
 def tls_refusal(url: str, error: BaseException) -> str:
-    """Return the cause and the remedy; "" for another failure, and for an address without TLS."""
+    """Return the cause and the remedy of a TLS failure; "" for another failure, and for an address
+    without TLS.
+    """
     parts = urlsplit(url)
     if not parts.scheme.startswith("rediss"):
         return ""
@@ -43,10 +45,10 @@ def tls_refusal(url: str, error: BaseException) -> str:
 
 
 def client_certificate_hint(url: str, error: BaseException) -> str:
-    """Return the remedy if a TLS connection was opened and ended, and the address names no
-    certificate of the client; else "".
+    """Return the remedy if Redis closed a TLS connection after the handshake and `url` names no
+    client certificate; else "".
 
-    A server that restarts ends connections too, so this is no refusal.
+    A server that restarts closes connections too, so this case does not count as a refusal.
     """
     parts = urlsplit(url)
     unopened = any(

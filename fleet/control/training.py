@@ -1,5 +1,5 @@
-"""Facts of training in Redis, as gateways and training runs read and count them. Versions are added
-by scripts.
+"""State of training in Redis, as gateways and training runs read and change it: sample counts, and
+versions of the draft head.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ OUTCOMES: tuple[Outcome, ...] = ("acknowledged", "shed", "failed")
 
 
 class TrainingClient:
-    """Any method may raise RedisUnreachable."""
+    """Client of the state of training in Redis. Any method may raise RedisUnreachable."""
 
     def __init__(self, client: Redis, config: FleetConfig) -> None:
         self._redis = client
@@ -41,24 +41,26 @@ class TrainingClient:
         return bool(await answer_of(self._redis.xlen(keys.role(self._main_role))))
 
     async def count(self, outcome: Outcome) -> None:
-        """Count a hidden-state sample of the fleet: trained on, not submitted since requests
-        waited, or failed.
+        """Count one hidden-state sample by its outcome: `acknowledged` (the trainer has trained on
+        it), `shed` (not submitted since requests waited) or `failed`.
         """
         await answer_of(self._redis.hincrby(keys.TRAINING, outcome, 1))
 
     async def forget_samples(self) -> None:
-        """Order the trainer to forget all samples that it holds; it does so within a second."""
+        """Order the trainer to forget all samples that it holds, which it does within a second."""
         await answer_of(self._redis.hincrby(keys.TRAINING, PURGES, 1))
 
     async def add(self, version: DraftVersion) -> DraftVersion:
-        """Add a version whose files are in the folder of versions; return it with its number."""
+        """Add a version of the draft head whose files are in the folder of versions; return it with
+        its number.
+        """
         call = scripts.add_version(WorkerId(""), version.sha256, encode_version(version))
         return decode_version(cast(bytes, await answer_of(run_async(self._redis, call))))
 
     async def promote(self, number: int) -> None:
-        """Let the main stage's workers draft with a version of the draft head; 0 is the version of
-        their start. Workers follow within two seconds, and read the bytes from any worker that has
-        them. Raises: NotFound for a version that does not exist.
+        """Let the main stage's workers draft with version `number` of the draft head; 0 is the
+        version with which they started. Workers follow within two seconds, and read the weights
+        from any worker that has them. Raises: NotFound for a version that does not exist.
         """
         call = scripts.promote_version(
             WorkerId(""), self._main, None, number, "by order of an operator"
@@ -71,7 +73,9 @@ class TrainingClient:
             )
 
     async def roll_back(self) -> int:
-        """Return to the version before the present one; return its number."""
+        """Return to the version of the draft head that was in use before the present one; return
+        its number.
+        """
         before = await answer_of(self._redis.hget(keys.DRAFTERS, f"{self._main}:last_version"))
         number = int(text(before) or 0)
         await self.promote(number)
@@ -84,7 +88,7 @@ class TrainingClient:
         }
 
     async def state(self) -> TrainingState:
-        """Return the state of training, for observers."""
+        """Return the state of training: the trainer, sample counts, checkpoint and versions."""
         seconds, micros = await answer_of(self._redis.time())
         now_us = seconds * 1_000_000 + micros
         pipe = self._redis.pipeline(transaction=False)

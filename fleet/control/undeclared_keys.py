@@ -1,5 +1,5 @@
-"""Servers that refuse scripts with undeclared keys, as Fleet's are: they compute the names of keys.
-Knows no script.
+"""Check for servers that refuse scripts with undeclared keys. Fleet's scripts compute the names of
+keys, and so do not declare them. Knows no script.
 """
 
 from redis import Redis
@@ -8,19 +8,21 @@ from redis.exceptions import MovedError, NoPermissionError, ResponseError
 from fleet.control import keys
 
 UNDECLARED_FLAG = "--!df flags=allow-undeclared-keys\n"
-"""Dragonfly's flag for such scripts; a comment for other servers. Every script begins with it."""
+"""Dragonfly's flag for scripts with undeclared keys; a comment for other servers. Every script
+begins with it.
+"""
 PROBE = f"{UNDECLARED_FLAG}return redis.call('EXISTS', '{keys.PREFIX}undeclared')"
 REMEDIES = {
     "undeclared key": "start Dragonfly with --default_lua_flags=allow-undeclared-keys",
     "bad lua script": "set script_check_enable to 0 on Tair, or use an instance with cluster "
     "architecture disabled",
 }
-"""Part of the error reply, in lower case, and the remedy."""
+"""Remedy by part of the error reply, in lower case."""
 
 
 def find_script_refusal(client: Redis) -> str:
-    """Return why the server does not run such scripts, and the remedy; "" if it does. Raises: redis
-    errors of the connection.
+    """Return why the server does not run scripts with undeclared keys, and the remedy; "" if it
+    runs them. Raises: redis errors of the connection.
     """
     try:
         client.eval(PROBE, *keys.DECLARED)
@@ -37,8 +39,8 @@ def find_script_refusal(client: Redis) -> str:
 
 
 def explain_script_refusal(message: str) -> str:
-    """Return the cause and the remedy for a reply to a script, "" if the reply has another
-    cause.
+    """Return the cause and the remedy if `message`, the error reply to a script, is about
+    undeclared keys; else "".
     """
     text = message.casefold()
     remedy = next((remedy for part, remedy in REMEDIES.items() if part in text), "")

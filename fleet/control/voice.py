@@ -1,5 +1,5 @@
-"""Voice sessions, client secrets and transcripts in Redis. A session is written under an epoch: one
-gateway at a time holds it.
+"""Voice sessions, client secrets and transcripts in Redis. A session is written under an epoch, so
+that one gateway at a time can write it.
 
 Knows no conversation.
 """
@@ -22,27 +22,29 @@ from fleet.core.errors import SecretInUse
 
 
 class Saved(StrEnum):
-    """Answer to a write of a voice session. After `RESTORED` every field must be written again:
-    Redis had lost writes.
+    """Answer to a write of a voice session. After `RESTORED` the gateway must write every field
+    again, since Redis had lost writes.
     """
 
     OK = "ok"
     RESTORED = "restored"
     STALE = "stale"
-    """The session is held elsewhere, or has ended."""
+    """The write was refused: another gateway holds the session, or the session has ended."""
 
 
 OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
-"""Fields of a session's record that the scripts write; the others are the holder's."""
+"""Fields of a session's record that the scripts write; the gateway that holds the session writes
+the rest.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVoice:
-    """A voice session held by this gateway: `epoch` accompanies every write, `fields` are the last
-    holder's.
+    """A voice session that this gateway holds. `epoch`: fencing token for every write. `fields`:
+    fields that the last gateway wrote.
 
-    `replaced`: sessions of the same owner that were ended in favour of this one. Units: `age_s` on
-    Redis's clock.
+    `replaced`: sessions of the same owner that were ended to make room for this session. `age_s`:
+    seconds since its start on Redis's clock.
     """
 
     epoch: int
@@ -64,12 +66,15 @@ class VoiceStore:
     async def hold(
         self, session: str, ttl_s: float, owner: str, *, new: bool = False
     ) -> HeldVoice | None:
-        """Take over a voice session: its former holder may no longer write to it.
+        """Take over a voice session, or open it with `new`. Its former gateway can no longer write
+        to it.
 
-        Returns None if `owner` has no session of that name or, with `new`, if there is one. `owner`
-        is the credential that opened it: "" is the API key, else the hash of a client secret.
-        Raises: SecretInUse if `owner` is a client secret with `voice.sessions_per_secret` others
-        open.
+        `owner`: credential that opened the session; "" for the API key, else the hash of a client
+        secret. `ttl_s`: seconds until an unsaved session expires.
+        Returns None if `owner` has no session of that name or, with `new`, if the session exists
+        already.
+        Raises: SecretInUse if the client secret `owner` already has `voice.sessions_per_secret`
+        open sessions.
         """
         bound = self._config.sessions_per_secret
         call = scripts.hold_voice(
@@ -103,28 +108,32 @@ class VoiceStore:
         fields: Mapping[str, bytes],
         removed: Sequence[str] = (),
     ) -> Saved:
-        """Write fields of a held session, delete `removed`, and renew its time to live."""
+        """Write fields of a held session, delete the fields `removed`, and renew the session's time
+        to live.
+        """
         # The holder is written each time: a gateway has a new id after its lease has lapsed.
         written = {**fields, "holder": self._membership.id.encode()}
         call = scripts.save_voice(session, epoch, int(ttl_s * 1000), owner, written, removed)
         return Saved(text(await answer_of(run_async(self._redis, call))))
 
     async def end(self, session: str, epoch: int | None = None) -> bool:
-        """Delete a session; with `epoch`, only if it is still held at that epoch. Return True if it
-        was deleted.
+        """Delete a session. With `epoch`, delete it only if it is still held at that epoch. Return
+        True if the session was deleted.
         """
         return (
             text(await answer_of(run_async(self._redis, scripts.end_voice(session, epoch)))) == "ok"
         )
 
     async def was_ended(self, session: str, owner: str) -> bool:
-        """Return True if an operator ended the voice session of this owner within the last
+        """Return True if an operator has ended this voice session of `owner` within the last
         minutes.
         """
         return text(await answer_of(self._redis.get(keys.voice_ended(session)))) == f"1{owner}"
 
     async def views(self) -> dict[str, bytes]:
-        """Return the field `view` of each session, by name, as its holder wrote it."""
+        """Return, by session name, the description of each session that its gateway wrote as the
+        field `view`.
+        """
         return await answer_of(self._views())
 
     async def _views(self) -> dict[str, bytes]:
@@ -140,19 +149,19 @@ class VoiceStore:
         return {name: view for name, view in zip(names, views, strict=True) if view is not None}
 
     async def save_secret(self, name: str, value: bytes, ttl_s: int) -> None:
-        """Save the settings of a client secret, for all gateways."""
+        """Save the settings of a client secret, for all gateways, for `ttl_s` seconds."""
         await answer_of(self._redis.set(keys.secret(name), value, ex=ttl_s))
 
     async def secret(self, name: str) -> bytes | None:
-        """Return the settings of a client secret; None once it has expired."""
+        """Return the settings of a client secret; None if it has expired."""
         return cast("bytes | None", await answer_of(self._redis.get(keys.secret(name))))
 
     async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
-        """Save the text of a spoken answer, for later turns that name it by id, at any gateway,
-        unless it is saved already.
+        """Save the text of a spoken answer, unless it is saved already, so that later turns at any
+        gateway can refer to it by `audio_id`.
 
-        Return its expiry in seconds since 1970, as set by the first call, so that a stream that is
-        read again is the same. Wait while Redis is away: the answer itself is complete, and must
+        Return its expiry in seconds since 1970 as set by the first call, so that a stream that is
+        read again is identical. Waits while Redis is away: the answer itself is complete, and must
         not fail at its end.
         """
         pauses = Outage("the transcript of an answer")
@@ -166,7 +175,9 @@ class VoiceStore:
             await asyncio.sleep(pauses.pause_s())
 
     async def _save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
-        """Raises: redis's errors."""
+        """Save a transcript as `save_transcript` does, without waiting for Redis. Raises: redis's
+        errors.
+        """
         key = keys.transcript(audio_id)
         pipe = self._redis.pipeline(transaction=True)
         pipe.hsetnx(key, "text", transcript)
@@ -177,6 +188,6 @@ class VoiceStore:
         return int(text(saved))
 
     async def transcript(self, audio_id: str) -> str | None:
-        """Return the text of a spoken answer; None once it has expired."""
+        """Return the text of a spoken answer; None if it has expired."""
         raw = await answer_of(self._redis.hget(keys.transcript(audio_id), "text"))
         return None if raw is None else text(raw)

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them: 900MiB, 2GB, 1.5GiB. Pure."""
+"""Amounts of memory in text form, such as 900MiB, 2GB or 1.5GiB. Pure."""
 
 import re
 
@@ -16,8 +16,8 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def parse_byte_size(text: str, param: str) -> int:
-    """Return a number of bytes, at least 1. Raises: ConfigError naming `param` and the accepted
-    forms.
+    """Parse an amount of memory; return its bytes, at least 1. `param`: name of the parameter in
+    the error. Raises: ConfigError with the accepted forms.
     """
     found = _NUMBER_AND_UNIT.fullmatch(text.strip())
     size = _BY_LOWER_CASE.get(found[2].lower()) if found is not None else None
@@ -44,8 +44,6 @@ def format_byte_size(num_bytes: int) -> str:
 
 
 def option_of_byte_size(num_bytes: int) -> str:
-    """Return at least this many bytes in the form that `parse_byte_size` reads, in whole KiB or
-    MiB.
-    """
+    """Return at least `num_bytes` in the form that `parse_byte_size` reads, in whole KiB or MiB."""
     unit, size = ("MiB", MIB) if num_bytes >= 16 * MIB else ("KiB", KIB)
     return f"{-(-num_bytes // size)}{unit}"

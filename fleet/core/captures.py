@@ -1,8 +1,8 @@
-"""Names of the tensors of a hidden-state sample, by position.
+"""Names of the tensors of a hidden-state sample, one row per position of the text.
 
-`TAPS`: hidden states that enter the layers that a draft head reads, side by side; `LAST_ROWS`:
-final hidden states; `INPUT_ROWS`: embeddings that enter the first layer, where ids do not determine
-them.
+`TAPS`: hidden states at the inputs of the layers that a draft head reads, concatenated.
+`LAST_ROWS`: final hidden states. `INPUT_ROWS`: input embeddings of the first layer, present where
+token ids alone do not determine them.
 """
 
 TAPS, LAST_ROWS, INPUT_ROWS = "taps", "last", "rows"

@@ -25,8 +25,8 @@ DTYPE_BYTES = {
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True):
-    """Location of a tensor's bytes in its producer's arena. `generation` and `checksum` are
-    verified before use.
+    """Location of a tensor's bytes in its producer's arena. A consumer verifies `generation` and
+    `checksum` before use.
     """
 
     agent: WorkerId
@@ -39,10 +39,11 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WireTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor on an edge: C-contiguous little-endian bytes inline, or a ref to pull them by.
+    """A tensor on an edge: C-contiguous little-endian bytes inline, or a reference from which to
+    pull them.
 
-    Invariants: length = product(shape) x itemsize; in a stored header `ref` is unset, and no `data`
-    means "see `loc`".
+    Invariants: length = product(shape) x itemsize. In a stored header `ref` is unset; without
+    `data`, the location is in the field `loc` of the log.
     """
 
     dtype: str
@@ -58,16 +59,16 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Immutable chunk header.
 
-    `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no
-    change). `producer_walk` is the walk of the producer when it produced the chunk.
-    `boundary`: a transition begins at this chunk; `walk` names it, or the conductor's notice if the
-    conductor drives walks. `ordinal` counts the producer's items in `producer_walk` before this
-    chunk.
+    `walk`: the consumer is in this walk from this chunk on; None: no change. `producer_walk`: walk
+    of the producer when it produced the chunk.
+    `boundary`: the consumer changes its walk at this chunk; `walk` names the new walk, or the
+    conductor's notice does if the conductor drives walks.
+    `ordinal`: number of items that the producer made in `producer_walk` before this chunk.
     `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be
     empty.
     `produced_us`: wall clock of the producer when it produced the chunk, for the trace only.
-    `first_row`: position of its first row in the edge, which does not depend on how earlier rows
-    were divided into chunks.
+    `first_row`: position in the edge of the chunk's first row, which does not depend on how earlier
+    rows were divided into chunks.
     """
 
     request: RequestId
@@ -86,12 +87,12 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def num_rows(self) -> int:
-        """Rows of its first tensor; the rows of an edge are counted by these."""
+        """Number of rows of the chunk's first tensor, by which the rows of an edge are counted."""
         return next((tensor.shape[0] for tensor in self.tensors.values() if tensor.shape), 0)
 
     def without(self, num_rows: int) -> "Chunk":
-        """Return the chunk without its first rows. Raises: ChunkOrderError unless it has exactly
-        one tensor, inline.
+        """Return the chunk without its first `num_rows` rows. Raises: ChunkOrderError unless it has
+        exactly one tensor, stored inline.
         """
         if num_rows >= self.num_rows:
             return msgspec.structs.replace(
@@ -114,8 +115,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 Location = dict[str, TensorRef | bytes]
-"""Location of each remote tensor of a chunk, by tensor name; its bytes if it was recomputed and the
-arena had no room for it.
+"""Location of each remote tensor of a chunk, by tensor name; the bytes themselves if the tensor was
+recomputed and did not fit into the arena.
 """
 
 _encoder = msgspec.msgpack.Encoder()
@@ -132,7 +133,7 @@ def encode_chunk(chunk: Chunk) -> bytes:
 
 
 def decode_chunk(raw: bytes) -> Chunk:
-    """Raises: UnknownWireVersion if another protocol version wrote it."""
+    """Decode a chunk header. Raises: UnknownWireVersion if another protocol version wrote it."""
     try:
         chunk = _decoder.decode(raw)
     except msgspec.DecodeError as error:

@@ -6,5 +6,5 @@ import time
 
 
 def now_us() -> int:
-    """Wall-clock microseconds since 1970."""
+    """Return the wall-clock time in microseconds since 1970."""
     return time.time_ns() // 1000

@@ -6,13 +6,14 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk
 
 
 class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Base of all commands."""
+    """Base of all commands, which are decisions of the conductor."""
 
 
 class GrantTask(Command, frozen=True, kw_only=True):
-    """Offer the task to a role again. Refused unless the task's epoch is still `expected_epoch`.
+    """Command to offer a task to `role` again. Refused unless the task's epoch is still
+    `expected_epoch`.
 
-    `alone`: the task must run without others on its worker.
+    `alone`: True if the task must run without other tasks on its worker.
     """
 
     request: RequestId
@@ -23,7 +24,7 @@ class GrantTask(Command, frozen=True, kw_only=True):
 
 
 class SetWalk(Command, frozen=True, kw_only=True):
-    """From chunk `from_index` of `edge` on, the consuming task is in `walk`."""
+    """Command to let the consuming task of `edge` change to `walk` at chunk `from_index`."""
 
     request: RequestId
     stage: StageName
@@ -33,9 +34,10 @@ class SetWalk(Command, frozen=True, kw_only=True):
 
 
 class EndRequest(Command, frozen=True, kw_only=True):
-    """End the request: `state` is failed or aborted; every task's epoch is raised.
+    """Command to end a request. `state` is failed or aborted; the epoch of every task is raised.
 
-    `dead_stage`: the stage whose workers died over it; the request becomes a dead letter.
+    `dead_stage`: the stage whose workers died over the request, which becomes a dead letter; None
+    otherwise.
     """
 
     request: RequestId
@@ -47,15 +49,18 @@ class EndRequest(Command, frozen=True, kw_only=True):
 
 
 class AbandonRequest(Command, frozen=True, kw_only=True):
-    """Abort a request that no gateway reads, unless one has attached since `client_epoch`."""
+    """Command to abort a request without a gateway, unless a gateway has attached since
+    `client_epoch`.
+    """
 
     request: RequestId
     client_epoch: Epoch
 
 
 class FenceWorker(Command, frozen=True, kw_only=True):
-    """Revoke the rights of a worker whose lease has lapsed, unless renewed since: raise the epoch
-    of each of its tasks.
+    """Command to revoke the rights of a worker whose lease has lapsed, by raising the epoch of each
+    of its tasks. Refused if the lease's deadline is no longer `deadline_us`: the worker has renewed
+    it.
     """
 
     worker: WorkerId

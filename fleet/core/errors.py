@@ -1,5 +1,5 @@
-"""Tree of errors. Errors carry the fields that drive their handling, and do not know how they are
-shown.
+"""Tree of errors. The fields of an error drive its handling; how an error is shown is decided
+elsewhere.
 """
 
 from typing import ClassVar
@@ -8,7 +8,7 @@ SHOWN_CHARS = 64
 
 
 def quoted(name: str) -> str:
-    """Return a name that a client sent as errors show it: in quotes, and cut to `SHOWN_CHARS`."""
+    """Return a client's name for something, quoted and cut to `SHOWN_CHARS`, for an error."""
     return repr(name[:SHOWN_CHARS])
 
 
@@ -50,8 +50,8 @@ class ContextLengthExceeded(InputTooLarge):
 
     @staticmethod
     def of(where: str, limit: int, however: str) -> "ContextLengthExceeded":
-        """Build the error; `where` names the field, and `however` is the clause about its actual
-        length.
+        """Build the error. `where`: name of the input field. `limit`: accepted number of tokens.
+        `however`: the clause of the message about the actual length.
         """
         return ContextLengthExceeded(
             f"{where}: This model's maximum context length is {limit} tokens. However, {however}. "
@@ -61,7 +61,7 @@ class ContextLengthExceeded(InputTooLarge):
 
 
 class UnsupportedValue(BadInput):
-    """A value of OpenAI's API, or of a compatible one, that this server does not support."""
+    """A parameter value of OpenAI's API or a compatible API that this server does not support."""
 
     code = "unsupported_value"
 
@@ -71,25 +71,25 @@ class ModelNotFound(BadInput):
 
 
 class NotFound(BadInput):
-    """No object has that name, or it is no longer retained."""
+    """No object has the requested name, or it is no longer retained."""
 
     code = "not_found"
 
 
 class Conflict(BadInput):
-    """The object exists, and its state does not permit the operation."""
+    """The object exists, but its state does not permit the operation."""
 
     code = "conflict"
 
 
 class SecretInUse(BadInput):
-    """A short-lived client secret has its maximum number of voice sessions open."""
+    """A short-lived client secret already has its maximum number of voice sessions open."""
 
     code = "secret_in_use"
 
 
 class ConfigError(FleetError):
-    """The configuration is at fault; `param` is the dotted key."""
+    """The configuration is at fault; `param` is its dotted key."""
 
     code = "bad_config"
 
@@ -111,15 +111,15 @@ class NoSafeWeights(ConfigError):
 
 
 class Overloaded(FleetError):
-    """The queue bound is reached."""
+    """A limit on requests, voice sessions or queued work is reached; a retry may succeed later."""
 
     code = "rate_limit_exceeded"
     retryable = True
 
 
 class VersionSkew(ConfigError):
-    """A worker does not fit the registered ones: version, checkpoint, tensors it can read, or
-    secret.
+    """A worker does not fit the registered workers: its version, checkpoint, readable tensors or
+    secret differs.
     """
 
 
@@ -131,8 +131,8 @@ class NoWorker(FleetError):
 
 
 class WorkerLost(FleetError):
-    """Several workers died over the request, the last one with no other task; the request is a dead
-    letter.
+    """Several workers died over the request, the last while it ran no other task; the request is a
+    dead letter.
     """
 
     code = "worker_lost"
@@ -146,8 +146,8 @@ class Aborted(FleetError):
 
 
 class GatewayStopping(FleetError):
-    """The gateway stops before the answer ends; any other gateway continues it from the last event
-    id.
+    """The gateway stops before the answer ends. Any other gateway continues the answer from the
+    last event id.
     """
 
     code = "gateway_stopping"
@@ -155,7 +155,9 @@ class GatewayStopping(FleetError):
 
 
 class ResumedElsewhere(FleetError):
-    """A newer connection continues the answer, here or at another gateway; this one ends."""
+    """A newer connection, at this gateway or another, continues the answer; the old connection
+    ends.
+    """
 
     code = "resumed_elsewhere"
 
@@ -172,12 +174,12 @@ class RedisUnreachable(FleetError):
 
 
 class AlreadySubmitted(RedisUnreachable):
-    """A request of this id was submitted before: read its answer instead."""
+    """A request with this id was submitted before; the client should read its answer instead."""
 
 
 class NotReplicated(RedisUnreachable):
-    """Too few replicas of Redis have a new request, which has been aborted: a failover could lose
-    it.
+    """Too few replicas of Redis have received a new request, and a failover could lose it. The
+    request has been aborted.
     """
 
     @staticmethod
@@ -205,15 +207,17 @@ class TransitionError(FleetError):
 
 
 class TransferError(FleetError):
-    """Tensors could not be pulled (deadline, checksum, generation); they are recomputed."""
+    """Tensors could not be pulled from another process's memory (deadline, checksum or generation).
+    The missing tensors are recomputed.
+    """
 
     code = "transfer_failed"
     retryable = True
 
 
 class SpanUnreachable(FleetError):
-    """Two workers of one model's layers cannot connect: no listener answers, or a worker does not
-    have the fleet's secret.
+    """Two workers that have layers of one model cannot connect: no listener answers, or a worker
+    does not have the fleet's secret.
     """
 
     code = "span_unreachable"
@@ -221,8 +225,8 @@ class SpanUnreachable(FleetError):
 
 
 class SessionInterrupted(FleetError):
-    """The rows of a conversation were not copied: a worker was lost meanwhile, or does not
-    answer.
+    """The KV cache of a conversation was not copied: a worker was lost meanwhile or does not
+    answer, or the cache was dropped.
     """
 
     code = "session_interrupted"
@@ -236,16 +240,16 @@ class EngineError(FleetError):
 
 
 class SampleRefused(FleetError):
-    """A training sample does not fit the draft head or its target, or has values that are not
-    finite; it is dropped.
+    """A sample of training does not fit the draft head or its target model, or has values that are
+    not finite; the sample is dropped.
     """
 
     code = "sample_refused"
 
 
 class SpanPrefixMismatch(EngineError):
-    """A span worker lacks the keys and values of positions before the ones that it was to compute,
-    which are computed again.
+    """A span worker lacks the keys and values of positions before the first position it was to
+    compute. The missing positions are computed again.
     """
 
     code = "span_prefix_mismatch"
@@ -253,8 +257,8 @@ class SpanPrefixMismatch(EngineError):
 
 
 class EngineStopped(FleetError):
-    """The engine can compute nothing any more, for no fault of a request: its worker ends, and
-    others continue its tasks.
+    """The engine can compute nothing more, through no fault of a request. Its worker ends, and
+    other workers continue its tasks.
     """
 
     code = "engine_stopped"
@@ -298,8 +302,8 @@ NO_MEMORY = ("out of memory", "allocate memory")
 
 
 def failure_of(doing: str, error: Exception) -> FleetError:
-    """Return the error for a request when work for it alone raised `error`; `doing` names that
-    work.
+    """Return the error with which to fail a request when work for that request raised `error`.
+    `doing`: name of the work, for the message.
     """
     if isinstance(error, FleetError):
         return error
@@ -314,7 +318,7 @@ def failure_of(doing: str, error: Exception) -> FleetError:
 
 
 def from_code(code: str, message: str, param: str | None = None) -> FleetError:
-    """Rebuild an error received from another process; an unknown code becomes a plain
+    """Rebuild an error that was received from another process. An unknown code becomes a plain
     FleetError.
     """
     return BY_CODE.get(code, FleetError)(message, param=param)

@@ -13,7 +13,9 @@ class Event(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class RequestSubmitted(Event, frozen=True, kw_only=True):
-    """`outputs` are the requested client edges; they and the graph determine the stages."""
+    """Event: a client's request was submitted. `outputs`: requested client edges, which together
+    with the graph determine the stages.
+    """
 
     request: RequestId
     graph: str
@@ -21,7 +23,7 @@ class RequestSubmitted(Event, frozen=True, kw_only=True):
 
 
 class TaskEvent(Event, frozen=True, kw_only=True):
-    """Base of the events of one task. `epoch`: the task's at that time."""
+    """Base of the events of one task. `epoch`: epoch of the task at the event."""
 
     request: RequestId
     stage: StageName
@@ -29,7 +31,7 @@ class TaskEvent(Event, frozen=True, kw_only=True):
 
 
 class TaskGranted(TaskEvent, frozen=True, kw_only=True):
-    """The task is offered to a role, or to a worker that caches its session's prefix."""
+    """Event: the task was offered to a role, or to the worker that caches its session's prefix."""
 
 
 class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
@@ -37,8 +39,8 @@ class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
 
 
 class ChunkAppended(Event, frozen=True, kw_only=True):
-    """Sent for the first chunk, each boundary and the last only: an event for every chunk would
-    wake all readers at each step.
+    """Event: a chunk was appended. Sent for the first chunk, each boundary and the last only, since
+    an event for every chunk would wake all readers at each step.
     """
 
     request: RequestId
@@ -63,7 +65,7 @@ class ChunkAppended(Event, frozen=True, kw_only=True):
 
 
 class TaskFinished(TaskEvent, frozen=True, kw_only=True):
-    """The task's last chunk was appended."""
+    """Event: the task's last chunk was appended."""
 
 
 class TaskFailed(TaskEvent, frozen=True, kw_only=True):
@@ -73,11 +75,11 @@ class TaskFailed(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskLost(TaskEvent, frozen=True, kw_only=True):
-    """The task's owner was fenced; its epoch has been raised. TaskGranted follows, unless the
-    conductor must decide.
+    """Event: the task's owner was fenced, and the task's epoch was raised. TaskGranted follows,
+    unless the conductor must decide.
 
-    `deaths`: number of workers that died over it since its last append. `alone`: this one ran
-    nothing else.
+    `deaths`: number of workers that died over the task since its last append. `alone`: True if the
+    lost owner ran no other task.
     """
 
     deaths: int = 0
@@ -85,14 +87,14 @@ class TaskLost(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
-    """Its owner handed it off at `epoch`, for a worker of `role` to continue."""
+    """Event: the task's owner handed it off at `epoch`, for a worker of `role` to continue."""
 
     role: RoleName
 
 
 class ClientGone(Event, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: no gateway has attached to the client edges
-    since the last one was lost.
+    """Event: no gateway has attached to the client edges since the last one was lost. `epoch`:
+    epoch of the client edges. Produced by the driver's clock, never stored.
     """
 
     request: RequestId
@@ -100,7 +102,7 @@ class ClientGone(Event, frozen=True, kw_only=True):
 
 
 class RequestEnded(Event, frozen=True, kw_only=True):
-    """`state` is finished, failed or aborted."""
+    """Event: a request ended. `state` is finished, failed or aborted."""
 
     request: RequestId
     state: str
@@ -113,10 +115,10 @@ class WorkerJoined(Event, frozen=True, kw_only=True):
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True):
-    """`how`: `left` (it deregistered), `died` (a supervisor saw its process end), `lapsed` (its
-    lease ran out).
+    """Event: a worker or gateway ended. `how`: `left` (it deregistered), `died` (a supervisor saw
+    its process end) or `lapsed` (its lease ran out).
 
-    `cause`: the signal or exit status of one that died, if known.
+    `cause`: signal or exit status of a process that died; "" if unknown.
     """
 
     worker: WorkerId
@@ -125,18 +127,20 @@ class WorkerLeft(Event, frozen=True, kw_only=True):
 
 
 class GrantOverdue(TaskEvent, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: no worker claimed this grant in time."""
+    """Event: no worker claimed the task's grant in time. Produced by the driver's clock, never
+    stored.
+    """
 
 
 class RoleDeserted(TaskEvent, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: this grant's role has had no worker for
-    `lease.no_worker_timeout_s`.
+    """Event: the role to which the task was granted has had no worker for
+    `lease.no_worker_timeout_s`. Produced by the driver's clock, never stored.
     """
 
 
 class WorkerExpired(Event, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: the lease was not renewed for its duration
-    since it had this deadline.
+    """Event: a worker's lease was not renewed for its whole duration. `deadline_us`: deadline of
+    the lapsed lease. Produced by the driver's clock, never stored.
     """
 
     worker: WorkerId

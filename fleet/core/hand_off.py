@@ -1,27 +1,27 @@
-"""Hand-offs between workers: how long vLLM holds blocks for one, and the timings of one, a part of
-the request's trace.
+"""Hand-off of a task from its prefill worker to its decode worker: vLLM's limit for it, and its
+times, which are part of the request's trace.
 """
 
 import msgspec
 
 VLLM_LEASE_S = 30
-"""Time for which vLLM holds blocks for a decode half that does not ask for them. It renews the
-lease while it waits.
+"""Seconds for which vLLM holds KV blocks for a decode worker that does not ask for them. vLLM
+renews this lease while the decode worker waits.
 """
 
 
 class HandOff(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one hand-off, in order, from the source's last step to the new owner's first. No
-    decision depends on them.
+    """Times of one hand-off, in order, from the prefill worker's last step to the decode worker's
+    first. No decision depends on them.
 
-    Units: wall-clock microseconds since 1970; `handed_us` and `claimed_us` by Redis's clock,
-    `prefilled_us` by the source's, the rest by the new owner's. Differences across machines include
-    the difference of their clocks.
-    `prefilled_us`: end of the source's last step. `handed_us`: hand-off by the source.
-    `claimed_us`: claim by the new owner. `opened_us`: the logs are read, and the blocks are
-    requested. `pulled_us`: arrival of the blocks. `confirmed_us`: end of their import.
-    `resumed_us`: begin of the new owner's first step. The last three are None if the blocks did not
-    arrive or were withdrawn: then they are recomputed.
+    Units: wall-clock microseconds since 1970. `handed_us` and `claimed_us` are by Redis's clock,
+    `prefilled_us` by the prefill worker's, the rest by the decode worker's. Differences across
+    machines include the difference of their clocks.
+    `prefilled_us`: end of the prefill worker's last step. `handed_us`: release of the task by the
+    prefill worker. `claimed_us`: claim by the decode worker. `opened_us`: the logs are read, and
+    the KV blocks requested. `pulled_us`: arrival of the blocks. `confirmed_us`: end of their
+    import. `resumed_us`: begin of the decode worker's first step. The last three are None if the
+    blocks did not arrive or were withdrawn, so that the decode worker recomputes them.
     """
 
     prefilled_us: int

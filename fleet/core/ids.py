@@ -6,26 +6,28 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
-"""Incarnation of a worker or gateway; never reused. The id also names the NIXL agent."""
+"""Id of one lifetime of a worker or gateway; never reused. The id also names the process's NIXL
+agent.
+"""
 StageName = NewType("StageName", str)
 EdgeName = NewType("EdgeName", str)
 RoleName = NewType("RoleName", str)
 Walk = NewType("Walk", str)
 """Phase of a stage's work on a request, e.g. `prefill`, `last_prefill`, `decode`."""
 Epoch = NewType("Epoch", int)
-"""The fencing token of a task: Redis's time in microseconds at the grant, or above the last epoch
-if its clock was set back.
+"""Fencing token of a task: Redis's time in microseconds at the grant, or a number above the last
+epoch if Redis's clock was set back.
 """
 Term = NewType("Term", int)
-"""The fencing token of conductor leadership."""
+"""Fencing token of the conductor's leadership."""
 
 CLIENT = StageName("client")
 """The pseudo-stage at which client edges end; its task is owned by a gateway."""
 
 
 REQUEST, COMPLETION, AUDIO, RESPONSE = "req-", "chatcmpl-", "audio_", "resp_"
-"""Prefixes under which clients see a request: in headers, as a chat completion, as its audio, as a
-response of a session.
+"""Prefixes under which clients see a request id: in headers, as a chat completion, as its audio, as
+a response of a voice session.
 """
 
 
@@ -35,13 +37,15 @@ def new_request_id() -> RequestId:
 
 
 def shown_id(request: RequestId, prefix: str) -> str:
-    """Return the id under which clients see a request as a completion, its audio or a response."""
+    """Return a request's id with `prefix`, as clients see it for a completion, its audio or a
+    response.
+    """
     return f"{prefix}{request.removeprefix(REQUEST)}"
 
 
 def request_id_of(shown: str) -> RequestId:
-    """Return the id of a request that a person names in any of its forms; any other text as it
-    is.
+    """Return the id of a request from any form in which a person writes it; any other text is
+    returned unchanged.
     """
     for prefix in (COMPLETION, AUDIO, RESPONSE):
         if shown.startswith(prefix):
@@ -57,17 +61,19 @@ def stage_of(role: str) -> StageName:
 
 
 def role_of(worker: WorkerId) -> str:
-    """Return the role in a worker's id; "gateway" for a gateway."""
+    """Return the role in a worker's id; "gateway" for the id of a gateway."""
     return worker.partition("@")[0]
 
 
 def place_of(worker: WorkerId) -> tuple[str, int]:
-    """Return (host, pid) of a worker's id; ("", 0) for one without."""
+    """Return (host, pid) from the id of a worker or gateway; ("", 0) for an id without them."""
     host, _, rest = worker.partition("@")[2].partition(":")
     pid = rest.partition(":")[0]
     return (host, int(pid)) if pid.isdecimal() else ("", 0)
 
 
 def new_worker_id(role: str, host: str, pid: int) -> WorkerId:
-    """Return a new id for one incarnation of a worker or gateway."""
+    """Return a new id for one lifetime of a worker or gateway. `role`, `host`, `pid`: parts of the
+    id.
+    """
     return WorkerId(f"{role}@{host}:{pid}:{secrets.token_hex(3)}")

@@ -1,7 +1,7 @@
 """Kinds of background job and their arguments: names, types and ranges. Runs nothing.
 
-No argument names a path, an address or a configuration: a job measures the deployment whose `fleet
-jobs` runs it.
+No argument names a path, an address or a configuration: a job always measures the deployment that
+runs `fleet jobs`.
 """
 
 import re
@@ -13,7 +13,7 @@ from msgspec import Meta
 from fleet.core.errors import BadInput
 
 REPORT_FILES = {"report.json": "application/json", "report.png": "image/png"}
-"""The files that a job may leave in its folder, and their media types."""
+"""Files that a job may leave in its folder, with their media types."""
 EXAMPLE = '{"kind": "bench", "arguments": {"measure": "scale", "streams": [10, 300]}}'
 
 Measure = Literal["serving", "voice", "barge-in", "scale", "hop", "transfer"]
@@ -26,18 +26,18 @@ MEASURE_TAKES: dict[Measure, tuple[str, ...]] = {
     "hop": ("hops",),
     "transfer": (),
 }
-"""Arguments of each measure, beside `check`."""
+"""Names of the arguments that each measure accepts, besides `check`."""
 NO_JOBS = (
     "background jobs need a Redis without cluster mode, since the keys of rq have no "
     "common slot; run `fleet bench` itself"
 )
 LISTS = ("streams",)
-"""The arguments that are lists."""
+"""Names of the arguments whose values are lists."""
 
 
 def _serving() -> Measure:
-    """Return the default measure. A factory, because `omit_defaults` omits plain defaults, and the
-    measure is always shown.
+    """Return the default measure. A factory is needed because `omit_defaults` omits plain defaults,
+    and the measure must always be shown.
     """
     return "serving"
 
@@ -45,12 +45,12 @@ def _serving() -> Measure:
 class BenchArguments(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Arguments of a job of kind `bench`; each means what the option of `fleet bench` with its name
-    means.
+    """Arguments of a job of kind `bench`. An argument means the same as the option of `fleet bench`
+    with its name.
 
     `serving`, `voice` and `barge-in` measure the gateway of the deployment. `scale`, `hop` and
-    `transfer` measure processes that they start beside it, with its configuration.
-    Raises: BadInput for an argument that `measure` does not take.
+    `transfer` measure processes that the job starts beside it, with the deployment's configuration.
+    Raises: BadInput for an argument that `measure` does not accept.
     """
 
     measure: Measure = msgspec.field(default_factory=_serving)
@@ -85,10 +85,11 @@ class BenchArguments(
 class TrainArguments(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """Arguments of a job of kind `train`: a training run over `samples` questions of Pocket's
-    corpus, answered by the fleet.
+    """Arguments of a job of kind `train`: a training run over the fleet's answers to `samples`
+    questions of Pocket's corpus.
 
-    `name`: name of the run, as the source of its version; by default the job's name.
+    `name`: name of the run, recorded as the source of the version that it trains; the job's name by
+    default.
     """
 
     samples: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
@@ -107,8 +108,8 @@ KINDS: dict[str, type[BenchArguments] | type[TrainArguments]] = {
 
 
 def read_arguments(kind: str, arguments: object) -> JobArguments:
-    """Check the arguments of a job. Raises: BadInput naming the argument, the cause and the
-    remedy.
+    """Check and return the arguments of a job. `arguments`: JSON object of the client. Raises:
+    BadInput naming the argument, the cause and the remedy.
     """
     if kind not in KINDS:
         raise BadInput(
@@ -129,8 +130,8 @@ def read_arguments(kind: str, arguments: object) -> JobArguments:
 
 
 def _refusal(kind: str, message: str) -> BadInput:
-    """Return the error for a message of msgspec: `CAUSE - at `$.NAME``, without a path for the
-    object itself.
+    """Return the error for an argument that msgspec refused. `message`: msgspec's text, `CAUSE - at
+    `$.NAME``, without the path if the object itself is at fault.
     """
     cause, _, path = message.partition(" - at ")
     unknown = re.search(r"unknown field `(.*)`", cause, re.DOTALL)

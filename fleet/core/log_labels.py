@@ -1,5 +1,5 @@
 """Labels of a process's log lines. A worker's id changes when it rejoins; the code that registers
-it updates the label.
+the worker updates its label.
 """
 
 from dataclasses import dataclass
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Labels:
-    """`process`: worker, conductor, web or jobs."""
+    """Labels that every log line of a process has. `process`: worker, conductor, web or jobs.
+    `worker`, `stage`: id and stage of a worker, "" in other processes.
+    """
 
     process: str
     worker: str = ""

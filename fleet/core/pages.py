@@ -1,5 +1,5 @@
-"""Locations of KV pool pages in a process's memory, for other processes to read. Knows no transport
-and no pool.
+"""Locations of KV pool pages in a process's memory, from which other processes read them. Knows no
+transport and no pool.
 """
 
 from typing import NamedTuple
@@ -8,8 +8,8 @@ import msgspec
 
 
 class Memory(NamedTuple):
-    """A region of memory that is neither moved nor freed while its process lives. `device`: number
-    of its GPU; None: the host.
+    """A region of memory that is neither moved nor freed while its process lives. `device`: GPU
+    number; None for host memory.
     """
 
     address: int
@@ -18,8 +18,8 @@ class Memory(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A piece of another process's memory, and its destination in this process. Devices as in
-    `Memory`, each of its process.
+    """A contiguous copy from another process's memory (`remote_*`) to this process's (`local_*`).
+    Devices: GPU numbers as the respective process counts them; None for host memory.
     """
 
     remote_address: int
@@ -30,9 +30,12 @@ class Span(NamedTuple):
 
 
 class PagesRef(msgspec.Struct, frozen=True, array_like=True):
-    """Pages of a pool that is stored layer by layer: `num_layers` layers, `layer_bytes` apart from
-    `address` on, in each of which page n is the nth block of `block_bytes`. `layout` names the
-    format of a block. `device` as in `Memory`.
+    """Location of some pages of a KV pool that is stored layer by layer. The pool begins at
+    `address`; its `num_layers` layers are `layer_bytes` apart, and in each layer page n is the nth
+    block of `block_bytes`.
+
+    `pages`: page numbers. `layout`: name of a block's format. `device`: GPU number; None for host
+    memory.
     """
 
     address: int
@@ -49,10 +52,10 @@ class PagesRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
-    """Return the reads that copy the remote pages to the local ones; pages adjacent on both sides
-    are one span.
+    """Return the copies that bring `remote` pages to the `local` pages of this process. Pages that
+    are adjacent on both sides are copied together.
 
-    Empty if the pools differ in shape or layout.
+    Empty if the two pools differ in shape or layout.
     """
     shapes = {
         (ref.num_layers, ref.block_bytes, ref.layout, len(ref.pages)) for ref in (remote, local)
@@ -74,8 +77,8 @@ def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
 
 
 def _common_runs(remote: PagesRef, local: PagesRef) -> list[tuple[int, int]]:
-    """Return (first position, length) of each run of pages with consecutive numbers on both
-    sides.
+    """Return the runs of pages with consecutive numbers on both sides: the first index into
+    `pages`, and the length.
     """
     runs: list[tuple[int, int]] = []
     for position in range(len(remote.pages)):

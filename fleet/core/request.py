@@ -1,4 +1,4 @@
-"""A client's request, as every process reads it. Knows no HTTP and no model: stage settings are
+"""A client's request, as every process reads it. Knows no HTTP and no model: sampling settings are
 keyed by stage name.
 """
 
@@ -31,19 +31,19 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
     def may_end(self, num_drawn: int) -> bool:
-        """Return True if the token after `num_drawn` sampled ones may be an end token."""
+        """Return True if the next token, after `num_drawn` sampled tokens, may be an end token."""
         return not self.ignore_eos and num_drawn >= self.min_tokens
 
 
 def session_name(key: str) -> str:
-    """Return the internal name of the conversation that clients call `key`: a digest, which is
-    valid in a Redis key.
+    """Return the internal name of the conversation that clients call `key`: a digest, which is safe
+    in a Redis key.
     """
     return blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
-    """An audio prompt: its samples are in the request's blob, float32 mono at `rate_hz`."""
+    """Audio clip of a prompt. Its samples, mono float32 at `rate_hz`, are in the request's blob."""
 
     offset_samples: int
     num_samples: int
@@ -51,15 +51,16 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of a client. `prompt_ids` already has one placeholder id per audio position.
-    `outputs` are the requested client edges.
+    """A client's request. `prompt_ids`: token ids of the prompt, with one placeholder id per audio
+    position. `outputs`: requested client edges.
 
-    `reply` holds the state that another gateway needs to continue the answer; no worker reads it.
-    `session` names the conversation whose earlier turns this prompt begins with; "" without one.
+    `reply`: state from which another gateway can continue the answer; no worker reads it.
+    `session`: name of the conversation whose earlier turns this prompt begins with; "" without one.
     `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (the client's
-    request without its audio) are for operators who search for it.
-    `given`: tokens with which the main stage's answer begins, as if sampled. Sampling continues
-    from there, unless the last token ends an answer; stop strings are matched only in sampled text.
+    request without its audio): data for operators who search for the request.
+    `given`: tokens with which the main stage's answer begins, as if they had been sampled. Sampling
+    continues after them, unless the last token ends an answer; stop strings are matched only in
+    sampled text.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """

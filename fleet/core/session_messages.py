@@ -1,5 +1,5 @@
-"""Messages between `fleet session` and the worker that caches a conversation; keys and values
-follow as raw bytes.
+"""Messages between `fleet session` and a worker, to save or load the KV cache of a conversation.
+Keys and values follow the messages as raw bytes.
 """
 
 import msgspec
@@ -7,18 +7,18 @@ import msgspec
 from fleet.core.wire_codec import WireCodec
 
 PURPOSE = "session"
-"""Purpose of the connection to a worker."""
+"""Purpose that `fleet session` states when it connects to a worker."""
 
 
 class SessionMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Base of the messages. `session`: internal name of the conversation."""
+    """Base of the messages about one conversation. `session`: internal name of the conversation."""
 
     session: str
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of the cached keys and values of a conversation, by which a worker decides if it
-    can use them.
+    """Description of a conversation's KV cache, by which a worker decides whether it can use the
+    cache.
 
     `num_rows`: number of positions. `layout`: dtype and sizes of a position's keys and values in
     one layer.
@@ -32,32 +32,36 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveSession(SessionMessage, frozen=True, kw_only=True):
-    """Order to send the cached keys and values."""
+    """Request to a worker to send the KV cache of a conversation."""
 
 
 class LoadSession(SessionMessage, frozen=True, kw_only=True):
-    """Announcement of keys and values: `SessionPart`s follow, then `SessionEnd`."""
+    """Announcement of a KV cache that the worker is to load. `SessionPart`s follow, then
+    `SessionEnd`.
+    """
 
     info: SessionInfo
 
 
 class SessionHead(SessionMessage, frozen=True, kw_only=True):
-    """Answer to `SaveSession`: parts follow, then `SessionEnd`."""
+    """A worker's answer to `SaveSession`. `SessionPart`s follow, then `SessionEnd`."""
 
     info: SessionInfo
 
 
 class SessionPart(SessionMessage, frozen=True, kw_only=True):
-    """Announcement of one part: `keys` (int64), `positions` (int32), hidden states of the tapped
-    layers (`tapped`, float32), or a layer by its number.
+    """Announcement of one part of a KV cache, whose bytes follow. `name`: `keys` (int64, one per
+    position, by which the cached prefix is compared with a prompt), `positions` (positions of
+    tapped hidden states, int32), `tapped` (hidden states of the tapped layers, float32), or a
+    layer's number (its keys and values).
     """
 
     name: str
 
 
 class SessionEnd(SessionMessage, frozen=True, kw_only=True):
-    """End of the parts, or of the operation. `error`, `code`: cause of a failure, "" if it
-    succeeded.
+    """End of the transfer or of the operation. `error`, `code`: message and code of the failure; ""
+    after success.
     """
 
     error: str = ""

@@ -1,7 +1,7 @@
-"""Parts of a saved conversation: their names and exact sizes, and the checks of a description and
-of parts against them.
+"""Parts of a conversation's saved KV cache: their names and exact sizes, and checks of a
+description and its parts.
 
-Sizes follow from the description alone, so a worker checks what it is offered before it allocates
+Sizes follow from the description alone, so a worker checks an offered cache before it allocates
 anything. Knows no file, no connection and no engine.
 """
 
@@ -14,8 +14,8 @@ from fleet.core.session_messages import SessionInfo
 
 KEYS, POSITIONS, TAPPED = "keys", "positions", "tapped"
 KEY_BYTES, POSITION_BYTES, VALUE_BYTES = 8, 4, 4
-"""Sizes of one row's key (int64), of one position (int32) and of one value of a tapped row
-(float32).
+"""Sizes in bytes: one position's prefix key (int64), one position number (int32), and one value of
+a tapped hidden state (float32).
 """
 MAX_LAYERS = 4096
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -24,7 +24,7 @@ _LAYOUT = re.compile(r"(\w{1,16}), ([1-9]\d{0,5}) heads of ([1-9]\d{0,5})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLayout:
-    """Layout of one position's keys and values in one layer. `dtype`: name of the type in torch."""
+    """Layout of one position's keys and values in one layer. `dtype`: name of the torch dtype."""
 
     dtype: str
     num_kv_heads: int
@@ -39,7 +39,7 @@ class SessionLayout:
 
     @staticmethod
     def parse(text: str) -> "SessionLayout":
-        """Read what `str` returned. Raises: BadInput."""
+        """Parse the text form of a layout, as `str` returns it. Raises: BadInput."""
         found = _LAYOUT.fullmatch(text)
         if found is None or found[1] not in _ITEM_BYTES:
             raise BadInput(f"the layout of the rows is unreadable: {text[:64]!r}")
@@ -48,11 +48,11 @@ class SessionLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Sessions that an engine can cache: layout of a position, number of layers, and number of
-    positions that the KV pool holds.
+    """Limits of the sessions that an engine can cache. `layout`: keys and values of one position in
+    one layer. `max_rows`: number of positions that the KV pool holds.
 
-    `tapped_width`: values in the hidden states of the tapped layers at one position; 0 for a model
-    without tapped layers.
+    `tapped_width`: number of values in the tapped layers' hidden states at one position; 0 for a
+    model without tapped layers.
     """
 
     layout: SessionLayout
@@ -62,12 +62,14 @@ class SessionLimits:
 
     @property
     def max_part_bytes(self) -> int:
-        """Size of the largest part of any session."""
+        """Size in bytes of the largest part that a session can have."""
         row_bytes = max(self.layout.row_bytes, KEY_BYTES, VALUE_BYTES * self.tapped_width)
         return self.max_rows * row_bytes
 
     def check(self, num_rows: int, num_layers: int, layout: str) -> None:
-        """Raises: BadInput for a session that the engine can never cache."""
+        """Check that the engine can cache a session of this size and layout. Raises: BadInput if it
+        never can.
+        """
         if (layout, num_layers) != (str(self.layout), self.num_layers):
             own = f"this model {self.num_layers} of {self.layout}"
             raise BadInput(f"the file has {num_layers} layers of {layout}, {own}")
@@ -77,7 +79,9 @@ class SessionLimits:
             )
 
     def check_tapped(self, num_rows: int, positions: Mapping[int, int]) -> None:
-        """Check tapped rows. `positions`: number of values by position. Raises: BadInput."""
+        """Check the tapped hidden states of a session of `num_rows` positions. `positions`: number
+        of values by position. Raises: BadInput.
+        """
         if any(not 0 <= at < num_rows for at in positions):
             raise BadInput(f"a tapped row is not among the {num_rows} rows of the file")
         widths = {width for width in positions.values() if width != self.tapped_width}
@@ -88,7 +92,7 @@ class SessionLimits:
 
 
 def check_info(info: SessionInfo) -> None:
-    """Raises: BadInput for a description that no session has."""
+    """Check the description of a session. Raises: BadInput if no session can have it."""
     SessionLayout.parse(info.layout)
     if info.num_rows < 1:
         raise BadInput(f"the session has {info.num_rows} rows")
@@ -97,7 +101,9 @@ def check_info(info: SessionInfo) -> None:
 
 
 def check_part(info: SessionInfo, name: str, num_bytes: int) -> None:
-    """Check the size of one part of a session whose description was checked. Raises: BadInput."""
+    """Check the name and size of one part of a session whose description was checked. Raises:
+    BadInput.
+    """
     if name in (POSITIONS, TAPPED):
         unit = POSITION_BYTES if name == POSITIONS else VALUE_BYTES
         if not num_bytes or num_bytes % unit:
@@ -115,7 +121,9 @@ def check_part(info: SessionInfo, name: str, num_bytes: int) -> None:
 
 
 def check_parts(info: SessionInfo, sizes: Mapping[str, int]) -> None:
-    """Check a whole session. `sizes`: bytes of each part by name. Raises: BadInput."""
+    """Check that a session is complete, and the size of every part. `sizes`: bytes of each part by
+    name. Raises: BadInput.
+    """
     check_info(info)
     wanted = [KEYS, *map(str, range(info.num_layers))]
     missing = [name for name in wanted if name not in sizes]

@@ -1,4 +1,4 @@
-"""Messages of one union of structs as MessagePack."""
+"""Codec between message structs and MessagePack bytes."""
 
 from typing import Any, Generic, TypeVar
 
@@ -10,8 +10,8 @@ MessageT = TypeVar("MessageT")
 
 
 class WireCodec(Generic[MessageT]):
-    """Codec of the messages of one kind of connection. `union`: message types. `what`: name of the
-    messages in an error.
+    """MessagePack codec for the messages of one kind of connection. `union`: union of the message
+    types. `what`: name of the messages in an error.
     """
 
     def __init__(self, union: Any, what: str) -> None:
@@ -23,7 +23,9 @@ class WireCodec(Generic[MessageT]):
         return self._encoder.encode(message)
 
     def decode(self, data: bytes) -> MessageT:
-        """Raises: UnknownWireVersion for the message of another version, and for a damaged one."""
+        """Decode one message. Raises: UnknownWireVersion if the message is damaged or another
+        version of Fleet wrote it.
+        """
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

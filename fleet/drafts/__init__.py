@@ -1,3 +1,3 @@
-"""Speculative decoding: drafters, their choice and acceptance, EAGLE-3 heads, and their training
-while the fleet serves. The README is the way in.
+"""Speculative decoding: drafters, the choice among them, EAGLE-3 draft heads, and the training of
+heads while the fleet serves. The README is the way in.
 """

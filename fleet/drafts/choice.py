@@ -1,8 +1,8 @@
-"""Choice of a drafter by measured speed: each is used in turn for some passes, then the fastest
-until the next comparison.
+"""Choice of the fastest drafter by measurement: each drafter is used for some steps, then the
+fastest one until the next comparison.
 
-Speeds are relative to passes without drafts of the same number of requests, so that measures of
-different load compare.
+Speeds are relative to steps without drafts for the same number of requests, so that measurements
+under different load can be compared.
 """
 
 from collections.abc import Sequence
@@ -12,23 +12,27 @@ from fleet.drafts.figures.speculation import OFF
 from fleet.drafts.pass_costs import PassTimes
 
 WARM_UP_PASSES, TRIAL_PASSES = 16, 64
-"""Passes of a trial that are not counted, in which numbers of drafts are tried, and those that
-are.
+"""Steps of a drafter's trial: first the steps that are not measured, in which different numbers of
+drafts are tried, then the steps that are measured.
 """
 FIRST_TERM, LAST_TERM = 1024, 16_384
-"""Passes until the next comparison; more each time that it confirms the choice."""
+"""Steps until the next comparison: at first, and at most; doubled each time that a comparison
+confirms the choice.
+"""
 WATCHED_PASSES, LOSS = 256, 0.1
-"""A drafter whose gain over so many passes is lower than in its trial by this share is compared
-again immediately.
+"""If the gain over `WATCHED_PASSES` steps is lower than at the drafter's trial by the share `LOSS`,
+drafters are compared again immediately.
 """
 LEAST_GAIN = 1.02
-"""Gain below which no drafter is used: a smaller one may be noise."""
+"""Gain below which no drafter is used, since a smaller gain may be noise."""
 
 
 @dataclass(slots=True)
 class Gain:
-    """Speed with drafts relative to that without. `plain_s`: the time that the same tokens would
-    have taken without drafts.
+    """Measured gain of a drafter: speed with drafts divided by speed without.
+
+    `plain_s`: time that the same tokens would have taken without drafts. `taken_s`: time that they
+    took.
     """
 
     plain_s: float = 0.0
@@ -46,9 +50,10 @@ class Gain:
 
 
 class DrafterChoice:
-    """The drafter to use. Not thread-safe. `names`: drafters to choose from, besides none.
+    """Choice of the drafter to use, by trials of all of them. Not thread-safe.
 
-    `name`: the present drafter, or `OFF`. `gains`: gain of each drafter at its last trial.
+    `names`: drafters to choose from, in addition to no drafter (`OFF`). `name`: the present choice.
+    `gains`: gain of each drafter at its last trial.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -69,7 +74,10 @@ class DrafterChoice:
         self._is_trial = True
 
     def add(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """Count a decode step of the present drafter. The choice may change with it."""
+        """Count one decode step with the present drafter, which may change `name`.
+
+        `num_tokens`: tokens of the step over all requests. `seconds`: duration.
+        """
         if self.name == OFF:
             self._plain.add(num_requests, seconds)
         plain_s = self._plain.of(num_requests)

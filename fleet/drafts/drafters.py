@@ -1,5 +1,5 @@
-"""Drafters: guesses of the next tokens of an answer, which one pass verifies together. Knows no
-model and no scheduling.
+"""Drafters: guess the next tokens of an answer (drafts), which the model verifies in one step.
+Knows no model and no scheduling.
 
 `ngram` continues as the prompt and the answer did after the same tokens; `suffix` also as earlier
 answers did. Sources: prompt lookup decoding
@@ -21,21 +21,24 @@ from fleet.engine.torch.kv_pool import PageTable
 from fleet.engine.torch.program import DraftedTask
 
 MIN_MATCH = 2
-"""Tokens that must be equal before a guess. Places are indexed by so many."""
+"""Number of last tokens that must occur at an earlier place before its continuation is guessed;
+also the length of the keys in the index of places.
+"""
 MAX_MATCH = 16
 MAX_PLACES = 32
-"""The latest places that are compared: more cost time and rarely a better guess."""
+"""Most places that are compared, the latest ones: more take time and rarely improve a guess."""
 NUM_PROMPT_IDS = 8
-"""Ids at the end of a prompt that are stored with an answer, so that its first tokens can be
-guessed.
+"""Number of ids at the end of a prompt that are stored with its answer, so that the first tokens of
+a later answer can be guessed.
 """
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedDraft:
-    """A request after whose rows a token is sampled in the next step. `table`: pages of the
-    request. `most`: most drafts that may follow.
+    """A request that needs drafts, because a token is sampled after its rows in the next step.
+
+    `table`: KV pages of the request. `most`: most drafts that may follow.
     """
 
     request: RequestId
@@ -46,9 +49,9 @@ class AskedDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedRows:
-    """Rows [start, stop) of a request that a pass has computed; no rejected draft is among them.
+    """Rows [start, stop) of a request that a step has computed, without rejected drafts.
 
-    `features_NT`: the rows that entered the layers that a draft head reads.
+    `features_NT`: hidden states that entered the layers that a draft head reads.
     """
 
     request: RequestId
@@ -60,11 +63,11 @@ class ComputedRows:
 
 
 class Drafter(Protocol):
-    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a step.
+    """Source of drafts for the requests of a batch loop. Not thread-safe.
 
-    Its backlog are rows of a prompt, and of steps before the last one, that it has not read since
-    no drafts were wanted. `backlog_s`: seconds for which the last `propose` read rows of the
-    backlog.
+    `costs_time`: True if drafting takes a considerable part of a step's time. A drafter's backlog
+    is the rows that it has not read while no drafts were wanted: rows of prompts, and of steps
+    before the last one. `backlog_s`: time that the last `propose` spent on reading the backlog.
     """
 
     costs_time: bool = False
@@ -72,33 +75,37 @@ class Drafter(Protocol):
 
     @property
     def can_draft(self) -> bool:
-        """False while something that it needs is missing."""
+        """False while something that the drafter needs, such as a draft head, is missing."""
         return True
 
     @property
     def reads_features(self) -> bool:
-        """True if it reads the rows of passes, which a captured step does not return."""
+        """True if the drafter reads hidden states of steps. A step that runs as a captured CUDA
+        graph does not return them.
+        """
         return False
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
-        """Return guesses of the next tokens of each request; none where there is no reason for
-        one.
+        """Return guesses of the next tokens for each request in `asked`; empty if there is no basis
+        for a guess.
         """
         ...
 
     def expected_backlog_s(self, asked: Sequence[AskedDraft]) -> float:
-        """Return about how long `propose` would read rows of the backlog."""
+        """Estimate the time that `propose` would spend on reading the backlog."""
         return 0.0
 
     def on_computed(self, rows: Sequence[ComputedRows]) -> None:
-        """Read the rows of a pass; the draws after them are recorded."""
+        """Read the rows of a step. The tokens sampled after them are already recorded in their
+        tasks.
+        """
 
     def close(self, request: RequestId) -> None:
-        """Forget a request."""
+        """Forget a request that has ended or left."""
         ...
 
     def learn(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> None:
-        """Use a complete answer for later drafts."""
+        """Store a complete answer, as a source of later drafts."""
 
     def forget_requests(self) -> None:
         """Forget all requests, since another drafter is used from now on."""
@@ -106,23 +113,23 @@ class Drafter(Protocol):
 
 
 class Proposer(Protocol):
-    """Guesses for one request."""
+    """Source of guesses for one request."""
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Add tokens that were drawn."""
+        """Append tokens that were sampled for the request."""
         ...
 
     def propose(self, most: int) -> Sequence[int]:
-        """Return at most `most` guesses of the next tokens; none if there is no reason for one."""
+        """Return at most `most` guesses of the next tokens; empty if there is no basis for any."""
         ...
 
 
 class MatchingDrafter(Drafter, ABC):
-    """A drafter that guesses from tokens alone."""
+    """Base class of drafters that guess from token ids alone, without a draft head."""
 
     def __init__(self) -> None:
         self._proposers: dict[RequestId, tuple[Proposer, int]] = {}
-        """With the number of tokens of the answer that each has got."""
+        """By request: its proposer, and how many of the answer's tokens the proposer has got."""
 
     @abstractmethod
     def open(self, prompt_ids: Sequence[int]) -> Proposer: ...
@@ -131,7 +138,7 @@ class MatchingDrafter(Drafter, ABC):
         return [self._current(each.request, each.task).propose(each.most) for each in asked]
 
     def _current(self, request: RequestId, task: DraftedTask) -> Proposer:
-        """Return the proposer of a request, with all tokens that were drawn."""
+        """Return the proposer of a request, after adding all newly sampled tokens."""
         proposer, num_seen = self._proposers.get(request) or (self.open(task.prompt_ids), 0)
         new = task.answer_ids[num_seen:]
         proposer.add(new)
@@ -146,11 +153,15 @@ class MatchingDrafter(Drafter, ABC):
 
 
 Place = tuple[Sequence[int], int]
-"""A list of tokens, and an index of it before which the last two tokens of an answer occur."""
+"""A list of token ids and an index in it. The two ids before the index are equal to the last two
+ids of an answer, so that the ids from the index on are a possible continuation.
+"""
 
 
 class IndexedTokens:
-    """Token ids, and after which places each pair of them occurs."""
+    """Token ids of one request, with an index from each pair of neighbouring ids to the places
+    after it.
+    """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
         self.ids: list[int] = []
@@ -167,14 +178,16 @@ class IndexedTokens:
                 places.append(len(self.ids))
 
     def places(self) -> list[Place]:
-        """Return the earlier places before which the last two tokens occur."""
+        """Return the earlier places after the same two tokens as the last two."""
         return [
             (self.ids, at) for at in self._after.get(last_pair(self.ids), ()) if at < len(self.ids)
         ]
 
 
 class AnswerTable:
-    """Answers that were served, the latest ones. `max_tokens`: limit of their tokens together."""
+    """The latest complete answers, indexed by pairs of tokens. `max_tokens`: most tokens of all
+    answers together.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self.num_tokens = max_tokens, 0
@@ -205,7 +218,7 @@ class AnswerTable:
                 del self._after[pair]
 
     def places(self, ids: Sequence[int]) -> list[Place]:
-        """Return the latest places before which the last two tokens of `ids` occur."""
+        """Return the latest places after the last two tokens of `ids`."""
         places = self._after.get(last_pair(ids), deque[Place]())
         return list(islice(reversed(places), MAX_PLACES))
 
@@ -215,8 +228,8 @@ def last_pair(ids: Sequence[int]) -> Pair | None:
 
 
 def longest_matches(places: Sequence[Place], last: Sequence[int]) -> Sequence[Place]:
-    """Return the places before which the most tokens are the last ones of `last`, at most
-    `MAX_MATCH`.
+    """Return the places with the longest match: the most tokens before them equal to the end of
+    `last`, compared up to `MAX_MATCH` tokens.
     """
     for length in range(MIN_MATCH + 1, min(MAX_MATCH, len(last)) + 1):
         token = last[-length]
@@ -228,7 +241,9 @@ def longest_matches(places: Sequence[Place], last: Sequence[int]) -> Sequence[Pl
 
 
 def continued(places: Sequence[Place], most: int) -> list[int]:
-    """Return the most frequent continuation of the places, token by token."""
+    """Return up to `most` tokens: at each position the most frequent one among the places that
+    still agree.
+    """
     guesses: list[int] = []
     for number in range(most):
         places = [(ids, at) for ids, at in places if at + number < len(ids)]
@@ -241,15 +256,15 @@ def continued(places: Sequence[Place], most: int) -> list[int]:
 
 
 class NgramDrafter(MatchingDrafter):
-    """Guesses from the request's own tokens."""
+    """Drafter that guesses from the request's own prompt and answer."""
 
     def open(self, prompt_ids: Sequence[int]) -> Proposer:
         return MatchedProposer(prompt_ids, None)
 
 
 class SuffixDrafter(MatchingDrafter):
-    """Guesses from the request's own tokens and from answers that were served. `max_tokens`: see
-    `AnswerTable`.
+    """Drafter that guesses from the request's own tokens and from earlier answers. `max_tokens`:
+    see `AnswerTable`.
     """
 
     def __init__(self, max_tokens: int) -> None:
@@ -264,7 +279,10 @@ class SuffixDrafter(MatchingDrafter):
 
 
 class MatchedProposer(Proposer):
-    """Guesses by the longest match of the last tokens."""
+    """Proposer that continues as after the longest earlier match of the last tokens.
+
+    `table`: earlier answers to search as well; None for the request's own tokens only.
+    """
 
     def __init__(self, prompt_ids: Sequence[int], table: AnswerTable | None) -> None:
         self._own, self._table = IndexedTokens(prompt_ids), table

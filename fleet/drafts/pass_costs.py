@@ -1,22 +1,25 @@
-"""Step times, and the number of drafts that is worth its time. Knows no requests."""
+"""Measured step times, and the number of drafts that pays off by them. Knows no requests."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 WEIGHT, RARE_WEIGHT = 0.1, 0.5
-"""Weight of a new measure in the averages, and of one that is taken now and then only."""
+"""Weight of a new measurement in an average; the second is for step sizes that are measured only
+now and then.
+"""
 FEWEST_MEASURES = 3
 MARGIN = 0.03
-"""Part by which a pass with drafts must be faster per token than one without: less is within the
-noise of the measures.
+"""Share by which a step with drafts must be faster per token than a step without; a smaller gain is
+within measurement noise.
 """
 FEWEST_BETWEEN, WASTED, MOST_CREDIT = 32, 0.01, 4
-"""Passes between two measures of other numbers than the best; the share of the time that they may
-waste, and for how many passes time may be saved for them.
+"""Limits on measuring other numbers of drafts than the best: fewest steps between two such
+measurements; share of the time that they may waste; and number of steps' time up to which this
+allowance can be saved.
 """
 BUCKETS = (*range(8), *range(8, 32, 2), *range(32, 64, 4), *range(64, 128, 16), 128, 192, 256, 512)
-"""Numbers of rows of a pass whose times are kept apart; others count as the next lower one."""
+"""Row counts of a step for which times are kept separately; other counts use the next lower one."""
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class Average:
 
 
 class PassTimes:
-    """Step times by a number, such as the step's requests or rows."""
+    """Average step times by a number, such as the step's requests or rows."""
 
     def __init__(self) -> None:
         self._times: dict[int, Average] = {}
@@ -44,12 +47,12 @@ class PassTimes:
 
     @property
     def least(self) -> int | None:
-        """The smallest number whose time is known; None while none is."""
+        """The smallest number whose time is known; None if no time is known."""
         return min((number for number, time in self._times.items() if time.is_known), default=None)
 
     def of(self, number: int) -> float | None:
-        """Return the time of such a step, interpolated between the nearest known numbers; None
-        while none is known.
+        """Return the step time for `number`, interpolated between the nearest known numbers; None
+        if no time is known.
         """
         known = sorted(each for each, time in self._times.items() if time.is_known)
         if not known:
@@ -67,29 +70,29 @@ def bucket_of(num_rows: int) -> int:
 
 
 class PassCosts:
-    """Times of decode passes by their rows, without drafts and with them, and the number of drafts
-    that is best by these.
+    """Average times of decode steps by row count, with and without drafts, from which the best
+    number of drafts follows.
     """
 
     def __init__(self) -> None:
         self._plain, self._drafted = PassTimes(), PassTimes()
         self._num_same = 0
-        """Steps since an alternative was measured."""
+        """Steps since another number of drafts than the best was measured."""
         self._credit_s = 0.0
-        """Time that the next alternative may waste."""
+        """Time that the next measurement of another number may waste."""
         self._alternative = 0
-        """Number of drafts of the next alternative."""
+        """Number of drafts to measure next."""
         self._is_alternative = False
         self._estimated_s = 0.0
-        """Time of the alternative that is measured."""
+        """Expected time of the step that is being measured."""
 
     def plain_s(self, num_requests: int) -> float | None:
-        """Return the time of a pass without drafts; None before any is known."""
+        """Return the time of a step without drafts; None if no such step was measured."""
         return self._plain.of(bucket_of(num_requests))
 
     def _time(self, num_requests: int, num_drafts: int) -> float:
-        """Return the time of a pass. Below the fewest rows with drafts that are known, it is
-        between that and a plain one's.
+        """Estimate the time of a step. Below the smallest measured step with drafts, the estimate
+        lies between that step's time and the time without drafts.
         """
         size, plain_s = bucket_of(num_requests + num_drafts), self.plain_s(num_requests) or 0.0
         least = self._drafted.least
@@ -102,9 +105,11 @@ class PassCosts:
         return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
     def add(self, num_requests: int, num_drafts: int, seconds: float, apart_s: float = 0.0) -> None:
-        """Count the time of a step. `apart_s`: time by which it took longer than such steps in a
-        row, since a head read its backlog first; it counts as wasted on an alternative, not as time
-        of the step.
+        """Count the time of a step.
+
+        `apart_s`: additional time in which a draft head read its backlog before this step. If the
+        step measured another number of drafts than the best, `apart_s` counts as wasted; it never
+        counts as time of the step.
         """
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
@@ -122,11 +127,12 @@ class PassCosts:
         *,
         is_timed: bool = True,
     ) -> int:
-        """Return the best number of drafts for each request.
+        """Return the number of drafts per request with the highest speed in tokens per second, or
+        now and then another number, to measure it.
 
-        `tokens`: expected tokens of a step for each such number from 0 on. `drafts`: drafts of all
-        requests together, likewise. `token_s`: time that each token takes apart from steps if
-        drafts are made. `is_timed`: the time of this step will be counted.
+        `tokens`: expected tokens of a step, by number of drafts per request from 0 on. `drafts`:
+        drafts of all requests together, by the same number. `token_s`: additional time per token if
+        drafts are made. `is_timed`: True if the time of this step will be counted.
         """
         self._is_alternative = False
         if self._plain.least is None:
@@ -145,15 +151,13 @@ class PassCosts:
         return self._or_alternative(best, tokens, times) if is_timed else best
 
     def count_plain(self, num_requests: int) -> None:
-        """Count a pass without drafts for which no number was chosen."""
+        """Count a step without drafts for which `choice` was not called."""
         self._num_same += 1
         self._credit_s += WASTED * (self.plain_s(num_requests) or 0.0)
 
     def _or_alternative(self, best: int, tokens: Sequence[float], times: Sequence[float]) -> int:
-        """Return now and then another number than the best, each in its turn, so that all times
-        stay known.
-
-        They waste at most `WASTED` of the time, as far as it is known.
+        """Return the best number of drafts, or now and then another number in turn, so that all
+        times stay known. Such steps waste at most the share `WASTED` of the known time.
         """
         self._num_same += 1
         self._credit_s += WASTED * times[best]

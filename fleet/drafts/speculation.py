@@ -1,9 +1,9 @@
-"""Speculation in the batch loop: which drafts a step verifies. Decides about speed only; answers do
-not depend on it.
+"""Speculation in the batch loop: decides which drafts a step verifies. Affects speed only; answers
+do not depend on it.
 
 A step computes the known rows of its requests and the rows of their drafts. The number of drafts
-follows from measured times: a draft is worth its row if the share of drafts that is accepted there
-outweighs the time that a row adds.
+follows from measured times: a draft is worth its row if the share of drafts accepted at its
+position outweighs the time that a row adds.
 """
 
 import logging
@@ -32,32 +32,34 @@ from fleet.engine.torch.program import DraftedTask, TaskT
 log = logging.getLogger(__name__)
 
 FIRST_RATE, FIRST_WEIGHT = 0.7, 10
-"""Share of drafts that is assumed to be accepted if those before them were, and how many measures
-the assumption counts as.
+"""Assumed acceptance rate of a draft whose predecessors were accepted, and the number of
+measurements that this assumption counts as.
 """
 RATE_WEIGHT = 0.02
-"""Weight of a new measure: a draft is accepted or not, so that the average of few says little."""
+"""Weight of a new measurement in an acceptance rate: low, since a single draft is either accepted
+or not.
+"""
 MAX_FAILURE_LEN = 200
 COMPARED = (SUFFIX, EAGLE3)
-"""Drafters among which `auto` chooses."""
+"""Drafters that `auto` compares."""
 REST = 8
-"""After so many passes in a row of as many requests whose guesses were not worth their time,
-guesses are looked for in one of so many passes only.
+"""After `REST` steps in a row, with a similar number of requests, whose guesses were not worth
+their time, the drafter is asked only in every `REST`-th step.
 """
 LEAST_LEFT = 0.25
-"""Part of an average answer that is assumed to follow at least."""
+"""Fewest tokens that an answer is assumed to have left, as a share of the average answer length."""
 MOST_EARLY_PASSES = 512
-"""Passes after which a drafter is measured although it has not read the first rows of some
-requests.
+"""Steps after which a drafter is measured even if it has not read the first rows of some requests.
 """
 
 
 @dataclass(slots=True)
 class _Measured:
-    """Measures of the passes with one drafter. Lists are by position of a draft.
+    """Measurements of the steps with one drafter. Lists are indexed by a draft's position.
 
-    `rates`: shares of drafts that were accepted among those whose predecessors were. So a position
-    that is not drafted at present follows the positions before it.
+    `rates`: acceptance rates of drafts whose predecessors were accepted, so that the expectation
+    for a position that is not drafted at present follows the rates before it. `num_draws`: sampled
+    steps of requests.
     """
 
     rates: list[Average]
@@ -86,10 +88,12 @@ class _Measured:
 
 
 class Speculation(Drafting):
-    """The drafts of the requests of one batch loop. Not thread-safe.
+    """Speculative decoding for one batch loop: adds drafts to steps, and measures their use. Not
+    thread-safe.
 
-    `drafters`: drafters by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: most
-    drafts of one request in a step. `follows_times`: False to verify every draft.
+    `drafters`: drafters by name. `name`: the drafter to use, `OFF` for none, `AUTO` for the fastest
+    at present. `most`: most drafts of one request in a step. `follows_times`: False to verify every
+    draft, whatever it costs.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class Speculation(Drafting):
         self._answer_tokens = Average()
         self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
         self._useless = {each: Counter[int]() for each in (OFF, *drafters)}
-        """By drafter and number of requests, the passes in a row whose guesses were not worth their
+        """By drafter and number of requests: steps in a row whose guesses were not worth their
         time; see `REST`.
         """
         self._version = 0
@@ -112,10 +116,10 @@ class Speculation(Drafting):
         return [Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(self._most)]
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on. Counts begin at 0; times, rates of
-        right drafts and useless passes stay known.
+        """Use another drafter from the next step on. Counts restart at 0; step times, acceptance
+        rates and useless steps stay known.
 
-        Raises: BadInput if unknown.
+        Raises: BadInput if the name is unknown.
         """
         known = (OFF, *self._drafters, AUTO)
         if name not in known:
@@ -132,7 +136,7 @@ class Speculation(Drafting):
             self._switch(name)
 
     def _compare(self) -> None:
-        """Choose among the drafters that can draft and have not failed."""
+        """Start a comparison of the drafters that can draft and have not failed."""
         able = [
             each
             for each in COMPARED
@@ -142,7 +146,7 @@ class Speculation(Drafting):
         self._switch(self._choice.name)
 
     def _switch(self, name: str) -> None:
-        """Draft with another drafter, and continue its counts."""
+        """Use another drafter, and continue its counts."""
         for drafter in self._drafters.values():
             drafter.forget_requests()
         self._name = name
@@ -156,21 +160,19 @@ class Speculation(Drafting):
 
     @property
     def reads_features(self) -> bool:
-        """True if the drafter in use reads the rows of passes."""
+        """True if the drafter in use reads hidden states of steps."""
         return self._drafter is not None and self._drafter.reads_features
 
     def on_new_head(self, version: int) -> None:
-        """Begin to count again, for another version of the draft head. A drafter that failed is
-        used again with it.
+        """Restart the counts, for version `version` of the draft head. A drafter that had failed is
+        used again.
         """
         self._version = version
         self._rates[EAGLE3] = self._first_rates()
         self.use(AUTO if self._choice is not None else self._failed or self._name)
 
     def _end_drafting(self, error: BaseException) -> None:
-        """Draft no more with the present drafter: its error must not fail the requests of a
-        pass.
-        """
+        """Stop using the present drafter after an error, so that requests continue without it."""
         failed = self._name
         log.error("%s failed, and makes no drafts any more: %s", failed, error, exc_info=error)
         self._failed, self._failure = failed, f"{type(error).__name__}: {error}"[:MAX_FAILURE_LEN]
@@ -182,10 +184,10 @@ class Speculation(Drafting):
     def with_drafts(
         self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], pool: KVPool
     ) -> list[PassEntry[TaskT]]:
-        """Return the entries of a pass, with drafts after the rows from which a token is drawn.
+        """Return the entries of a step, with drafts appended to each entry after which a token is
+        sampled.
 
-        Pages for drafts are allocated as far as they are free; none is taken from another request
-        for them.
+        Drafts get only pages that are free; no other request loses pages for them.
         """
         drafted = [entry for _, entry in entries]
         if self._drafter is None:
@@ -219,8 +221,8 @@ class Speculation(Drafting):
     def _drafts(
         self, drafter: Drafter, asked: Sequence[AskedDraft], *, is_timed: bool
     ) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request that are worth their time. `is_timed`: the time of the
-        step will be counted.
+        """Return, for each request, the drafts that are worth their time. `is_timed`: True if the
+        time of the step will be counted.
         """
         began_s = time.monotonic()
         most = [each.most for each in asked]
@@ -241,8 +243,8 @@ class Speculation(Drafting):
         return found
 
     def _rests(self, num_requests: int) -> bool:
-        """Return True in all but one of `REST` passes while no guess is worth its time: to look for
-        guesses takes time too.
+        """Return True if the drafter is not asked in this step, to save time while its guesses are
+        not worth it; see `REST`.
         """
         size, useless = bucket_of(num_requests), self._useless[self._name]
         num_useless = useless[size]
@@ -262,9 +264,10 @@ class Speculation(Drafting):
             useless[size] += 1
 
     def _choose(self, most: Sequence[int], token_s: float = 0.0, *, is_timed: bool) -> int:
-        """Return the number of drafts of each request up to which they are worth their time.
+        """Return the number of drafts per request that is worth its time.
 
-        `token_s`: the time that each token takes beside passes if drafts are made.
+        `most`: most drafts of each request. `token_s`: additional time per token if drafts are
+        made.
         """
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
         expected = [self._own.num_expected(length) for length in range(max(most) + 1)]
@@ -274,8 +277,8 @@ class Speculation(Drafting):
         )
 
     def _backlog_s_of_token(self, drafter: Drafter, asked: Sequence[AskedDraft]) -> float:
-        """Return the time to read a drafter's backlog, divided by the tokens that follow in answers
-        of average length.
+        """Return the time to read the drafter's backlog, divided by the tokens that the requests
+        are expected to have left.
         """
         if not asked or not self._answer_tokens.is_known:
             return 0.0
@@ -288,8 +291,8 @@ class Speculation(Drafting):
     def record(
         self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float
     ) -> None:
-        """Count the results of a pass, and its time if it computed one known row of each
-        request.
+        """Count the drafts that a step accepted, and the step's time if it computed one known row
+        for each request (a decode step).
         """
         extents = [entry.extent for _, entry in entries]
         num_tokens = 0
@@ -307,7 +310,7 @@ class Speculation(Drafting):
             self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s)
 
     def _read(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone) -> float:
-        """Let the drafter read the rows of a pass; return the seconds that it took."""
+        """Let the drafter read the rows of a step; return how long that took, in seconds."""
         if self._drafter is None or not self._drafter.reads_features or not done.features:
             return 0.0
         began_s = time.monotonic()
@@ -325,7 +328,7 @@ class Speculation(Drafting):
     def _add_time(
         self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float
     ) -> None:
-        """Count the time of a decode pass, and use another drafter from the next one on if that is
+        """Count the time of a decode step; with `AUTO`, switch to another drafter if that is
         faster.
         """
         backlog_s = self._drafter.backlog_s if self._drafter is not None and num_drafts else 0.0
@@ -344,8 +347,8 @@ class Speculation(Drafting):
                 self._switch(self._choice.name)
 
     def _is_measurable(self, requests: Sequence[RequestId]) -> bool:
-        """Return False while a drafter that reads features drafts for requests that are older than
-        its use.
+        """Return False while a drafter that reads hidden states serves requests that began before
+        it was in use, since its drafts are worse for these.
         """
         if not self.reads_features:
             return True
@@ -355,8 +358,8 @@ class Speculation(Drafting):
         return self._num_early_passes > MOST_EARLY_PASSES or self._early.isdisjoint(requests)
 
     def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
-        """Forget a request; an answer that is complete may serve for later drafts, also of a
-        drafter that `auto` may choose.
+        """Forget a request. If its answer is `complete`, the drafter in use learns from it; with
+        `AUTO`, all drafters do.
         """
         if self._early is not None:
             self._early.discard(request)
@@ -387,7 +390,9 @@ class Speculation(Drafting):
 
 
 def _has_features(entry: PassEntry[TaskT], done: PassDone) -> bool:
-    """Return True for rows that are valid, and that no captured step computed."""
+    """Return True if an entry is valid and its hidden states are available (not from a captured
+    CUDA graph).
+    """
     return not entry.is_void and id(entry.extent) in done.features
 
 

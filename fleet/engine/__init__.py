@@ -1,3 +1,3 @@
-"""Engines: the batch loop inside a worker. `base` is the contract. Knows no Redis and no stage
-name.
+"""Engines: the batch loop inside a worker. `base` is the interface that every engine implements.
+Knows no Redis and no stage name.
 """

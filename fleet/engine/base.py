@@ -1,9 +1,10 @@
-"""The contract between a worker and the batch loop inside it.
+"""Interface of an engine: the batch loop inside a worker.
 
 A worker submits requests, feeds them inputs in order, and calls `step()`; each call runs at most
-one batch step and returns its outputs. What only some engines can do is a capability, an attribute
-that is None without it (`fleet.engine.capabilities`). Knows no Redis, no edge and no stage: the
-stage's adapter defines the meaning of arrays, which are numpy (host memory, C-contiguous).
+one batch step and returns its outputs. What only some engines can do is a capability: an attribute
+that is None in the other engines (`fleet.engine.capabilities`). Knows no Redis, no edge and no
+stage: the stage's adapter defines the meaning of arrays, which are numpy (host memory,
+C-contiguous).
 """
 
 import math
@@ -32,9 +33,11 @@ from fleet.spans.protocol.figures import SpanFigures
 
 Arrays = Mapping[str, np.ndarray]
 TOKEN = "token"
-"""Name of the array of a sampled token: int32 [1]."""
+"""Name of the output array that holds a sampled token: int32 [1]."""
 NUM_POSITIONS = "num_positions"
-"""Request parameter: the most positions that a request may take, prompt and answer."""
+"""Request parameter: the largest number of positions (prompt and answer) that a request may
+take.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +48,13 @@ class EngineRequest:
     `history`: outputs that an earlier owner's engine sampled for this request, or that the request
     itself contains, from the first one on and joined along axis 0. The engine returns them again
     without sampling, and continues after them.
-    `session`: name under which the computed rows are cached after a normal end; the next request of
-    the session reuses the rows with which it begins. Without a name nothing is cached or reused.
-    `captured`: names of the hidden states to return, from `fleet.core.captures`. A request with
-    such names is a capture: the engine samples no token for it and returns these hidden states of
-    every position, history included, float32 [n, width]. Captures are computed only in time that
-    other requests leave free.
+    `session`: name under which the request's keys and values are cached after a normal end; the
+    next request of the session reuses them for the positions at which both begin alike. With an
+    empty name nothing is cached or reused.
+    `captured`: names of the hidden states to return, from `fleet.core.captures`. For a request with
+    such names (a hidden-state sample) the engine samples no token and returns these hidden states
+    of every position, history included, float32 [n, width]. Such requests are computed only in time
+    that other requests leave free.
     """
 
     request_id: RequestId
@@ -63,7 +67,9 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInput:
-    """Next piece of a request's input, in the phase `walk`. Nothing may be fed after `final`."""
+    """Next piece of a request's input, in the phase `walk`. `final` marks the last piece, after
+    which nothing may be fed.
+    """
 
     walk: Walk
     arrays: Arrays = field(default_factory=dict[str, np.ndarray])
@@ -71,10 +77,10 @@ class EngineInput:
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of one step for one request, in order. `final` ends the request; `error` ends it
-    early. `num_reused`: number of reused rows that `feed` could not know. An output without
-    arrays that ends nothing follows the prompt in an engine that samples nothing: the request is
-    ready to be handed off.
+    """Output of one step for one request; outputs of a request are in order. `final` or an `error`
+    ends the request. `num_reused`: number of positions whose cached keys and values were reused,
+    where `feed` could not know it. An output without arrays that ends nothing follows the prompt in
+    an engine that samples nothing: the request is ready to be handed off.
     """
 
     request_id: RequestId
@@ -87,8 +93,9 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVStats:
-    """Use of an engine's KV pool; zeros without one. `pages_cached`: part of `pages_used` that
-    caches prefixes of sessions. `rows_reused`: cached rows reused since the start.
+    """Use of an engine's KV pool; all values are 0 in an engine without a pool. `pages_cached`:
+    part of `pages_used` that caches prefixes of sessions. `rows_reused`: number of cached positions
+    reused since the start.
     """
 
     pages_used: int = 0
@@ -102,7 +109,8 @@ class EngineStats:
     """Load of an engine. `running`: requests submitted and not ended; `ready`: requests that the
     next step can run.
 
-    `spans`, the passes of an anchor, `speculation` and `training` are None in other engines.
+    `spans` (statistics of steps that go through span workers), `speculation` and `training` are
+    None in engines without these functions.
     """
 
     running: int
@@ -117,7 +125,8 @@ class Engine(Protocol):
     """The batch loop of a stage. Not thread-safe: every method is called from the worker's loop
     thread.
 
-    A capability is set by the constructor; None means that the engine lacks it.
+    Capabilities are attributes that the constructor sets; a capability that the engine lacks is
+    None.
     """
 
     kv: KVTransfer | None = None
@@ -129,21 +138,23 @@ class Engine(Protocol):
     samples: SampleStore | None = None
 
     def submit(self, request: EngineRequest) -> None:
-        """Add a request. Raises: OutOfPages if it can never fit."""
+        """Add a request. Raises: OutOfPages if the KV pool could never hold it."""
         ...
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
-        """Append input and return how many of its rows are reused from the session. Unknown (ended)
-        requests are ignored.
+        """Append input to a request; return the number of its positions that are reused from the
+        session's cache. A request id that is unknown (ended) is ignored.
         """
         ...
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
-        """Make `step()` skip a request (which has no credit), or resume it."""
+        """Pause a request, for example one without credit, so that `step()` skips it; or resume
+        it.
+        """
         ...
 
     def is_ready(self) -> bool:
-        """Return True if `step()` would compute now."""
+        """Return True if `step()` would compute or return something now."""
         ...
 
     def due_in_s(self) -> float:
@@ -161,8 +172,8 @@ class Engine(Protocol):
         ...
 
     def finish(self, request_id: RequestId) -> None:
-        """End a request early but normally (a stop string, or a hand-off): no more outputs, memory
-        freed or cached.
+        """End a request early but normally (at a stop string, or for a hand-off): it has no more
+        outputs, and its memory is freed, or cached for its session.
         """
         ...
 
@@ -171,8 +182,8 @@ class Engine(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise EngineStopped if the engine can compute nothing any more, for any request. Called
-        after failures only.
+        """Raise EngineStopped if the engine can no longer compute any request, for example since
+        its device failed. Called only after a failure.
         """
         ...
 
@@ -180,7 +191,9 @@ class Engine(Protocol):
 
 
 def await_ready(engine: Engine, timeout_s: float) -> bool:
-    """Return True if `step()` would compute now, after a wait for background work if necessary."""
+    """Return True if `step()` would compute now. If not, wait up to `timeout_s` for background
+    work, and return True if a part of it has ended.
+    """
     if engine.is_ready():
         return True
     return engine.background is not None and engine.background.await_pass(timeout_s)

@@ -16,8 +16,8 @@ from fleet.core.session_parts import SessionLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlocks:
-    """Copy of the keys and values of a request's first `num_rows` rows, as pages of their pool, or
-    a description of where another engine reads them.
+    """Copy of the keys and values of a request's first `num_rows` positions, as pages of their
+    pool, or a description of where another engine reads them.
 
     Shapes: `data` is uint8 [bytes], readable by engines of the same stage and configuration.
     """
@@ -28,9 +28,9 @@ class KVBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPages:
-    """Pages of an engine's pool that belong to no request, for keys and values of `num_rows` rows:
-    full pages lent for another engine to read, or empty pages reserved to read into. `table` is
-    private to the engine.
+    """Pages of an engine's KV pool that belong to no request and hold keys and values of `num_rows`
+    positions: full pages lent to another engine, which reads them, or empty pages reserved as the
+    destination of such a read. `table` is private to the engine.
     """
 
     num_rows: int
@@ -39,27 +39,30 @@ class KVPages:
 
 
 class KVPagePool(Protocol):
-    """Pages of keys and values that other processes read in place."""
+    """Engine's KV pool whose pages other processes read in place."""
 
     @property
     def memory(self) -> Memory | None:
-        """Memory of the pages, if another process can read it."""
+        """Memory of the pages; None if other processes cannot read it."""
         ...
 
     def num_bytes(self, num_rows: int) -> int:
-        """Return the size of the exported blocks of `num_rows` rows, at most of the whole pool."""
+        """Return the size of the exported blocks of `num_rows` positions, at most the size of the
+        whole pool.
+        """
         ...
 
     def lend(self, request_id: RequestId) -> KVPages | None:
-        """Finish a request and lend its pages for another engine to read, until `free`.
+        """Finish a request and lend its pages to another engine, which reads them in place, until
+        `free`.
 
-        Return None without effect if nothing is computed or the pool is short of pages.
+        Return None without effect if no position is computed or the pool is short of pages.
         """
         ...
 
     def reserve(self, num_rows: int) -> KVPages | None:
-        """Reserve pages to read `num_rows` rows into, until `import_pages` or `free`; None if the
-        pool is short of pages.
+        """Reserve pages for keys and values of `num_rows` positions read from another engine, until
+        `import_pages` or `free`. Return None if the pool is short of pages.
         """
         ...
 
@@ -68,56 +71,60 @@ class KVPagePool(Protocol):
         ...
 
     def import_pages(self, request_id: RequestId, pages: KVPages) -> bool:
-        """Give pages from `reserve`, filled with another engine's keys and values, to a request
-        that has its input and has not been computed yet.
+        """Give reserved pages, filled with another engine's keys and values, to a request that has
+        its input and has not been computed yet.
 
-        Return False if the request cannot use them; the engine then computes the rows itself, with
-        the same result.
+        Return False if the request cannot use them; the engine then computes the positions itself,
+        with the same result.
         """
         ...
 
 
 class KVTransfer(Protocol):
-    """Hand-off of computed keys and values to another engine. `pages` is None unless other
-    processes can read and fill pages in place.
+    """Hand-off of computed keys and values to another engine. `pages` is the engine's pool if other
+    processes can read and fill its pages in place, else None.
     """
 
     @property
     def pages(self) -> KVPagePool | None: ...
 
     def export_blocks(self, request_id: RequestId) -> KVBlocks | None:
-        """Return a request's computed rows, or where they are; None if there are none."""
+        """Return the keys and values of a request's computed positions, or where another engine
+        reads them; None if no position is computed.
+        """
         ...
 
     def import_blocks(self, request_id: RequestId, blocks: KVBlocks) -> bool:
-        """Import another engine's keys and values for a request that has its input and has not
-        been computed yet.
+        """Give another engine's keys and values to a request that has its input and has not been
+        computed yet.
 
-        Return False if the request cannot use them; the engine then computes the rows itself, with
-        the same result.
+        Return False if the request cannot use them; the engine then computes the positions itself,
+        with the same result.
         """
         ...
 
 
 class CachedPrefixes(Protocol):
-    """Cache of rows by session. Cached rows are dropped whenever a request needs the memory."""
+    """Cache of the keys and values of ended requests, by session. Cached positions are dropped
+    whenever a running request needs the memory.
+    """
 
     def num_rows(self, session: str) -> int:
-        """Return the number of rows cached for a session."""
+        """Return the number of positions cached for a session."""
         ...
 
     def drop(self, session: str | None = None) -> None:
-        """Drop the cached rows of a session, or of all sessions."""
+        """Drop what is cached for a session, or for all sessions if `session` is None."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedSession:
-    """Copy of a session's cached rows, of all layers of the model. `layout`: dtype and sizes, which
-    must be the same where the copy is loaded.
+    """Copy of the keys and values that an engine caches for a session, in all layers of the model.
+    `layout`: dtype and sizes, which must be the same where the copy is loaded.
 
-    Shapes: `keys` int64 [N], which identify the rows; `layers` uint8 [N x bytes of a row's keys and
-    values], in order.
+    Shapes: `keys` int64 [N], which identify the N cached positions by their content; `layers` uint8
+    [N x bytes of keys and values of a position], one array per layer in order.
     `tapped`: hidden states that are sent to the next stage, by position.
     """
 
@@ -130,7 +137,9 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCopied:
-    """End of a copy. `saved`: the rows of a saved session. `error`: cause of a failure."""
+    """Result of a finished copy of a session, out of the engine or into it. `saved`: the copy, if
+    the session was saved without error. `error`: cause of a failure.
+    """
 
     session: str
     saved: SavedSession | None = None
@@ -138,73 +147,81 @@ class SessionCopied:
 
 
 class SessionCopying(Protocol):
-    """Copies of cached sessions, out of the engine and into it."""
+    """Saving of cached sessions from an engine, and loading of saved sessions into it."""
 
     @property
     def limits(self) -> SessionLimits:
-        """Sizes of the sessions that can be saved and loaded."""
+        """Limits that a session must meet to be saved from this engine or loaded into it."""
         ...
 
     def begin_save(self, session: str) -> None:
-        """Begin to copy the cached rows of a session. Raises: BadInput if none are cached."""
+        """Begin to copy what is cached for a session. Raises: BadInput if nothing is cached for
+        it.
+        """
         ...
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
-        """Begin to cache the saved rows of a session, so that its next turn can reuse them.
+        """Begin to load a saved copy into the cache of a session, so that its next turn can reuse
+        it.
 
-        Raises: BadInput if the rows are incomplete or belong to another model; OutOfPages if too
+        Raises: BadInput if the copy is incomplete or belongs to another model; OutOfPages if too
         few pages are free. After an error, the sessions that are cached already stay cached.
         """
         ...
 
     def take_copied(self) -> Sequence[SessionCopied]:
-        """Return the copies of sessions that have ended."""
+        """Return, once, the results of the copies that have finished since the last call."""
         ...
 
 
 class BackgroundWork(Protocol):
-    """Work of a step in another process or thread, beside this one."""
+    """Parts of an engine's steps that run in other processes or threads."""
 
     def await_pass(self, timeout_s: float) -> bool:
-        """Wait until a part of the work ends; return False if there is none, or if the time is
-        over.
+        """Wait up to `timeout_s` until a part of the work ends; return False if no work is running,
+        or if the time is over.
         """
         ...
 
 
 class RemotePasses(Protocol):
-    """Passes of a model whose layers are divided among processes."""
+    """Steps of a model whose layers are divided among processes, as the worker of the stage sees
+    them.
+    """
 
     def accepts_requests(self) -> bool:
-        """Return False while layers are missing, so that other workers should have new requests."""
+        """Return False while no process has some of the layers, so that other workers should get
+        new requests.
+        """
         ...
 
     def outage(self) -> FleetError | None:
-        """Return the error for all requests if layers were missing for too long."""
+        """Return the error with which to fail all requests if layers have been missing for too
+        long, else None.
+        """
         ...
 
     def take_suspects(self) -> Sequence[RequestId]:
-        """Return, once, the requests of passes that ran when another process died that computes
-        parts of them.
+        """Return, once, the requests whose steps were running in another process when it died.
 
-        Until the call nothing of those passes is sent to the process that takes its place.
+        Until this call nothing of those steps is sent to the process that replaces the dead one.
         """
         ...
 
 
 class DrafterSelection(Protocol):
-    """Choice of the drafter that guesses tokens ahead."""
+    """Choice of the drafter, which guesses tokens ahead for speculative decoding."""
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next step on; `off` ends drafting. Raises: BadInput
+        """Switch to the drafter `name` from the next step on; `off` ends drafting. Raises: BadInput
         for a name that the engine lacks.
         """
         ...
 
 
 class SampleStore(Protocol):
-    """Samples that a trainer holds."""
+    """Training samples (hidden states of requests) that a trainer holds."""
 
     def forget_samples(self) -> int:
-        """Forget all samples; return their number."""
+        """Delete all training samples; return how many were deleted."""
         ...

@@ -36,11 +36,12 @@ OUT = "out"
 
 @dataclass(slots=True)
 class _Running:
-    """`out`: all numbers produced, for an export; `replayed`: rows produced elsewhere that are
-    still to be returned.
+    """State of a request in the fake engine.
 
-    `trail`: the rows absorbed, each with the checksum after it; `cached`: the trail of the
-    session's last request. `due_s`: the earliest time of the next step.
+    `out`: all numbers produced, for an export; `replayed`: output rows produced by another engine
+    that are still to be returned. `trail`: the input rows absorbed, each with the checksum after
+    it; `cached`: the trail of the session's last request. `due_s`: the earliest time of the next
+    step.
     """
 
     request: EngineRequest
@@ -63,8 +64,8 @@ class _Running:
             self.trail.append((row, self.state))
 
     def reuse_cached(self) -> int:
-        """Skip the rows with which the session's last request began too, except the last row;
-        return how many.
+        """Skip the input rows with which the session's last request began too, except the last
+        input row; return the number of rows skipped.
         """
         for row, state in self.cached:
             if len(self.rows) < 2 or self.rows[0] != row:
@@ -86,13 +87,14 @@ class _Running:
 
 
 class FakeEngine(Engine):
-    """Produces up to max_tokens rows, one per step.
+    """Engine without a model, for tests: output rows are checksums of the input so far. A request
+    gets up to `max_tokens` rows, one per step.
 
-    `autoregressive`: a step consumes one input row, waiting for it until the input is final;
-    otherwise a codec, with one output row per input row and no bound. `source`: the whole input is
-    a prompt, consumed before the first row and cached for its session. `step_s`: minimum interval
-    between the steps of one request. Rows of a history replace the first ones produced; later rows
-    are the same as without a history.
+    `autoregressive`: a step consumes one input row, waiting for it until the input is final; if
+    False, the engine acts as a codec: one output row per input row, without a bound. `source`: the
+    whole input is a prompt, consumed before the first output row and cached for its session.
+    `step_s`: minimum interval between the steps of one request. Rows of a history replace the first
+    rows produced; later rows are the same as without a history.
 
     Shapes: each output has `out`: int32 [n, width], and so has a history.
     """
@@ -209,7 +211,7 @@ class FakeEngine(Engine):
         self._running.pop(request_id, None)
 
     def check(self) -> None:
-        """Do nothing: it has no device."""
+        """Do nothing, since the fake engine has no device that could fail."""
 
     def stats(self) -> EngineStats:
         ready = sum(self._can_step(running) for running in self._running.values())
@@ -218,7 +220,9 @@ class FakeEngine(Engine):
 
 
 class FakePrefixes:
-    """The trails of ended requests, by session."""
+    """Prefix cache of the fake engine: the input rows of ended requests and their checksums, by
+    session.
+    """
 
     def __init__(self, cached: dict[str, list[tuple[bytes, int]]]) -> None:
         self._cached = cached
@@ -232,8 +236,8 @@ class FakePrefixes:
 
 
 class FakeKVTransfer:
-    """Blocks that contain a request's checksum and all its output, which the importing engine
-    returns again since it has no history.
+    """Hand-off between fake engines. The blocks contain a request's checksum and all its output,
+    which the importing engine returns again, since it has no history.
     """
 
     pages: KVPagePool | None = None

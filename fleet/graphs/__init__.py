@@ -1,4 +1,4 @@
-"""The declared composite models, by name. Knows no runtime."""
+"""The graphs (composite models) that Fleet ships, by name. Declarations only: knows no runtime."""
 
 from fleet.core.errors import ConfigError
 from fleet.graphs.base import ALL, EACH, TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def get_graph(name: str) -> Graph:
-    """Return a graph. Raises: ConfigError naming the graphs that exist."""
+    """Return the graph with this name. Raises: ConfigError naming the graphs that exist."""
     if name not in GRAPHS:
         raise ConfigError(
             f"graph: unknown graph {name!r}; use one of {', '.join(sorted(GRAPHS))}", param="graph"

@@ -15,17 +15,16 @@ PolicyKind = Literal["each", "ramp", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """Rule by which an edge releases chunks: `each` item by itself, a `ramp` of item counts (the
-    last repeats), or `all` at the end.
+    """Rule by which the producer of an edge groups items into chunks.
 
-    Units: `low_buffer_s` seconds. A chunk of a ramp is released early, with the items it has, where
-    waiting for the next item would leave less than this to a client that plays since the first
-    chunk; chunks grow as the producer gets ahead. 0: never early. `busy_first_chunk_factor`: a
-    ramp's first chunk is multiplied by the number of answers in progress in the producer, at most
-    by this: with others in progress the next items come later and less evenly, so that playback
-    must start with more. `max_chunks_per_s`: chunks of the edge that a worker releases per second,
-    over all answers in progress; items that come sooner are held, and share a chunk. A single
-    answer has no limit; 0: no limit at all.
+    `kind`: `each` (one item per chunk), `ramp` (chunk sizes from `ramp`, whose last number
+    repeats), or `all` (one chunk at the end). `low_buffer_s`: seconds of audio. A ramp's chunk is
+    released early, with fewer items, if waiting for the next item would leave the client less than
+    this to play; 0 disables it. `busy_first_chunk_factor`: the first chunk of a ramp is multiplied
+    by the number of answers in progress in the producer, up to this factor, because concurrent
+    answers slow each other and playback then needs a larger start. `max_chunks_per_s`: chunks of
+    this edge that a worker releases per second over all answers in progress; items in excess are
+    held and share a chunk. A single answer is never limited; 0 disables the limit.
     """
 
     kind: PolicyKind = "each"
@@ -35,8 +34,8 @@ class ChunkPolicy:
     max_chunks_per_s: int = 0
 
     def size(self, chunk_index: int, num_answers: int = 1) -> int | None:
-        """Return the items of a chunk, with `num_answers` in progress; None: all that is left at
-        the end.
+        """Return how many items chunk `chunk_index` of an answer has while `num_answers` answers
+        are in progress; None if the only chunk holds the whole output.
         """
         if self.kind == "all":
             return None
@@ -46,8 +45,8 @@ class ChunkPolicy:
         return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
     def interval_s(self, num_answers: int) -> float:
-        """Return the interval at which one of `num_answers` in progress releases its items; 0: each
-        item alone.
+        """Return the seconds between two chunks of one answer while `num_answers` answers are in
+        progress; 0 if items are released immediately.
         """
         return (num_answers - 1) / self.max_chunks_per_s if self.max_chunks_per_s else 0.0
 
@@ -55,14 +54,16 @@ class ChunkPolicy:
 EACH = ChunkPolicy(kind="each")
 ALL = ChunkPolicy(kind="all")
 TOKENS = ChunkPolicy(kind="each", max_chunks_per_s=1000)
-"""Answer tokens on their way to a client: alone while few are drawn, else as many as come between
-two writes.
+"""Policy for answer tokens sent to a client: one token per chunk at low rates; above 1000 chunks/s
+per worker, tokens that arrive together share a chunk.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """From the `nth` item (counted from 0) of `producer_walk` on, the consumer is in walk `to`."""
+    """Rule that changes the consumer's walk: from item `nth` (counted from 0) of `producer_walk`
+    on, the consumer is in walk `to`.
+    """
 
     producer_walk: Walk
     nth: int
@@ -71,12 +72,14 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A named one-way stream of chunks. `tensors` names each tensor's dtype; `remote` ones are
-    pulled by NIXL, the rest are sent inline.
+    """A named one-way stream of chunks from the stage `source` to the stage `target`, or to the
+    client.
 
-    Units: `credits` counts unconsumed chunks; `item_ms` is the duration of an item, for edges that
-    carry audio. `never_inline`: remote tensors that find no room to be pulled from fail their
-    request, instead of being sent inline.
+    `tensors`: dtype of each tensor by its name. `remote`: names of the tensors that the consumer
+    pulls by NIXL; all other tensors are sent inline through Redis. `never_inline`: if the arena has
+    no room for a remote tensor, the request fails instead of sending the tensor inline. `credits`:
+    chunks that the producer may append before the consumer acknowledges. `item_ms`: duration of an
+    item in milliseconds, for edges that carry audio.
     """
 
     name: EdgeName
@@ -108,16 +111,19 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Stage of a model. `builder` is "module:function", imported only inside a worker of this
-    stage. `span_builder` likewise loads a part of its layers, for a stage whose layers can be
-    divided among workers; `layer_counter` returns how many layers a checkpoint has, without reading
-    weights. `span_head`: a span worker may have the output head; False: only the anchor has it.
+    """Declaration of one stage of a model.
 
-    `engines`: engines that can run it. `default_sampling`: `Sampling` fields that a request may
-    override. `main`: the stage that uses the request's own temperature, stop and max_tokens.
-    `settings`: the keys of a deployment's `stages.NAME.extra` that its builder reads.
-    `reads_prompt_audio`: workers of the stage receive the samples of the prompt with each task.
-    `verifies_drafts`: the stage can verify guessed tokens of its answers (engine torch only).
+    `builder`: "module:function" that builds the stage, imported only inside its workers. `walks`:
+    phases of a task. `span_builder`: "module:function" that loads some of the layers, for a stage
+    whose layers can be divided among workers; `layer_counter`: "module:function" that reads the
+    number of layers of a checkpoint without its weights. `span_head`: True if a span worker may
+    have the output head; False if only the anchor may.
+
+    `engines`: names of the engines that can run the stage. `default_sampling`: `Sampling` fields
+    that a request may override. `main`: the stage uses the request's own temperature, stop and
+    max_tokens. `settings`: keys of a deployment's `stages.NAME.extra` that the builder reads.
+    `reads_prompt_audio`: workers receive the samples of the prompt with each task.
+    `verifies_drafts`: the stage can verify draft tokens of its answers (engine torch only).
     """
 
     name: StageName
@@ -136,16 +142,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """A composite model. `frontend`: "module:class" of the gateway's prompt processing (without
-    torch).
+    """Declaration of a composite model: stages connected by edges.
 
-    `tiny`: "module:function" that writes a small random checkpoint; `baseline`: the module whose
-    `run` measures the reference; `full_size`: "module:function" that builds the stages at their
+    `frontend`: "module:class" of the gateway's prompt processing (without torch). `tiny`:
+    "module:function" that writes a small random checkpoint; `baseline`: module whose `run` measures
+    the reference implementation; `full_size`: "module:function" that builds the stages at their
     published size with random weights. `shipped`: "package:folder" of a trained checkpoint in
-    Fleet's package, or None. `media`: the content of each client edge ("text", "audio") of an
-    answer.
-
-    `optional_stages`: stages that no answer needs: a deployment is ready without their workers.
+    Fleet's package. `media`: content ("text", "audio") of each client edge of an answer.
+    `optional_stages`: stages that no answer needs, so that a deployment is ready without their
+    workers.
     """
 
     name: str
@@ -175,7 +180,9 @@ class Graph:
 
     @property
     def answer_edges(self) -> tuple[Edge, ...]:
-        """Edges of an answer in all media, in declaration order, without the edges of captures."""
+        """Edges that an answer in all media uses, in declaration order. The edges of training
+        requests are not among them.
+        """
         return self.edges_for(tuple(self.media))
 
     @property
@@ -196,8 +203,8 @@ class Graph:
         return next(edge for edge in self.edges if edge.name == name)
 
     def shipped_folder(self) -> Path | None:
-        """Return the folder of the shipped checkpoint, if there is one. Does not import its
-        package.
+        """Return the folder of the shipped checkpoint without importing its package; None if the
+        graph ships no checkpoint.
         """
         if self.shipped is None:
             return None
@@ -215,7 +222,9 @@ class Graph:
         return tuple(edge for edge in self.edges if edge.target == stage)
 
     def edges_for(self, outputs: tuple[EdgeName, ...]) -> tuple[Edge, ...]:
-        """Return the edges of a request for these client edges, in declaration order."""
+        """Return all edges that a request for the client edges `outputs` uses, in declaration
+        order.
+        """
         needed: set[EdgeName] = set(outputs)
         grew = True
         while grew:
@@ -226,6 +235,8 @@ class Graph:
         return tuple(edge for edge in self.edges if edge.name in needed)
 
     def stages_for(self, outputs: tuple[EdgeName, ...]) -> tuple[StageName, ...]:
-        """Return the stages of a request for these client edges, in declaration order."""
+        """Return all stages that a request for the client edges `outputs` uses, in declaration
+        order.
+        """
         active = {edge.source for edge in self.edges_for(outputs)}
         return tuple(stage.name for stage in self.all_stages if stage.name in active)

@@ -1,4 +1,4 @@
-"""Any causal language model: one stage, one edge."""
+"""The graph of any causal language model: one stage, and one edge to the client."""
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage

@@ -1,8 +1,8 @@
-"""The optional stage that trains a draft head, and the edges of a capture: a request whose answer
-is trained on, not sent.
+"""The optional stage that trains a draft head, and the edges of a capture.
 
-A capture is a request for the edge `trained`. Its prompt and its answer (`RequestSpec.given`) are
-computed like a prompt.
+A capture is a request for a hidden-state sample to train on instead of an answer: the main stage
+computes a known prompt and a known answer (`RequestSpec.given`) in one prefill and sends the hidden
+states to the trainer. The client edge of a capture is `trained`.
 """
 
 from fleet.core.captures import INPUT_ROWS, LAST_ROWS, TAPS
@@ -13,24 +13,26 @@ TRAINER = StageName("trainer")
 FEATURES, TRAINED = EdgeName("features"), EdgeName("trained")
 CAPTURE, TRAIN = Walk("prefill"), Walk("train")
 PUBLISH = "publish"
-"""Parameter of a capture: the source of a version of the draft head, to be made once the sample is
-trained on.
+"""Parameter of a request for a hidden-state sample: if set, the trainer makes a version of the
+draft head once it has trained on the sample, and records the parameter's value as the version's
+source.
 """
 
 
 def trainer_of(builder: str) -> Stage:
-    """Return the declaration of the trainer. `builder`: "module:function"."""
+    """Return the declaration of the trainer stage. `builder`: "module:function" that builds it."""
     return Stage(name=TRAINER, builder=builder, walks=(TRAIN,))
 
 
 def capture_edges(main: StageName) -> tuple[Edge, Edge]:
-    """Return the edge of hidden states from a graph's main stage to the trainer, and the edge of
-    the trainer's acknowledgement.
+    """Return two edges: `features`, hidden states from the stage `main` to the trainer, and
+    `trained`, the trainer's acknowledgement to the client.
 
-    `ids` [n], and the rows of `fleet.core.captures`. `layer_ids` and `target` (the bytes of a hash)
-    say where the rows come from. An acknowledgement has the number of optimizer windows in the
-    durable checkpoint that contains the sample, and the number of the version that was made of it,
-    or 0: int64 [1] each.
+    `features` has the token `ids` [n], the tensors of `fleet.core.captures` with n rows, the
+    numbers of the layers (`layer_ids`), and the bytes of the weight hash of the model (`target`).
+    `trained` has two int64 [1]: `windows`, the number of optimizer windows in the durable
+    checkpoint that contains the sample, and `version`, the number of the head version made from it,
+    or 0.
     """
     features = Edge(
         name=FEATURES,

@@ -1,3 +1,3 @@
-"""Background jobs under rq: the worker and the kinds of job. Arguments and results are JSON; knows
-no request.
+"""Background jobs under rq: the worker process and the kinds of job. Arguments and results are
+JSON; knows no request.
 """

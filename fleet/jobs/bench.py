@@ -1,4 +1,4 @@
-"""The job kind `bench`: the benchmark in a process of its own, so that nothing it loads remains in
+"""The job kind `bench`: runs the benchmark in its own process, so that nothing it loads remains in
 the worker.
 """
 
@@ -14,12 +14,12 @@ from fleet.jobs.command import open_folder, run_command
 from fleet.jobs.measured import MEASURED, Measured
 
 OF_THE_GATEWAY = ("serving", "voice", "barge-in")
-"""The measures that call the deployment's gateway; the others start their own processes."""
+"""Measures that call the deployment's gateway. Any other measure starts its own processes."""
 
 
 def run(arguments: dict[str, object]) -> dict[str, str]:
-    """Run `fleet bench` and return the end of its output; the last line so far is the job's
-    progress.
+    """Run `fleet bench` and return the end of its output; meanwhile, the latest line of output is
+    the job's progress.
 
     The report and all temporary files are in the job's folder.
     Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if
@@ -41,8 +41,8 @@ def run(arguments: dict[str, object]) -> dict[str, str]:
 
 
 def command_line(arguments: BenchArguments, measured: Measured, config_file: Path) -> list[str]:
-    """Return the options of `fleet bench` for these arguments; the deployment and the address are
-    the worker's own.
+    """Return the command-line options of `fleet bench` for a job's arguments. `measured`:
+    deployment to measure. `config_file`: file with the deployment's configuration.
     """
     measure = arguments.measure
     options = ["--config", str(config_file)]

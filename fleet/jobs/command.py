@@ -1,5 +1,5 @@
-"""A command of `fleet` as a job: its deployment file, its process, and its last line as
-progress.
+"""Runs a command of `fleet` as a job: its configuration file, its process, and its latest output
+line as the job's progress.
 """
 
 import os
@@ -26,7 +26,9 @@ CONFIG_NAME = "deployment.yaml"
 
 
 def open_folder(measured: Measured, job_id: str) -> tuple[Path, Path]:
-    """Create a job's folder; return it, and the deployment file in its temporary part."""
+    """Create a job's folder. Returns the folder, and the path of the deployment's configuration,
+    written into the folder's temporary part.
+    """
     folder = make_folder(measured.config.data_dir, job_id)
     temporary = folder / TEMPORARY
     temporary.mkdir(mode=0o700)
@@ -36,8 +38,8 @@ def open_folder(measured: Measured, job_id: str) -> tuple[Path, Path]:
 
 
 def run_command(options: Sequence[str], temporary: Path) -> tuple[int, str]:
-    """Run `fleet` with these options; return its exit status and the end of its output. The command
-    ends with this process.
+    """Run `fleet` with `options`; return its exit status and the end of its output. The command
+    ends with this process. `temporary`: folder for its temporary files.
     """
     command = [sys.executable, "-m", "fleet.cli", *options]
     env = {**os.environ, "TMPDIR": str(temporary)}

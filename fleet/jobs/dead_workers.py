@@ -1,8 +1,8 @@
-"""Jobs that a worker held when it was killed: failed as soon as another worker of this queue looks.
-Runs no job.
+"""Recovery of jobs whose worker was killed: such jobs fail as soon as another worker of the queue
+looks. Runs no job.
 
 A worker is dead if its process is known to have ended on this machine, or if its lease in Redis has
-lapsed. A worker of another machine is not judged by its process.
+lapsed. The lease alone decides for a worker of another machine.
 """
 
 import logging
@@ -24,16 +24,18 @@ from fleet.control.jobs import DAMAGED
 log = logging.getLogger(__name__)
 
 START_TOLERANCE_S = 5.0
-"""The start of a process is computed from the clock, which may be set meanwhile."""
+"""Tolerance for a process's start time in seconds, as the time is computed from the clock, which
+may be set meanwhile.
+"""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 REMEDY = "retry it on the console's page /jobs, or by POST /v1/fleet/jobs/{job_id}/retry"
 PROCESS = "process"
-"""Field of rq's record of a worker."""
+"""Field of rq's worker record that stores the `JobWorkerProcess`."""
 
 
 class JobWorkerProcess(msgspec.Struct, frozen=True):
-    """Process of a job worker. `machine`: scope of its `pid`, one boot and one namespace of process
-    ids. `started_s`: Unix time.
+    """Identity of a job worker's process. `machine`: the boot and the namespace of process ids in
+    which `pid` is valid. `started_s`: Unix time of the start.
     """
 
     machine: str
@@ -53,7 +55,9 @@ def _machine() -> str:
 
 
 def is_known_dead(place: JobWorkerProcess) -> bool:
-    """Return True if the process ran on this machine and is gone. Its pid may be in use again."""
+    """Return True if the process `place` ran on this machine and is gone, even if its pid is in use
+    again.
+    """
     if place.machine != _machine():
         return False
     try:
@@ -67,10 +71,11 @@ def is_known_dead(place: JobWorkerProcess) -> bool:
 
 
 def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
-    """Fail every job that a dead worker had begun, and put the jobs that it had taken and not begun
-    back at the queue's head.
+    """Fail every job that a dead worker had begun. Put jobs that it had taken but not begun back at
+    the head of the queue.
 
-    `worker` must not run a job meanwhile. Returns the ids of the failed jobs. Raises: RedisError.
+    `worker`: the calling worker, which must not run a job meanwhile. Returns the ids of the failed
+    jobs. Raises: RedisError.
     """
     # fails those whose lease has lapsed
     begun = queue.started_job_registry.get_job_and_execution_ids()
@@ -92,7 +97,7 @@ def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
 
 
 def _dead_workers(worker: BaseWorker, queue: Queue) -> Mapping[str, JobWorkerProcess]:
-    """Return the dead ones among the registered workers, by name."""
+    """Return the processes of registered workers that are dead, by worker name."""
     found: dict[str, JobWorkerProcess] = {}
     for key in worker.all_keys(queue=queue):
         raw = queue.connection.hget(key, PROCESS)
@@ -129,8 +134,8 @@ def _fail(
 
 
 def _return_taken(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess]) -> None:
-    """Return the jobs that a dead worker took and did not begin, if no other worker may have taken
-    them.
+    """Return to the queue the jobs that a dead worker took and did not begin, unless a live worker
+    may have taken them. `dead`: processes of dead workers by name.
     """
     with queue.connection.pipeline() as pipe:
         pipe.watch(queue.intermediate_queue_key)

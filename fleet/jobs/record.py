@@ -1,5 +1,5 @@
-"""A job read from its record in Redis, and checked: a record that `submit` of this version did not
-write is not run.
+"""Reads a job from its record in Redis and checks it: a record that `submit` of this version did
+not write is not run.
 """
 
 from typing import Any
@@ -12,7 +12,8 @@ from fleet.core.errors import BadInput
 
 
 class JobRecord(RqJob):
-    """`refusal`: the reason why the record must not be run; "" if it may.
+    """rq's job, read from an untrusted record. `refusal`: the reason why the record must not be
+    run; "" if it may.
 
     Invariants: functions, callbacks and webhooks that the record names outside `FUNCTIONS` are
     never imported, called or sent.

@@ -1,4 +1,4 @@
-"""The job kind `train`: a training run of the deployment, in a process of its own."""
+"""The job kind `train`: trains the deployment's draft head in a separate process."""
 
 from typing import cast
 
@@ -10,8 +10,8 @@ from fleet.jobs.measured import MEASURED
 
 
 def run(arguments: dict[str, object]) -> dict[str, str]:
-    """Run `fleet train` and return the end of its output; its last line so far is the job's
-    progress.
+    """Run `fleet train` and return the end of its output; meanwhile, the latest line of output is
+    the job's progress.
 
     Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if
     the run did not finish.

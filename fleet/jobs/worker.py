@@ -1,7 +1,8 @@
-"""The process that runs jobs, one at a time, each in a forked process. A stop is immediate: an
-interrupted job has failed.
+"""The worker process that runs jobs, one at a time, each in a forked process. The process stops
+immediately: an interrupted job has failed.
 
-A job's processes end with the worker, even if it is killed; the next worker then fails the job.
+A job's processes end with the worker, even if the worker is killed; the next worker then fails the
+job.
 """
 
 import datetime
@@ -33,15 +34,15 @@ from fleet.process.parent_death import signalled_with_parent
 log = logging.getLogger(__name__)
 
 STOP_POLL_S = 2
-"""Interval at which a worker without a job looks for a stop signal that rq missed."""
+"""Seconds between two checks of a waiting worker for a stop signal that rq missed."""
 
 
 class JobWorker(Worker):
-    """rq's worker, except that a stop signal ends the running job: the fleet must not wait an hour
-    for a benchmark.
+    """rq's worker, changed so that a stop signal ends the running job: the fleet must not wait an
+    hour for a benchmark.
 
-    A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed
-    during rq's maintenance. Before each wait for a job, the jobs of dead workers are failed.
+    A record that `JobRecord` refuses fails without being run. Before each wait for a job, the jobs
+    of dead workers are failed. Folders of deleted jobs are removed during rq's maintenance.
     """
 
     data_dir = Path()
@@ -52,8 +53,8 @@ class JobWorker(Worker):
         self._process = this_process()
 
     def serialize(self) -> dict[str, Any]:
-        """Return the worker's record, with the identity of its process, which other workers
-        compare.
+        """Return the worker's record for Redis, with the identity of its process added, by which
+        other workers can tell that it is dead.
         """
         return {**super().serialize(), PROCESS: msgspec.json.encode(self._process).decode()}
 
@@ -67,7 +68,9 @@ class JobWorker(Worker):
         super().main_work_horse(job, queue)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Kill the job's process; rq then records the failure and leaves its loop."""
+        """Handle a stop signal: kill the job's process. rq then records the failure and leaves its
+        loop.
+        """
         if self.horse_pid:
             log.warning("the job worker stops, so its running job is killed; %s", REMEDY)
             self.kill_horse(signal.SIGKILL)
@@ -77,10 +80,10 @@ class JobWorker(Worker):
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
     ) -> tuple[RqJob, Queue] | None:
-        """Wait for a job, or for a stop signal. Raises: StopRequested.
+        """Wait for the next job or for a stop signal. Raises: StopRequested after a stop signal.
 
-        rq's handler raises StopRequested wherever the signal comes, and redis-py discards any
-        exception that is raised in its own measurements (seen once in 35 stops): rq would then wait
+        rq's handler raises StopRequested wherever the signal arrives, and redis-py discards
+        exceptions raised inside its own measurements (seen once in 35 stops): rq would then wait
         for the next job, for up to 7 minutes.
         """
         while not self._stop_requested:
@@ -110,7 +113,7 @@ class JobWorker(Worker):
             self._remove_temporary(job.id)
 
     def _remove_temporary(self, job_id: str) -> None:
-        """Remove temporary files, which a killed job cannot remove itself."""
+        """Remove the temporary files of a job, which a killed job cannot remove itself."""
         if not self._wrong_id(job_id):
             shutil.rmtree(folder_of(self.data_dir, job_id) / TEMPORARY, ignore_errors=True)
 
@@ -137,7 +140,9 @@ class JobWorker(Worker):
 
 
 def run_jobs(connection: Redis, measured: Measured) -> None:
-    """Run jobs until SIGTERM. rq reconnects if Redis is away for a while."""
+    """Run jobs until SIGTERM. `measured`: deployment on which the jobs run. rq reconnects after an
+    outage of Redis.
+    """
     MEASURED.set(measured)
     worker = JobWorker(
         [QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord

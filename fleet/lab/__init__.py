@@ -1,3 +1,3 @@
-"""Measurements, faults, the training of Pocket and their reports: everything that looks at a fleet
-from outside. Serving imports none of it.
+"""The laboratory: measurements, fault injection, the training of Pocket, and their reports. Uses a
+fleet from outside; serving imports none of it.
 """

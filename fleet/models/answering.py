@@ -1,6 +1,7 @@
-"""Common part of programs that answer in token ids: embedding, output head, sampling.
+"""Common part of model programs whose answers are token ids: embedding, output head, sampling.
 
-Legend: N rows, H hidden size, S rows sampled from, R rows of drafted requests, V vocabulary.
+Legend: N positions, H hidden size, S requests that sample a token, R positions of requests with
+draft tokens, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +16,11 @@ from fleet.engine.torch.answer import AnsweringTask, draw_answers, draw_drafted
 
 
 class AnsweringProgram:
-    """Part of a `DraftedProgram`, without its layers.
+    """Base class of language model programs: everything of a `DraftedProgram` except the layers.
 
-    Shapes: `embed_tokens` maps ids [N] to rows [N, H], `head` rows [S, H] to logits [S, V].
+    Shapes: `embed_tokens` maps ids [N] to embeddings [N, H], `head` maps hidden states [S, H] to
+    logits [S, V]. `num_ids`: size of the vocabulary. `one_by_one`: sample each request by itself,
+    for invariant numerics.
     """
 
     def __init__(
@@ -38,14 +41,16 @@ class AnsweringProgram:
         self._one_by_one = one_by_one
 
     def check_ids(self, ids: np.ndarray) -> None:
-        """Raises: BadInput for unknown ids, or none."""
+        """Check the token ids of a prompt. Raises: BadInput if there are none, or an id is outside
+        the vocabulary.
+        """
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= self._num_ids:
             raise BadInput(
                 f"prompt_ids: empty, or an id outside 0..{self._num_ids - 1}", param="messages"
             )
 
     def embed(self, ids: np.ndarray) -> Tensor:
-        """Return the embeddings of known ids: [N] -> [N, H]."""
+        """Return the embeddings of token ids that were checked before: [N] -> [N, H]."""
         return self._embed_tokens(torch.from_numpy(ids).long().to(self._device))
 
     def draft_rows(self, ids: Sequence[int]) -> Tensor:
@@ -62,7 +67,9 @@ class AnsweringProgram:
     def draw_from(
         self, tasks: Sequence[AnsweringTask], logits_SV: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
-        """Sample as `draw` does, from logits that another process may have computed."""
+        """Sample a token for each task from logits [S, V], which another process may have computed;
+        otherwise as `draw`.
+        """
         return draw_answers(tasks, logits_SV, self._embed_tokens, one_by_one=self._one_by_one)
 
     def draw_drafted(

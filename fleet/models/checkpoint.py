@@ -1,5 +1,5 @@
-"""Readers of weights: of a checkpoint folder, where only the files of requested weights are read.
-Knows no model.
+"""Readers of model weights by name; the checkpoint reader opens only the files of requested
+weights. Knows no model.
 """
 
 import json
@@ -17,16 +17,17 @@ from fleet.core.errors import ConfigError, NoSafeWeights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_MAPPED_BYTES = 512 << 20
-"""Pages of a mapped file that were read count as this process's memory until the file is closed,
-which is done after so many.
+"""Bytes of weights read from mapped files after which all files are closed, since pages that were
+read count as this process's memory until then.
 """
 
 
 class WeightReader(ABC):
-    """Weights by name, each written once to its place in memory of one device and dtype. `names`:
-    those read.
+    """Base class of sources of weights. A weight is read by name directly into memory of one device
+    and dtype.
 
-    `source` describes the origin of the weights in errors; `known` are the names that it has.
+    `source`: description of the source for errors. `known`: names of the weights that it has.
+    `names`: names of the weights read so far.
     """
 
     def __init__(
@@ -38,12 +39,12 @@ class WeightReader(ABC):
         self._dtype = dtype
         self._progress: Callable[[float], None] = lambda _: None
         self._num_read, self._num_expected = 0, 0
-        """Numbers in the weights read so far, and in those that `report_to` expects."""
+        """Elements of the weights read so far, and of all weights that `report_to` expects."""
         self.names: list[str] = []
 
     def report_to(self, progress: Callable[[float], None], names: Sequence[str]) -> None:
-        """Call `progress` after each weight with the share of these weights that is read, 0 to
-        1.
+        """Call `progress` after each weight read, with the share (0 to 1) of the weights `names`
+        that has been read.
         """
         self._progress, self._num_expected = (
             progress,
@@ -57,10 +58,10 @@ class WeightReader(ABC):
         return [name for name in self._known if name.startswith(prefix)]
 
     def first_prefix(self, prefixes: Sequence[str]) -> str:
-        """Return the first prefix that any weight has: folders written by different tools nest
-        differently.
+        """Return the first of the prefixes with which any weight's name begins. Folders written by
+        different tools nest names differently.
 
-        Raises: ConfigError if there is none.
+        Raises: ConfigError if no name begins with any of the prefixes.
         """
         for prefix in prefixes:
             if any(name.startswith(prefix) for name in self._known):
@@ -78,7 +79,7 @@ class WeightReader(ABC):
         return out
 
     def joined(self, names: Sequence[str]) -> Tensor:
-        """Read several matrices as one, stacked along their outputs."""
+        """Read several matrices into one, concatenated along the output dimension (the first)."""
         heights = [self.shape(name)[0] for name in names]
         out = self.empty((sum(heights), *self.shape(names[0])[1:]))
         for part, name in zip(out.split(heights), names, strict=True):
@@ -86,19 +87,23 @@ class WeightReader(ABC):
         return out
 
     def stacked(self, names: Sequence[str]) -> Tensor:
-        """Read several weights of one shape as one, along a new first dimension."""
+        """Read several weights of the same shape into one tensor, stacked along a new first
+        dimension.
+        """
         out = self.empty((len(names), *self.shape(names[0])))
         for part, name in zip(out, names, strict=True):
             self.read_into(part, name)
         return out
 
     def empty(self, shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
-        """Return memory for weights, not yet written."""
+        """Return an uninitialised tensor on the reader's device, in its dtype unless `dtype` is
+        set.
+        """
         return torch.empty(tuple(shape), device=self._device, dtype=dtype or self._dtype)
 
     def read_into(self, out: Tensor, name: str) -> None:
-        """Read a weight into memory of its shape. Raises: ConfigError as `get`, and if the shapes
-        differ.
+        """Read a weight into the tensor `out` of the same shape. Raises: ConfigError as `get`, and
+        if the shapes differ.
         """
         self._write(out, name)
         self.names.append(name)
@@ -112,19 +117,19 @@ class WeightReader(ABC):
 
     @abstractmethod
     def _write(self, out: Tensor, name: str) -> None:
-        """Write a weight to memory of its shape. Raises: ConfigError as `read_into`."""
+        """Write a weight into the tensor `out`. Raises: ConfigError as `read_into`."""
 
     def _missing(self, name: str) -> ConfigError:
         return ConfigError(f"{self._source}: no weight {name}", param="checkpoint")
 
 
 class CheckpointReader(WeightReader):
-    """Weights of a checkpoint folder, each copied once from its file to its place.
+    """Reader of the weights in a checkpoint folder, which copies each weight once from its file to
+    its place.
 
-    Invariants: beside the weights that it returned it occupies at most `MAX_MAPPED_BYTES` and one
-    weight.
+    Invariants: memory beside the returned weights is at most `MAX_MAPPED_BYTES` and one weight.
 
-    Raises: ConfigError if the folder holds no safetensors.
+    Raises: ConfigError if the folder has no safetensors files.
     """
 
     def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -135,7 +140,7 @@ class CheckpointReader(WeightReader):
         """Bytes read since all files were closed."""
 
     def check(self) -> None:
-        """Open every file of weights, one at a time. Raises: ConfigError if one is missing or
+        """Check that all weight files can be opened. Raises: ConfigError if a file is missing or
         damaged.
         """
         for path in dict.fromkeys(self._file_of.values()):
@@ -176,7 +181,9 @@ class CheckpointReader(WeightReader):
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Convert errors of reading a file to ConfigError with its name."""
+    """Context manager that converts errors of reading the file `path` to a ConfigError that names
+    the file.
+    """
     try:
         yield
     except (ValueError, KeyError, OSError, SafetensorError) as error:

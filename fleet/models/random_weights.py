@@ -1,7 +1,7 @@
-"""Random weights instead of a checkpoint: made where they are used, so that a model of any size
-needs no files.
+"""Random weights instead of a checkpoint, generated directly in their place, so that a model of any
+size needs no files.
 
-Knows no model: the shapes, and how each weight is filled, are given.
+Knows no model: the caller gives the shapes, and the function that fills a weight.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,11 +12,13 @@ from torch import Tensor
 from fleet.models.checkpoint import WeightReader
 
 Fill = Callable[[str, Tensor], None]
-"""Fills a weight, by name, in place."""
+"""Function that fills a weight (name, tensor) in place."""
 
 
 class RandomWeightReader(WeightReader):
-    """Weights of the given shapes. `num_bytes`: size of those made so far, as they are stored."""
+    """Reader that generates random weights. `shapes`: shape of each weight by name; `fill`:
+    function that fills a weight. `num_bytes`: size of all weights generated so far.
+    """
 
     def __init__(
         self,

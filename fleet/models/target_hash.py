@@ -1,4 +1,4 @@
-"""Hash of a target's whole weights: a draft head belongs to exactly one."""
+"""Hash of a model's weights, by which a draft head names the one model that it was trained for."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor

@@ -18,12 +18,12 @@ from fleet.models.checkpoint import file_of_each_weight, naming
 from fleet.spans.protocol.plan import ModelSizes
 
 TOLERANCE = 0.01
-"""Part of a layer by which header and configuration may differ: a process may store norms in
-another form than the files.
+"""Share of a layer's numbers by which headers and configuration may differ, since a process may
+store norms in another form than the files.
 """
 MAX_DIMS = 3
-"""Dimensions of a weight in a layer; what has more is a constant, such as the causal mask of
-GPT-2.
+"""Most dimensions of a weight in a layer; a tensor with more is a constant, such as the causal mask
+of GPT-2.
 """
 _LAYER = re.compile(r"(.*?)\.(\d+)\.")
 _BITS = {
@@ -44,7 +44,9 @@ _BITS_OF_OTHERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeight:
-    """Weight as its header describes it. `dtype` as the header writes it, such as BF16."""
+    """A weight as the header of its file describes it. `dtype`: type in safetensors notation, such
+    as BF16.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -94,12 +96,12 @@ def read_weight_headers(folder: Path) -> WeightHeaders | None:
 def check_weight_headers(
     folder: Path, headers: WeightHeaders, sizes: ModelSizes, itemsize: int
 ) -> None:
-    """Check that the files of a checkpoint have the weights that its configuration describes; their
-    types may differ.
+    """Check that a checkpoint's files have as many numbers per layer, and beside the layers, as its
+    configuration describes; dtypes may differ.
 
-    `sizes` in weights of `itemsize` bytes. The layers are found by their numbers; names are not
-    compared, since a process may join several weights. Raises: ConfigError with the first
-    difference.
+    `sizes`: sizes of the model in bytes, computed for weights of `itemsize` bytes. Layers are
+    recognised by their numbers; names are not compared, since a process may join several weights.
+    Raises: ConfigError naming the first difference.
     """
     expected = [size // itemsize for size in sizes.layers]
     if not any(expected):
@@ -135,8 +137,8 @@ def check_weight_headers(
 
 
 def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int, int]]:
-    """Return how many numbers the weights of each layer have, for each numbered list: name -> layer
-    -> count.
+    """Return how many numbers the weights of each layer have, as {name of the list of layers:
+    {layer: count}}.
     """
     lists: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for name, weight in weights.items():
@@ -147,8 +149,8 @@ def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int,
 
 
 def _distance(found: Mapping[int, int], expected: list[int]) -> int:
-    """Return the number of weights by which a list differs from the expected layers; further layers
-    do not count.
+    """Return by how many numbers a list of layers differs from the expected layers; additional
+    layers are ignored.
     """
     return sum(abs(found.get(layer, 0) - wanted) for layer, wanted in enumerate(expected))
 

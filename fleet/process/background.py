@@ -1,5 +1,5 @@
-"""Background tasks of an event loop, whose unexpected exceptions are logged, and thread pools of
-constant size.
+"""Background tasks of an event loop, with logging of their unexpected exceptions, and thread pools
+of constant size.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ RESTART_S = 1.0
 
 
 def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run work whose result no task awaits. An exception is logged with its stack. `name`: name of
-    the work in the log.
+    """Start `work` as a task whose result nobody awaits. An exception is logged with its stack.
+    `name`: name of the work in the log.
     """
     task = asyncio.create_task(work)
     task.add_done_callback(lambda ended: _log_failure(ended, name))
@@ -26,8 +26,9 @@ def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 def keep_running(
     work: Callable[[], Coroutine[Any, Any, None]], name: str, *, pause_s: float = RESTART_S
 ) -> asyncio.Task[None]:
-    """Run endless work, and start it again after an exception, which is logged with its stack. The
-    task ends when `work` returns.
+    """Start endless work as a task. After an exception, which is logged with its stack, pause
+    `pause_s` seconds and call `work` again. The task ends when `work` returns. `name`: name of the
+    work in the log.
     """
     return asyncio.create_task(_keep_running(work, name, pause_s))
 
@@ -52,8 +53,8 @@ def _log_failure(task: asyncio.Task[None], name: str) -> None:
 
 
 def full_thread_pool(size: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool of which all threads run: a burst starts none, and more threads later on mean a
-    leak.
+    """Return a thread pool whose `size` threads are all started: a burst starts no further thread,
+    so that a growing number of threads means a leak.
     """
     pool = ThreadPoolExecutor(size, thread_name_prefix=name)
     together = threading.Barrier(size + 1)

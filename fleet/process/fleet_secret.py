@@ -1,5 +1,5 @@
-"""The secret shared by the workers of a fleet, which is never sent or logged, and the MAC over a
-worker's record that it keys.
+"""The secret that the workers of a fleet share, which is never sent or logged, and the MAC that it
+puts on a worker's record in Redis.
 
 Redis does not authenticate the writer of a record: without a MAC, a process that can write to Redis
 can make workers read memory of a process that is not their peer.
@@ -36,30 +36,34 @@ SIGNED = (
     "session_token",
     KEY_ID,
 )
-"""Fields of a worker's record that its peers act on; none changes while it is registered."""
+"""Fields of a worker's record that other workers act on, and that the MAC covers. No such field
+changes while the worker is registered.
+"""
 Record = Mapping[str, str | bytes]
 
 
 class FleetSecret:
-    """A key from which others are derived, one for each purpose."""
+    """The secret of a fleet, from which one key is derived for each purpose."""
 
     def __init__(self, secret: bytes) -> None:
         self._mac_key = _derived(secret, b"fleet: MAC of a worker's record, 1")
         self.key_id = _derived(secret, b"fleet: id of the secret, 1").hex()[:16]
 
     def signed(self, worker: WorkerId, record: Record) -> dict[str, str | bytes]:
-        """Return the record of a worker with the id of this secret and a MAC."""
+        """Return `record`, the Redis record of `worker`, with a MAC and the id of this secret
+        added.
+        """
         named = {**record, KEY_ID: self.key_id}
         return {**named, MAC: self._mac(worker, named)}
 
     def verifies(self, worker: WorkerId, record: Record) -> bool:
-        """Return True if the record was signed with this secret, for this worker, and its `SIGNED`
-        fields are unchanged.
+        """Return True if `record` was signed with this secret for `worker`, and its `SIGNED` fields
+        are unchanged.
         """
         return hmac.compare_digest(_bytes(record.get(MAC, "")), self._mac(worker, record).encode())
 
     def connection_key(self, token: bytes) -> bytes:
-        """Return the key of connections to the process that registered this token: 32 bytes."""
+        """Return the 32-byte key of connections to the process that registered `token`."""
         return hmac.new(
             self._mac_key, b"fleet: key of a span connection, 1" + token, hashlib.sha256
         ).digest()
@@ -72,8 +76,8 @@ class FleetSecret:
 
 
 def span_connection_key(secret: FleetSecret | None, token: bytes) -> bytes:
-    """Return the key of connections to a span worker. Without a secret, who can read the token in
-    Redis can connect.
+    """Return the key of connections to the span worker that registered `token`. Without a secret,
+    anyone who can read the token in Redis can connect.
     """
     if secret is not None:
         return secret.connection_key(token)
@@ -89,8 +93,8 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def read_fleet_secret(path: Path) -> FleetSecret:
-    """Read `security.fleet_secret`. Raises: ConfigError if it cannot be read, if others can read
-    it, or if it is too short.
+    """Read the file that `security.fleet_secret` names. Raises: ConfigError if the file cannot be
+    read, if other users can read it, or if the secret is too short.
     """
     try:
         # Not blocking: a pipe of that name would wait for a writer.

@@ -1,4 +1,4 @@
-"""Ports of this machine that nothing uses, for servers that are started with them."""
+"""Unused TCP ports of this machine, for servers that are about to start."""
 
 import contextlib
 import random
@@ -10,11 +10,12 @@ LOWEST_PORT, USUAL_OUTGOING_PORT, MAX_TRIES = 15_000, 32_768, 100
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return different unused ports; another process may bind one before the caller does.
+    """Return `count` different ports that nothing uses on `host`. Another process may bind a port
+    before the caller does.
 
-    The ports are below the range that the system gives to outgoing connections: while a server
-    there is restarted, a client that tries to connect again may be given the server's own port, and
-    hold it.
+    The ports are below the range that the system gives to outgoing connections. While a server on a
+    port of that range is restarted, a client that tries to reconnect may be given the server's own
+    port, and keep it.
     """
     with contextlib.ExitStack() as held:
         probes = [
@@ -27,7 +28,9 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _bind_free(probe: socket.socket, host: str) -> None:
-    """Bind to a random port below the outgoing ones, or to any where those leave no room."""
+    """Bind `probe` to a random port below the range of outgoing connections, or to any free port if
+    that range leaves no room.
+    """
     draw = random.SystemRandom()
     for _ in range(MAX_TRIES):
         with contextlib.suppress(OSError):
@@ -46,7 +49,7 @@ def _first_outgoing_port() -> int:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return one unused port. For two ports use `free_ports`: two calls of this may return the same
-    one.
+    """Return one unused port. For two ports call `free_ports`: two calls of this function may
+    return the same port.
     """
     return free_ports(1, host)[0]

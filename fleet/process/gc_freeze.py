@@ -5,13 +5,13 @@ import gc
 
 
 def freeze_gc() -> None:
-    """Exclude all present objects from collections until the process ends. Call once, after loading
-    and before serving.
+    """Exclude all present objects from garbage collection until the process ends. Call once, after
+    loading and before serving.
 
     A full collection traverses every object of the loaded modules, 60,000 without torch and 350,000
-    with it: a pause of 0.1 to 0.2 s for the running answers, every ten seconds under load. The
-    interpreter's end includes them again: bindings of nanobind (triton's, for example) print each
-    of their objects that is never released.
+    with it, and so pauses the running answers for 0.1 to 0.2 s every ten seconds under load. The
+    exclusion ends at the interpreter's exit: bindings of nanobind (triton's, for example) print
+    each of their objects that is never released.
     """
     gc.collect()
     gc.freeze()

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM inside the block. Outside the main thread, which receives
-    no signal, do nothing.
+    """Raise KeyboardInterrupt on SIGTERM inside the block. Does nothing outside the main thread,
+    which alone receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,8 @@
-"""Processes that end with the process that keeps them, even if it is killed. Linux only; elsewhere
-they remain.
+"""Child processes that end with the process that started them, even if that process is killed.
+Linux only; on other systems children survive.
 
-A child is tied to its parent by the kernel's parent-death signal, and a process with another parent
-by a pipe.
+A child is tied to its parent by the kernel's parent-death signal, and to a keeper that is not its
+parent by a pipe.
 """
 
 import ctypes
@@ -18,10 +18,11 @@ _keeper: list[int] = []
 
 
 def signalled_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """Return a `preexec_fn` for `subprocess`: the child receives `signum` when this process dies.
-    Called by the parent.
+    """Return a `preexec_fn` for `subprocess` by which the child receives `signum` when this process
+    dies; None on other systems than Linux. Call this function in the parent.
 
-    If the parent has died before the child's request, the child exits without running its command.
+    If the parent has died before the child asks for the signal, the child exits without running its
+    command.
     """
     if sys.platform != "linux":
         return None
@@ -38,10 +39,11 @@ def signalled_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
 
 
 def die_with_pipe(read_end: int) -> None:
-    """Let the kernel kill this process when the last write end of a pipe is closed, to which
-    nothing is ever written.
+    """Let the kernel kill this process when the last write end of the pipe `read_end` is closed.
+    Nothing is ever written to the pipe.
 
-    Like the parent-death signal, this needs no thread, and ends a stopped process too.
+    Like the parent-death signal, this needs no thread, and kills even a process that SIGSTOP has
+    stopped.
     """
     import fcntl
 
@@ -56,10 +58,14 @@ def die_with_pipe(read_end: int) -> None:
 
 
 def set_keeper(pid: int) -> None:
-    """Set the process that keeps this one, if it is not its parent."""
+    """Set the process that started this one and restarts it (its keeper), if that process is not
+    its parent.
+    """
     _keeper[:] = [pid]
 
 
 def keeper_pid() -> int:
-    """Return the process that keeps this one; its parent, if none was set."""
+    """Return the pid of the process that started this one and restarts it (its keeper): the parent
+    if none was set.
+    """
     return _keeper[0] if _keeper else os.getppid()

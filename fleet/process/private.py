@@ -9,7 +9,7 @@ OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create the folder if it is missing, for this user alone; missing parents have default
+    """Create a folder for this user alone, if it is missing. Missing parent folders get default
     permissions. Raises: OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -17,11 +17,11 @@ def make_private_folder(folder: Path) -> None:
 
 
 def others_may_replace(folder: Path, is_own: Callable[[str], bool]) -> bool:
-    """Return True if another user owns the folder, or could write into it after a call of
-    `close_to_others`.
+    """Return True if another user owns the folder, or would still be able to write into it after
+    `close_to_others`. `is_own`: predicate that is True for the names of the caller's files.
 
-    With a sticky bit, only its owner can replace a file. Root may use the folder of any user, as in
-    containers.
+    In a folder with a sticky bit, only the owner of a file can replace it. Root may use any user's
+    folder, as in containers.
     """
     found = folder.stat()
     if os.geteuid() not in (0, found.st_uid):
@@ -34,7 +34,9 @@ def _others_write(mode: int) -> bool:
 
 
 def write_private(path: Path, content: str) -> None:
-    """Replace the file atomically by one that only this user can read. Raises: OSError."""
+    """Replace the file atomically by one with `content` that only this user can read. Raises:
+    OSError.
+    """
     spare = path.with_name(f"{path.name}.{os.getpid()}")
     spare.unlink(missing_ok=True)
     with open(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -43,10 +45,12 @@ def write_private(path: Path, content: str) -> None:
 
 
 def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
-    """Remove the permissions of other users from a folder. Return True if they have none now.
+    """Remove other users' permissions on a folder. Return True if other users have no permission
+    now. `is_own`: predicate that is True for the names of the caller's files.
 
-    A folder of another user is not changed, nor a folder with a sticky bit or with a file whose
-    name is not `is_own`: such a folder is a home or project folder, or /tmp, which others may need.
+    Left unchanged are another user's folder, a folder with a sticky bit, and a folder with a file
+    that is not the caller's: such a folder is a home or project folder or /tmp, which other users
+    may need.
     """
     mode = folder.stat().st_mode
     if not mode & OTHERS:

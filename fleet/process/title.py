@@ -1,4 +1,4 @@
-"""Change of the command line that `ps` and `/proc/PID/cmdline` show for this process. Linux
+"""Replacement of the command line that `ps` and `/proc/PID/cmdline` show for this process. Linux
 only.
 """
 
@@ -6,17 +6,17 @@ import ctypes
 from pathlib import Path
 
 RESERVE = " " * 1024
-"""Last argument of a process that sets a longer title later: a title needs the memory of the
-arguments.
+"""Last command-line argument of a process that sets a longer title later: a title can only use the
+memory of the original arguments.
 """
 
 
 def set_process_title(title: str) -> None:
-    """Show `title`, cut to the length of the original arguments, with a space between two
-    arguments.
+    """Show `title` as the command line of this process, cut to the length of the original
+    arguments. Arguments in `title` are separated by spaces.
 
-    The kernel shows the text up to its first zero if the last byte of the arguments is not zero
-    (`get_mm_proctitle`).
+    The kernel shows the text up to its first zero byte if the last byte of the arguments' memory is
+    not zero (`get_mm_proctitle`).
     """
     # The second field, the name, may contain spaces and is in parentheses.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()

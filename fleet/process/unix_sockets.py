@@ -1,4 +1,4 @@
-"""Unix sockets in folders of one user, at paths that may be longer than the address of a socket."""
+"""Unix sockets in folders of one user, at paths that may be longer than a socket address allows."""
 
 import os
 import socket
@@ -8,14 +8,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 DEAD_S = 60.0
-"""Age from which a socket that refuses connections is removed: a younger one may not listen yet."""
+"""Age in seconds from which a socket that refuses connections is removed. A younger socket may not
+be listening yet.
+"""
 SUFFIX = ".sock"
 
 
 @contextmanager
 def address_of(folder: Path, name: str) -> Iterator[str]:
-    """Yield a short path of a socket in the folder: the address of a Unix socket has at most 107
-    bytes.
+    """Yield a short path of the socket `name` in `folder`: the address of a Unix socket has at most
+    107 bytes.
     """
     if not hasattr(os, "O_PATH"):
         yield str(folder / name)
@@ -28,7 +30,9 @@ def address_of(folder: Path, name: str) -> Iterator[str]:
 
 
 def listen_at(path: Path, *, backlog: int) -> socket.socket:
-    """Return a listening socket that only this user can connect to. Raises: OSError."""
+    """Return a listening socket at `path` to which only this user can connect. `backlog`: argument
+    of `listen(2)`. Raises: OSError.
+    """
     listener = socket.socket(socket.AF_UNIX)
     try:
         with address_of(path.parent, path.name) as address:
@@ -42,7 +46,9 @@ def listen_at(path: Path, *, backlog: int) -> socket.socket:
 
 
 def connect_to(path: Path, timeout_s: float) -> socket.socket:
-    """Return a connection to a listening socket. Raises: OSError."""
+    """Connect to the listening socket at `path`. `timeout_s`: time limit of the connection's calls.
+    Raises: OSError.
+    """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(timeout_s)
@@ -55,7 +61,7 @@ def connect_to(path: Path, timeout_s: float) -> socket.socket:
 
 
 def remove_dead_sockets(folder: Path) -> None:
-    """Remove the sockets of processes that were killed."""
+    """Remove sockets from `folder` that killed processes left."""
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime < DEAD_S:

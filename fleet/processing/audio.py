@@ -1,9 +1,9 @@
 """Decoding of audio prompts to float32 mono samples at the model's rate. Knows no model and no
 request.
 
-Each file is bounded in format, channels, rate and duration before it is decoded, and in duration
-while it is. The time and memory that a codec's library uses cannot be bounded here; the limits of
-the decoder process do that, see `decoder.py`.
+The format, channels, rate and duration of a file are bounded before it is decoded, and the duration
+again during decoding. The time and memory that codec libraries use are bounded by the limits of the
+decoder process, see `decoder.py`.
 """
 
 import base64
@@ -24,7 +24,7 @@ from fleet.processing.containers import complete_wav, read_blocks, reader_of
 from fleet.processing.joined_recordings import recordings_of
 
 MIN_CLIP_MS = 50
-"""Shorter clips have fewer samples than the first analysis window needs."""
+"""Shortest accepted clip. Shorter clips have fewer samples than the first analysis window needs."""
 MAX_PARTS = 256
 """Audio parts of one request."""
 MAX_PLAIN_BYTES = 8 * 1024 * 1024
@@ -32,7 +32,9 @@ MAX_PLAIN_BYTES = 8 * 1024 * 1024
 base64.
 """
 MAX_PEAK = 1e5
-"""Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
+"""Largest accepted sample value. Admits floats on the scale of PCM16; squares of larger samples
+leave float32's useful range.
+"""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
 _FORMATS = {"WAV", "WAVEX", "RF64", "OGG"}
 _CODECS = {
@@ -50,16 +52,20 @@ _CODECS = {
     "VORBIS",
     "OPUS",
 }
-"""libsndfile's names of containers and codecs; it opens more than these."""
+"""Accepted containers and codecs, by libsndfile's names; libsndfile itself opens more."""
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_LEN = 1 << 62
-"""About the number of frames that libsndfile reports for a file of unknown length."""
+"""Number of frames from which a length reported by libsndfile means that the file's length is
+unknown.
+"""
 _DATA_URL = re.compile(r"\s*data:", re.IGNORECASE)
 _BASE64_MARK = re.compile(r";\s*base64,", re.IGNORECASE)
 _WHITESPACE = b" \t\n\r\v\f"
 _PLAIN_WAV = struct.Struct("<4sI8sIHHIIHH4sI")
 _PLAIN_WAV_BASE64 = 64
-"""Characters of base64 that hold a plain WAV header, and no byte that is cut in two."""
+"""Number of base64 characters that hold a plain WAV header; a multiple of 4, so that no byte is cut
+in two.
+"""
 _MAX_PADDING = 2
 
 
@@ -70,9 +76,10 @@ def decode_parts(
     max_audio_s: float,
     plain_only: bool = False,
 ) -> list[Samples]:
-    """Decode the audio of one request, each given after the name of its field; see `decode_clip`.
+    """Decode all audio files of one request as `decode_clip` does. `parts`: (field name, file)
+    pairs.
 
-    Units: `max_audio_s` seconds over all of them. Raises: BadInput, InputTooLarge naming the field.
+    Units: `max_audio_s` seconds over all files. Raises: BadInput, InputTooLarge naming the field.
     """
     if len(parts) > MAX_PARTS:
         where = parts[MAX_PARTS][0]
@@ -101,13 +108,12 @@ def decode_parts(
 def decode_clip(
     data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False
 ) -> Samples:
-    """Decode an audio file to mono at `rate_hz`; its content decides its format, not its declared
-    type. A string is base64, or a `data:` URL.
+    """Decode an audio file to mono samples at `rate_hz`. The format is detected from the content; a
+    declared type is ignored. A string is base64, or a `data:` URL.
 
-    `plain_only`: calls no codec's library; refuses all but WAV files of PCM16 (`needs_decoder`).
+    `plain_only`: accept only PCM16 WAV files, which need no codec library (see `needs_decoder`).
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand
-    without bound.
-    Raises: BadInput, InputTooLarge naming `where`.
+    without bound. Raises: BadInput, InputTooLarge naming the field `where`.
     """
     limit = LengthLimit(max_s, where)
     clip = _Clip(rate_hz, where)
@@ -124,8 +130,8 @@ def decode_clip(
 
 
 def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
-    """Return True unless all files are small WAV files of PCM16, which take little time, or too
-    many to be decoded at all.
+    """Return True if the files of a request must be decoded in a decoder process. Small PCM16 WAV
+    files, and requests with too many files, which are refused anyway, need none.
     """
     if len(parts) > MAX_PARTS:
         return False
@@ -160,7 +166,9 @@ class _Clip:
         self._blocks: list[Samples] = []
 
     def add(self, source_hz: int, mono: Samples) -> None:
-        """Add samples. Raises: BadInput for samples that are not finite or far too large."""
+        """Resample and append a block of mono samples. Raises: BadInput for samples that are not
+        finite or far too large.
+        """
         if not np.isfinite(mono).all():
             message = (
                 f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
@@ -213,8 +221,8 @@ def _base64_start(data: str) -> int:
 def _blocks(
     data: AudioSource, limit: LengthLimit, plain_only: bool
 ) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the mono samples of a file or recording, block by block, up to the
-    limits.
+    """Yield (sample rate, mono samples) of a file or recording, block by block. Raises errors of
+    the limits as soon as a limit is exceeded.
     """
     if isinstance(data, Recording):
         limit.add(len(data.samples), data.rate_hz)
@@ -237,11 +245,12 @@ def _blocks(
 
 
 def _plain_header(start: bytes, file_len: int) -> tuple[int, int] | None:
-    """Return sample rate and number of channels of a plain WAV file: PCM16, mono or stereo, only
-    `fmt ` and `data` chunks, and samples up to the end of the file.
+    """Return the sample rate and the number of channels of a plain WAV file; None for any other
+    file.
 
-    Return None for any other file. Bytes after the samples may be a second recording, which only
-    the general readers find. `start`: first bytes of the file. `file_len`: number of all its bytes.
+    A plain WAV file is PCM16, mono or stereo, with only `fmt ` and `data` chunks, and its samples
+    last to the end of the file: further bytes may be a second recording, which only the general
+    readers find. `start`: first bytes of the file. `file_len`: size of the file in bytes.
     """
     if len(start) < _PLAIN_WAV.size:
         return None

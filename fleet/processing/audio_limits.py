@@ -9,11 +9,13 @@ MAX_CHANNELS = 8
 
 
 class NotReadable(Exception):
-    """The file is damaged, or does not match its first bytes."""
+    """Error for a file that is damaged, or does not match its first bytes."""
 
 
 def check_format(rate_hz: int, num_channels: int, where: str) -> None:
-    """Raises: BadInput naming `where`."""
+    """Check that a file's sample rate and number of channels are accepted. Raises: BadInput naming
+    the field `where`.
+    """
     if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
         reason = f"sample rate {rate_hz} Hz; use {MIN_RATE_HZ} to {MAX_RATE_HZ} Hz"
         raise BadInput(f"{where}: {reason}", param=where)
@@ -23,9 +25,9 @@ def check_format(rate_hz: int, num_channels: int, where: str) -> None:
 
 
 class LengthLimit:
-    """Counts the decoded samples of one file, up to `max_s` seconds at any sample rates.
+    """Limit of `max_s` seconds on the decoded audio of one file, which may change its sample rate.
 
-    `where`: field of the user's input, named in errors.
+    `where`: field of the user's input that has the file, named in errors.
     """
 
     def __init__(self, max_s: float, where: str) -> None:
@@ -39,7 +41,7 @@ class LengthLimit:
         return self._before_s + (self._num_samples / self._rate_hz if self._rate_hz else 0.0)
 
     def add(self, num_samples: int, rate_hz: int) -> None:
-        """Count samples that were decoded. Raises: InputTooLarge."""
+        """Count decoded samples. Raises: InputTooLarge if the limit is exceeded."""
         if rate_hz != self._rate_hz:
             self._before_s = self.heard_s
             self._rate_hz = rate_hz
@@ -48,7 +50,9 @@ class LengthLimit:
         self.expect(0.0)
 
     def expect(self, declared_s: float) -> None:
-        """Check a declared length of audio that follows. Raises: InputTooLarge."""
+        """Check the length that a header declares for the audio that follows. Raises: InputTooLarge
+        if the limit would be exceeded.
+        """
         if self.heard_s + declared_s > self.max_s:
             reason = f"the audio is longer than {self.max_s:g} s"
             raise InputTooLarge(f"{self.where}: {reason}", param=self.where)

@@ -31,7 +31,7 @@ AudioSource = str | bytes | Recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
-    """`where` names the field of the user's input, for error messages."""
+    """Text of a message. `where`: field of the user's input that has the text, named in errors."""
 
     text: str
     where: str
@@ -39,10 +39,10 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """Audio of a message: its source, or its samples once decoded, mono at the frontend's
+    """Audio of a message: its source before decoding, its samples after, mono at the frontend's
     `audio_rate_hz`.
 
-    `where` names the field of the user's input, for error messages.
+    `where`: field of the user's input that has the audio, named in errors.
     """
 
     data: AudioSource | Samples
@@ -51,11 +51,11 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Turn of a conversation. A plain string stays a string, since chat templates may render
+    """A turn of a conversation. A plain string stays a string, since chat templates may render
     strings and parts differently.
 
-    `name`: the speaker, among several of one role; "" for none. Most chat templates do not write
-    it.
+    `name`: name of the speaker, if several speakers have the same role; "" if not given. Most chat
+    templates do not write it.
     """
 
     role: str
@@ -64,18 +64,17 @@ class Message:
 
 
 GivenAnswer = TextPart | tuple[int, ...]
-"""An answer that is supplied, not sampled: the whole text, or its first tokens, which are all if
-the last is an end token.
+"""An answer that the request supplies instead of having it sampled: the whole text, or its first
+tokens. Tokens that end in an end token are the whole answer.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked chat, its sampling resolved for every stage it runs. `voice` matters where
-    `spoken`.
+    """A validated chat request, with the sampling parameters of every stage that it uses.
 
-    `where` and `voice_where` name the fields of the user's input that the prompt as a whole and the
-    voice come from.
+    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`: fields of the user's input
+    that have the prompt as a whole and the voice, named in errors.
     """
 
     id: RequestId
@@ -99,7 +98,9 @@ class ChatRequest:
         return [part for content in contents for part in content if isinstance(part, AudioPart)]
 
     def with_samples(self, clips: Sequence[Samples]) -> "ChatRequest":
-        """Return the chat with the samples of each audio part in place of its file."""
+        """Return a copy of the chat in which the audio parts have these decoded samples instead of
+        files, in the order of `audio_parts`.
+        """
         left = iter(clips)
 
         def decoded(part: TextPart | AudioPart) -> TextPart | AudioPart:
@@ -118,7 +119,7 @@ class Detokenizer(Protocol):
     """Converts the token ids of one answer, in order, to text without partial characters."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """Return the text that later ids cannot change."""
+        """Add the answer's next token ids; return the text that no later id can change."""
         ...
 
     def finish(self) -> str:
@@ -127,10 +128,10 @@ class Detokenizer(Protocol):
 
 
 class Frontend(Protocol):
-    """Prompt processing of a model. Thread-safe: `prepare` runs in worker threads.
+    """Prompt processing of a model in the gateway. Thread-safe: `prepare` runs in worker threads.
 
-    Units: `sample_rate_hz` of the answer's audio; 0 if the model does not speak. `audio_rate_hz` of
-    the audio in prompts; 0 if the model accepts none.
+    `sample_rate_hz`: sample rate of the answer's audio; 0 if the model does not speak.
+    `audio_rate_hz`: sample rate of audio in prompts; 0 if the model accepts no audio.
     """
 
     @property
@@ -147,39 +148,41 @@ class Frontend(Protocol):
         ...
 
     def check_text(self, text: TextPart) -> None:
-        """Check that the text can be part of a prompt. Raises: BadInput if it contains a control
-        token.
+        """Check that a text may be part of a prompt. Raises: BadInput if the text contains a
+        control token.
         """
         ...
 
     def speech_prompt(self, text: str) -> str:
-        """Return a question whose expected answer is this text: the speech of a supplied answer
-        depends on the question.
+        """Return a question to which `text` is the natural answer, for a request that speaks a
+        supplied answer: the voice depends on the question too.
         """
         ...
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        """Split the text into answers of at most `max_tokens`, at ends of sentences if possible;
-        empty if none can be spoken.
+        """Split a text to speak into answers of at most `max_tokens`, at ends of sentences if
+        possible; empty if no part of the text can be spoken.
 
-        Raises: BadInput if it contains a control token.
+        Raises: BadInput if the text contains a control token.
         """
         ...
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
-        """Return a question, to be sent with an audio clip, whose answer is the transcription
-        alone.
+        """Return a question that, sent together with an audio clip, makes the model answer with the
+        transcription alone.
 
-        `language`: the one that is spoken, as a code (`en`, `en-US`) or an English name; by default
-        the model detects it.
-        Raises: UnsupportedValue listing the languages; `where` names the user's field.
+        `language`: spoken language as a code (`en`, `en-US`) or an English name; by default the
+        model detects it. `where`: field of the user's input that has the language. Raises:
+        UnsupportedValue listing the languages.
         """
         ...
 
     def detokenizer(self) -> Detokenizer: ...
 
     def prompt_text(self, ids: Sequence[int]) -> str:
-        """Return a prompt's ids as a text for people, in which `[audio]` stands for each clip."""
+        """Return the ids of a prompt as text for people to read, with `[audio]` in place of each
+        clip.
+        """
         ...
 
     def voices(self) -> list[str]:
@@ -187,29 +190,33 @@ class Frontend(Protocol):
         ...
 
     def voice(self, wanted: str | None, where: str = ...) -> str:
-        """Return the checkpoint's voice for a name, also one of OpenAI's; the default for None.
-        `where` names the user's field.
+        """Return the checkpoint's voice for a name, which may be one of OpenAI's; the default voice
+        for None. `where`: field of the user's input that has the name.
 
         Raises: BadInput listing the voices.
         """
         ...
 
     def examples(self) -> list[str]:
-        """Return the example questions of the checkpoint, if it has any."""
+        """Return the example questions that come with the checkpoint; empty if there are none."""
         ...
 
     def end_ids(self) -> frozenset[int]: ...
 
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
-        """Return the checkpoint's sampling defaults by stage: fields of `Sampling`."""
+        """Return the checkpoint's sampling defaults: by stage, fields of `Sampling` and their
+        values.
+        """
         ...
 
     def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
-        """Count the audio positions of the prompt."""
+        """Return the number of positions that a prompt's audio has."""
         ...
 
     def num_answer_audio_tokens(self, num_samples: int) -> int:
-        """Return the number of audio tokens (codec frames) of an answer with `num_samples`."""
+        """Return the number of audio tokens (codec frames) of an answer whose audio has
+        `num_samples` samples.
+        """
         ...
 
 

@@ -1,7 +1,8 @@
-"""Decoding of containers that libsndfile does not read, or not to their end, by PyAV, to mono.
+"""Decoding to mono, by PyAV, of audio containers that libsndfile cannot read, or cannot read to
+their end.
 
-The demuxer is named from the first bytes, and only the demuxers and codecs listed here are ever
-opened: no playlist, network, device or video. The input is in memory, and holds one recording with
+The demuxer is chosen from the first bytes, and only the demuxers and codecs listed here are ever
+opened: no playlist, network, device or video. The input is in memory, and has one recording with
 one audio track. Knows no model and no request.
 """
 
@@ -44,8 +45,8 @@ CODECS = (
     "pcm_s32le",
     "pcm_f32le",
 )
-"""FFmpeg's names of decoders. The container's probe is limited to them too, so that video is not
-decoded.
+"""Accepted codecs, by FFmpeg's names of decoders. Probing of the container is limited to them too,
+so that video is not decoded.
 """
 MAX_PACKETS_PER_S = 2_000
 """The shortest packets (Opus) last 2.5 ms. Beyond this rate a file holds packets that decode to
@@ -57,13 +58,17 @@ _OPTIONS = {
     "max_streams": str(MAX_TRACKS),
 }
 MP4_PADDING_S = 1.0
-"""Excess of an MP4 file's declared duration over its audio: the samples that encoders add."""
+"""Most seconds by which an MP4 file's declared duration may exceed its audio, because of samples
+that encoders add.
+"""
 _DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
-"""FFmpeg's own AMR decoder refuses the frames that phones send for silence."""
+"""Decoders to use instead of FFmpeg's own, by codec. FFmpeg's AMR decoder refuses the frames that
+phones send for silence.
+"""
 _OGG_HEADER_LEN, _OGG_NUM_LACES = 27, 26
 _SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
-"""Sample counts of MP4 boxes. Samples of one common size take no bytes in the box, so a small file
-can declare many.
+"""Pattern of the sample counts in MP4 boxes. Samples of one common size take no bytes in the box,
+so a small file can declare many.
 """
 _CHUNK_HEADER = struct.Struct("<4sI")
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9_ ]{4}")
@@ -73,15 +78,15 @@ MAX_UINT32 = 0xFFFFFFFF
 
 
 Reader = Literal["libsndfile", "matroska", "mp4", "amr", "flac", "ogg", "aac", "mp3"]
-"""The reader of a file: libsndfile, or one of PyAV's demuxers."""
+"""Library that reads a file: libsndfile, or PyAV with the named demuxer."""
 _MPEG_CODECS = ("mp1float", "mp2float", "mp3float")
 
 
 def reader_of(raw: bytes) -> Reader:
-    """Return the reader for a recording, from its first bytes.
+    """Return the reader to use for a recording, chosen by its first bytes.
 
-    PyAV reads FLAC and MP3, since libsndfile stops at the length that their headers declare. Of the
-    codecs in Ogg, libsndfile reads Vorbis and Opus, each alone.
+    FLAC and MP3 go to PyAV, since libsndfile stops at the length that their headers declare. Of the
+    codecs in Ogg, libsndfile reads Vorbis and Opus, if the file has a single stream.
 
     Raises: NotReadable for any format that is not listed here.
     """
@@ -117,9 +122,8 @@ def _demuxer_of(raw: bytes) -> Reader | None:
 
 
 def complete_wav(raw: bytes) -> bytes:
-    """Return a WAV file with the sizes that its header lacks; all other files unchanged.
-
-    A streaming recorder leaves a size of 0; the samples then last until the end of the file.
+    """Return a WAV file with the sizes filled in that a streaming recorder left at 0: the samples
+    then last until the end of the file. All other files are returned unchanged.
     """
     if raw[:4] != b"RIFF" or raw[8:_RIFF_HEADER_LEN] != b"WAVE":
         return raw
@@ -141,8 +145,8 @@ def complete_wav(raw: bytes) -> bytes:
 
 
 def read_blocks(raw: bytes, demuxer: str, limit: LengthLimit) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the samples of each frame, averaged over the channels. A cut recording is
-    read up to the cut.
+    """Yield (sample rate, mono samples) of each decoded frame of a recording, averaged over the
+    channels. A truncated recording is read up to its end.
 
     Raises: NotReadable; BadInput, InputTooLarge naming the limit's field.
     """
@@ -170,11 +174,11 @@ def _opened(raw: bytes, demuxer: str) -> InputContainer:
 
 
 class _Packing:
-    """Interleaves the channels of a frame with more planes than PyAV reads safely: beyond the last
-    one.
+    """Converter of frames with many channels from planar to interleaved samples, since PyAV reads
+    memory beyond the last plane if there are more than `MAX_PLANES`.
 
-    Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first
-    `MAX_PLANES` are followed by).
+    Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which follows only the
+    first `MAX_PLANES` planes).
     """
 
     def __init__(self) -> None:
@@ -193,11 +197,12 @@ class _Packing:
 
 
 def _frames(container: InputContainer, limit: LengthLimit) -> Iterator[AudioFrame]:
-    """Yield the frames of the audio track.
+    """Yield the decoded frames of the audio track.
 
-    The last packet of a cut recording may be undecodable; an earlier one is damage. In MPEG audio,
-    which has no container, what is not a frame is skipped, as players do.
-    Raises: NotReadable, errors.FFmpegError; BadInput, InputTooLarge naming the limit's field.
+    An undecodable last packet means that the recording was cut off, and is ignored; an earlier one
+    means damage. In MPEG audio, which has no container, bytes that are not a frame are skipped, as
+    players do. Raises: NotReadable, errors.FFmpegError; BadInput, InputTooLarge naming the limit's
+    field.
     """
     stream = _track(container, limit.where)
     decoder = _decoder(stream.codec_context, limit.where)
@@ -214,7 +219,9 @@ def _frames(container: InputContainer, limit: LengthLimit) -> Iterator[AudioFram
 
 
 def _track(container: InputContainer, where: str) -> AudioStream:
-    """Return the audio track, of several the only readable one. Raises: BadInput naming `where`."""
+    """Return the file's audio track; if there are several, the only readable one. Raises: BadInput
+    naming the field `where`.
+    """
     tracks = container.streams.audio
     if not tracks:
         raise BadInput(f"{where}: the file has no audio track", param=where)
@@ -246,8 +253,8 @@ def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext
 
 
 def _declared_s(container: InputContainer, stream: Stream) -> float:
-    """Return the least duration that the header declares; 0 for containers without a declared
-    duration.
+    """Return the shortest duration in seconds that is consistent with the header; 0 for containers
+    that declare none.
     """
     if (
         stream.duration is None
@@ -259,8 +266,8 @@ def _declared_s(container: InputContainer, stream: Stream) -> float:
 
 
 def _num_mp4_samples(raw: bytes) -> int:
-    """Count the samples that the headers declare, since FFmpeg reserves memory for all of them.
-    Raises: NotReadable.
+    """Return the number of samples that an MP4 file's headers declare, since FFmpeg reserves memory
+    for all of them. Raises: NotReadable for a file with too many boxes.
     """
     total = 0
     for kind, start, end in mp4_boxes(raw):
@@ -289,5 +296,7 @@ def _mono(frame: AudioFrame) -> Samples:
 
 
 def _is_adts(start: bytes) -> bool:
-    """Return True for twelve set bits and layer 0, which MPEG audio does not use."""
+    """Return True if the first bytes are an ADTS header of AAC: twelve set bits and layer 0, which
+    MPEG audio does not use.
+    """
     return len(start) == 2 and start[0] == 0xFF and start[1] & 0xF6 == 0xF0

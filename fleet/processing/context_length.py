@@ -16,10 +16,10 @@ _ROTARY = ("rope_parameters", "rope_scaling")
 
 
 def read_num_positions(checkpoint: Path) -> int | None:
-    """Return the number; None if config.json has none, or scales rotary positions by a factor,
-    which changes it.
+    """Return the context length of a checkpoint's model in positions; None if config.json states
+    none, or scales rotary positions by a factor, which changes the length.
 
-    Raises: ConfigError if it is not JSON.
+    Raises: ConfigError if config.json is not JSON.
     """
     config = read_json(checkpoint / "config.json")
     text = config.get("text_config")
@@ -32,7 +32,10 @@ def read_num_positions(checkpoint: Path) -> int | None:
 
 
 def limit_answer_length(sampling: Sampling, num_prompt: int, positions: int | None) -> Sampling:
-    """Return the sampling with `max_tokens` limited to the positions that the prompt leaves."""
+    """Return the sampling parameters with `max_tokens` reduced to the positions that the prompt
+    leaves in the context. `num_prompt`: positions of the prompt; `positions`: context length, None
+    for unlimited.
+    """
     if positions is None:
         return sampling
     return msgspec.structs.replace(
@@ -41,9 +44,7 @@ def limit_answer_length(sampling: Sampling, num_prompt: int, positions: int | No
 
 
 def _is_stretched(rotary: object) -> bool:
-    """Return True if the settings of rotary positions, for all layers or for any kind of layer,
-    have a factor.
-    """
+    """Return True if the rotary positions of any kind of layer are scaled by a factor."""
     if not isinstance(rotary, Mapping):
         return False
     values = cast("Mapping[str, object]", rotary)

@@ -1,8 +1,8 @@
-"""A decoder process: reads audio files, writes samples, within limits of CPU time and memory that
-the kernel enforces.
+"""Main program of a decoder process: reads jobs with audio files from stdin and writes samples to
+stdout, within limits of CPU time and memory that the kernel enforces.
 
-If a crafted file crashes a codec's library or exceeds a limit, only one request fails. Knows no
-gateway; it ends with its input.
+If a crafted file crashes a codec library or exceeds a limit, only one request fails. Knows no
+gateway; the process ends when stdin is closed.
 """
 
 import math
@@ -59,8 +59,8 @@ def _reply(job: DecodeJob) -> DecodeReply:
 
 
 def _limit(kind: int, value: int | None) -> None:
-    """Limit a resource of this process; None removes the limit. Beyond its CPU time the kernel ends
-    it with SIGXCPU.
+    """Set a resource limit of this process, such as `RLIMIT_CPU`; None removes it. The kernel ends
+    a process beyond its CPU time with SIGXCPU.
     """
     _, most = resource.getrlimit(kind)
     if value is None or (most != resource.RLIM_INFINITY and value > most):
@@ -75,8 +75,8 @@ def _cpu_s() -> int:
 
 
 def _address_space() -> int | None:
-    """Return the size of this process's address space; None where there is no /proc, and no such
-    limit either.
+    """Return the size of this process's address space in bytes; None on systems without /proc,
+    where the size cannot be limited either.
     """
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else None

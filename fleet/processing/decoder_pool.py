@@ -28,8 +28,8 @@ from fleet.processing.decoding import (
 log = logging.getLogger(__name__)
 
 NICENESS = 5
-"""Running answers of this gateway, and of workers on the same machine, have priority, also over a
-decoder's imports.
+"""Niceness added to decoder processes, so that the gateway and workers on the same machine have
+priority, even over a decoder's imports.
 """
 COMMAND = (
     sys.executable,
@@ -39,7 +39,9 @@ COMMAND = (
 )
 MAX_PROCESSES = 2
 WALL_S_PER_CPU_S = 10
-"""Wall time per CPU time on a busy machine; a process that takes longer is killed."""
+"""Allowed wall time per second of allowed CPU time, for a busy machine; a process that takes longer
+is killed.
+"""
 END_S = 5.0
 _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 ENVIRONMENT = (
@@ -55,7 +57,9 @@ ENVIRONMENT = (
 
 
 class DecoderPool:
-    """At most `size` files are decoded at one time; further jobs wait in order of arrival."""
+    """Pool of decoder processes that decodes the audio of at most `size` requests at a time;
+    further jobs wait in order of arrival.
+    """
 
     def __init__(self, size: int = MAX_PROCESSES) -> None:
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="decoder")
@@ -65,8 +69,8 @@ class DecoderPool:
         self._closed = False
 
     async def decode(self, job: DecodeJob) -> list[Samples]:
-        """Return the samples of each file. A caller that is cancelled ends the process that decodes
-        for it.
+        """Decode a job in a process of the pool and return the samples of each file. Cancelling the
+        call kills that process.
 
         Raises: BadInput, InputTooLarge naming the field.
         """
@@ -79,7 +83,7 @@ class DecoderPool:
             raise
 
     def close(self) -> None:
-        """End all processes, busy ones too."""
+        """End all decoder processes, even if they are decoding."""
         with self._lock:
             self._closed = True
             for decoder in self._busy:
@@ -224,9 +228,10 @@ class _Decoder:
         self._process.kill()
 
     def end(self) -> int:
-        """Wait for the end of an idle or ended process; return its exit status.
+        """Wait for an idle or ended process to exit; return its exit status.
 
-        A process that was killed because it did not reply counts as one that exceeded its CPU time.
+        A process that was killed because it took too long is reported as one that exceeded its CPU
+        time (SIGXCPU).
         """
         try:
             self._jobs.close()

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
-"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a voice recording
-0.003 s.
+"""CPU time allowed for a job, in seconds: a fixed part, and a part per second of audio. Eight
+channels at 192 kHz take 0.04 s of CPU time per second of audio, a voice recording 0.003 s.
 """
 MEMORY_BYTES = 128 * 1024 * 1024
 """Memory that a decoder may use in addition to the file and its samples."""
@@ -23,7 +23,9 @@ time.
 OUT_OF_MEMORY = 3
 """Exit status of a process that ran out of memory."""
 NO_BASE64 = "?"
-"""Sent in place of a text that cannot be base64, since it may not be valid Unicode either."""
+"""Text sent in place of a file that cannot be base64; the original may not even be encodable as
+UTF-8.
+"""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -38,13 +40,15 @@ class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The audio files of one request. Units: `max_audio_s` seconds over all of them."""
+    """Job of a decoder process: the audio files of one request, and its limits. `rate_hz`: sample
+    rate of the result. `max_audio_s`: most seconds of audio over all files.
+    """
 
     files: list[AudioFile]
     rate_hz: int
     max_audio_s: float
     cpu_s: int
-    """CPU time after which decoding is ended, in whole seconds, as the kernel counts it."""
+    """CPU time in seconds after which the kernel ends the process."""
     memory_bytes: int
     """Memory beyond which an allocation fails."""
 
@@ -52,7 +56,9 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float
     ) -> "DecodeJob":
-        """`parts`: each file after the name of its field."""
+        """Return the job for a request's files, with limits of CPU time and memory that suit their
+        size. `parts`: (field name, file) pairs.
+        """
         files = [_file(where, data) for where, data in parts]
         size = sum(len(file.text) + len(file.raw) for file in files)
         samples = int(max_audio_s * rate_hz) * np.dtype(np.float32).itemsize
@@ -87,7 +93,7 @@ def _file(where: str, data: str | bytes) -> AudioFile:
 
 
 def write_message(pipe: IO[bytes], message: DecodeJob | DecodeReply) -> None:
-    """Raises: OSError if the other end is gone."""
+    """Write a length-prefixed message to a pipe. Raises: OSError if the reading process is gone."""
     body = msgspec.msgpack.encode(message)
     pipe.write(_LENGTH.pack(len(body)))
     pipe.write(body)
@@ -95,7 +101,7 @@ def write_message(pipe: IO[bytes], message: DecodeJob | DecodeReply) -> None:
 
 
 def read_message(pipe: IO[bytes]) -> bytes | None:
-    """Return the next message, or None if the other end is gone."""
+    """Return the next message of a pipe as encoded bytes; None if the writing process is gone."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None

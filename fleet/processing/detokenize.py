@@ -8,16 +8,19 @@ from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_HELD = 3
-"""An incomplete UTF-8 character lacks at most three bytes, each at most one token."""
+"""Most tokens that are held back for an incomplete UTF-8 character: it lacks at most three bytes,
+and each byte is at most one token.
+"""
 
 
 class IncrementalDetokenizer:
-    """Decodes a window of the last ids and releases the text that later ids cannot change.
+    """Detokenizer that decodes a sliding window of the last ids and releases the text that later
+    ids cannot change.
 
-    Invariants: the pieces joined, `finish()` included, equal the decoding of all ids together; no
-    piece ends inside a character. The window opens one settled piece back, since some decoders drop
-    a leading space. Decoders with byte fallback write U+FFFD for every byte of a row of byte tokens
-    while its end is incomplete, the context's included.
+    Invariants: the released pieces joined, `finish()` included, equal the decoding of all ids
+    together; no piece ends inside a character. The window begins with the previous released piece
+    as context, since some decoders drop a leading space. Decoders with byte fallback write U+FFFD
+    for every byte in a run of byte tokens whose end is incomplete, even for bytes of the context.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,9 +66,11 @@ class IncrementalDetokenizer:
 
 
 class StopTrimmer:
-    """Passes text through up to the first stop string, and holds back text that could become one.
+    """Filter that passes an answer's text through up to the first stop string, and holds back text
+    that could be the beginning of one.
 
-    Invariants: no released text contains a stop string or a part of the one that ended the answer.
+    Invariants: released text contains no stop string, and no part of the stop string that ended the
+    answer.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:

@@ -13,16 +13,18 @@ _IDS = (
     ("config.json", "eos_token_id"),
     ("config.json", "im_end_token_id"),
 )
-"""Files and keys. The last one is the end token of Qwen3-Omni's Thinker."""
+"""Files, and their keys, that may list end token ids. The last entry is the end token of
+Qwen3-Omni's Thinker.
+"""
 _TEXTS = (CONFIG, "special_tokens_map.json")
 """Files that name the end token by its text, as `eos_token`."""
 
 
 def read_end_ids(checkpoint: Path) -> frozenset[int]:
-    """Return the ids that end an answer: all that any file names, since published files often
-    disagree, and each one is an end.
+    """Return the ids of all tokens that end an answer: the union over the checkpoint's files, since
+    published files often disagree.
 
-    Raises: ConfigError if no file names one, or one is not JSON.
+    Raises: ConfigError if no file names an end token, or a file is not JSON.
     """
     config = read_json(checkpoint / "config.json")
     limit = _vocab_size(config)
@@ -68,8 +70,8 @@ def _tokenizer_ids(checkpoint: Path) -> Iterator[int]:
 
 
 def _vocab_size(config: Mapping[str, object]) -> int | None:
-    """Return the size of the output; a tokenizer may have tokens beyond it, which the model never
-    samples.
+    """Return the number of ids that the model can sample; None if config.json has none. A tokenizer
+    may have tokens beyond it.
     """
     for key in ("thinker_config", "text_config"):
         inner = config.get(key)

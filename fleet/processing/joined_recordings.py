@@ -1,9 +1,10 @@
-"""Recordings that stand one after another in one file, as `cat` and many tools join them.
+"""Splitting of files that contain several recordings one after another, as `cat` and many tools
+join them.
 
-Decoders and demuxers read the first recording and ignore the others, or read their headers as
+Decoders and demuxers read the first recording and ignore the rest, or read later headers as
 samples. Here a file is split before it is decoded, so that each recording has a decoder, a sample
 rate and channels of its own. MPEG and AAC audio is split only at tags, since it is a stream of
-frames without a header of the file. Decodes nothing.
+frames without a file header. Decodes nothing.
 """
 
 import re
@@ -32,8 +33,9 @@ _BEGINNINGS: Mapping[bytes, re.Pattern[bytes]] = {
     # first page of a logical stream
     b"Og": re.compile(rb"OggS\x00[\x02\x06].{20}(?P<laces>.)", re.DOTALL),
 }
-"""Beginnings of recordings by the first two bytes. Each has at least 48 given bits, which do not
-occur by chance within a recording."""
+"""Patterns of the beginning of a recording, by its first two bytes. A pattern fixes at least 48
+bits, so that it does not occur by chance within a recording.
+"""
 
 
 def recordings_of(raw: bytes, where: str) -> Iterator[bytes]:
@@ -58,7 +60,9 @@ def is_mpeg_frame(start: bytes) -> bool:
 
 
 def mp4_boxes(raw: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yield kind, start and end of each box of an MP4 file. Raises: NotReadable for too many."""
+    """Yield (kind, start, end) of each top-level box of an MP4 file. Raises: NotReadable for too
+    many boxes.
+    """
     start = 0
     for _ in range(MAX_MP4_BOXES):
         if start + _LONG_SIZE.size + _BOX_HEADER.size > len(raw):
@@ -79,7 +83,9 @@ def num_ogg_streams(raw: bytes) -> int:
 
 
 def _starts(raw: bytes) -> Iterator[int]:
-    """Yield the bytes at which recordings of the first one's format begin."""
+    """Yield the offsets in bytes at which recordings begin that have the format of the file's first
+    recording.
+    """
     if raw[4:8] == b"ftyp":
         yield from (start for kind, start, _ in mp4_boxes(raw) if kind == b"ftyp")
     elif (beginning := _BEGINNINGS.get(raw[:2])) is not None:
@@ -97,7 +103,9 @@ def _page_end(raw: bytes, found: re.Match[bytes]) -> int:
 
 
 def _without_tags(raw: bytes) -> Iterator[bytes]:
-    """Yield what stands between ID3v2 tags in FLAC, MPEG or AAC; all other files unchanged."""
+    """Yield the parts of a FLAC, MPEG or AAC file between its ID3v2 tags; any other file as a
+    whole.
+    """
     start = _tags_end(raw, 0)
     if not _is_taggable(raw, start):
         yield raw
@@ -116,7 +124,9 @@ def _is_taggable(raw: bytes, at: int) -> bool:
 
 
 def _tags_end(raw: bytes, at: int) -> int:
-    """Return the end of the ID3v2 tags that begin at this byte, or the byte itself."""
+    """Return the offset at which the ID3v2 tags that begin at byte `at` end; `at` itself if there
+    is no tag.
+    """
     for _ in range(MAX_TAGS):
         if not raw.startswith(b"ID3", at):
             break
@@ -125,8 +135,8 @@ def _tags_end(raw: bytes, at: int) -> int:
 
 
 def _id3_len(header: bytes) -> int:
-    """Return the length of a tag; its header has the size without header and footer, 7 bits a
-    byte.
+    """Return the length in bytes of the ID3v2 tag with this header, which has the size without
+    header and footer, 7 bits per byte.
     """
     size = 0
     for byte in header[6:]:

@@ -14,8 +14,8 @@ _CUTS = (
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Split the text into as few pieces as possible, each of which fits: at sentences, else at
-    clauses, words, characters.
+    """Split a text into as few pieces as possible for which `fits` returns True: after sentences if
+    possible, else after clauses, words, or characters.
 
     Invariants: the pieces joined are the text; only a single character may not fit.
     """
@@ -36,8 +36,8 @@ def _pieces(
 
 
 def _num_fitting(parts: Sequence[str], start: int, fits: Callable[[str], bool]) -> int:
-    """Return how many parts from `start` on fit together, at least one; `fits` is called for a few
-    texts, none far too long.
+    """Return how many parts from index `start` on fit together, at least 1. Calls `fits` a few
+    times, and never with a text much longer than the result.
     """
 
     def fit(num: int) -> bool:
@@ -50,7 +50,7 @@ def _num_fitting(parts: Sequence[str], start: int, fits: Callable[[str], bool]) 
 
 
 def _parts(text: str, cut: re.Pattern[str]) -> Iterator[str]:
-    """Yield the parts that end with a cut, the cut included, and the rest."""
+    """Yield the parts of a text that end with a match of `cut`, and the rest of the text."""
     ends = [found.end() for found in cut.finditer(text)]
     for start, end in zip([0, *ends], [*ends, len(text)], strict=True):
         if start < end:

@@ -20,8 +20,8 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
 USUAL_CHARS_PER_TOKEN = 4
-"""Characters per token of ordinary text. Of a text that is twice as long as the limit allows by
-this measure, the beginning is tokenised first.
+"""Characters per token of ordinary text. If a text is estimated by this number to have twice the
+allowed tokens, its beginning is tokenised first, to refuse it early.
 """
 
 
@@ -47,8 +47,8 @@ class PromptFrontend:
         return IncrementalDetokenizer(self.tokenizer)
 
     def prompt_text(self, ids: Sequence[int]) -> str:
-        """Return a prompt for people: texts on lines of their own, roles that are control tokens,
-        and `[audio]` for each clip.
+        """Return the ids of a prompt as text for people to read: each text on a line of its own,
+        role names instead of control tokens, and `[audio]` in place of each clip.
         """
         pieces: list[str] = []
         for special, run in groupby(ids, self._controls.get):
@@ -62,7 +62,7 @@ class PromptFrontend:
         return "\n".join(pieces)
 
     def _is_audio(self, control: str) -> bool:
-        """Return True for the control token of a clip's positions."""
+        """Return True if a control token marks the positions of an audio clip."""
         return False
 
     def examples(self) -> list[str]:
@@ -92,8 +92,8 @@ class PromptFrontend:
         return token_ids(self.tokenizer, text, chat.where)
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
-        """Check the prompt, audio positions included. Raises: ContextLengthExceeded beyond the
-        limit.
+        """Check the length of a prompt, audio positions included. `where`: field of the user's
+        input that has the prompt. Raises: ContextLengthExceeded beyond the limit.
         """
         if len(ids) > self.limits.max_prompt_tokens:
             raise ContextLengthExceeded.of(
@@ -101,9 +101,9 @@ class PromptFrontend:
             )
 
     def given_ids(self, given: GivenAnswer) -> tuple[int, ...]:
-        """Return the tokens of a given answer, with an end token after a text.
+        """Return the token ids of a supplied answer; a text gets an end token.
 
-        Raises: BadInput if it contains a control token, or nothing that the model can say.
+        Raises: BadInput if the text contains a control token, or nothing that the model can say.
         """
         if isinstance(given, tuple):
             return given
@@ -132,8 +132,8 @@ class PromptFrontend:
         ]
 
     def checked(self, part: TextPart) -> str:
-        """Return the text of a part. Raises: BadInput if it contains a control token, which could
-        forge a turn or audio.
+        """Return the text of a part after a check. Raises: BadInput if the text contains a control
+        token, which could forge a turn or audio.
         """
         for token in self._control_tokens:
             if token in part.text:
@@ -158,10 +158,10 @@ class PromptFrontend:
         return found if found is not None and found in self._end_ids else min(self._end_ids)
 
     def _check_beginning(self, text: str, where: str) -> None:
-        """Refuse a text of far too many tokens by its beginning, in a fraction of the time of the
-        whole.
+        """Refuse a text of far too many tokens after tokenising only its beginning, which takes a
+        fraction of the time.
 
-        Raises: ContextLengthExceeded if the beginning alone has twice the tokens of the limit.
+        Raises: ContextLengthExceeded if the beginning alone has twice the allowed tokens.
         """
         limit = self.limits.max_prompt_tokens
         beginning = text[: limit * USUAL_CHARS_PER_TOKEN]
@@ -204,7 +204,9 @@ class PromptFrontend:
 
 
 def _examples(checkpoint: Path) -> list[str]:
-    """`{"examples": [...]}` in examples.json, a file that Fleet adds to a checkpoint."""
+    """Return the example questions in examples.json, `{"examples": [...]}`, a file that Fleet adds
+    to a checkpoint; empty without the file.
+    """
     listed = read_json(checkpoint / "examples.json").get("examples", [])
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise ConfigError(

@@ -24,7 +24,7 @@ from fleet.processing.template import read_json
 ANSWER_RATE_HZ = 24_000
 """Code2Wav's output rate; the checkpoint's config does not carry it."""
 DEFAULT_SPEAKER = "ethan"
-"""The default of `generate(speaker=...)`."""
+"""Default voice, as in `generate(speaker=...)` of `transformers`."""
 VOICE_PARAM = "voice"
 """The key of `RequestSpec.params` that the Talker reads its speaker from."""
 
@@ -65,8 +65,8 @@ used.
 
 
 class OmniFrontend(PromptFrontend):
-    """The frontend of one checkpoint. Raises: ConfigError if it lacks the tokenizer, the chat
-    template or a needed id.
+    """Prompt processing of one Qwen3-Omni checkpoint. Raises: ConfigError if the checkpoint lacks
+    the tokenizer, the chat template or a needed token id.
     """
 
     sample_rate_hz = ANSWER_RATE_HZ
@@ -115,13 +115,17 @@ class OmniFrontend(PromptFrontend):
         return control == self._controls.get(self._audio_id)
 
     def speech_prompt(self, text: str) -> str:
-        """Return a user's turn, which the Talker reads too; Pocket was trained on this one."""
+        """Return a fixed user turn that asks for the text to be spoken. The Talker reads the turn
+        too, and the checkpoint Pocket was trained on this one.
+        """
         return f"Repeat after me: {text}"
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
-        """Return the question of Qwen3-Omni's model card for a language; without one, or with the
-        checkpoint's only language, a question that Pocket was trained on and other models
-        understand.
+        """Return a question that asks for a transcription.
+
+        With a language, the question is from Qwen3-Omni's model card. Without one, or if the
+        checkpoint has a single language, the question is one that the checkpoint Pocket was trained
+        on and other models understand.
         """
         if language is None:
             return TRANSCRIBE
@@ -131,7 +135,9 @@ class OmniFrontend(PromptFrontend):
         )
 
     def _language(self, given: str, where: str) -> str:
-        """Return the English name of a language. Raises: UnsupportedValue."""
+        """Return the English name of a language given as a code or a name. Raises:
+        UnsupportedValue.
+        """
         code = re.split("[-_]", given.strip().lower())[0]
         for known, name in self._languages.items():
             if code == known or given.strip().lower() == name.lower():
@@ -185,12 +191,12 @@ class OmniFrontend(PromptFrontend):
 def num_audio_positions(
     lengths: Sequence[int], *, n_window: int = 50, hop_samples: int = 160
 ) -> list[int]:
-    """Prompt positions of each clip when the clips of a request are padded together, as the
-    processor pads them.
+    """Return the number of prompt positions of each clip, as the model's processor computes it for
+    the clips of one request padded to the longest.
 
-    Units: samples at 16 kHz. A clip shorter than the longest keeps its last partial hop; the
-    longest loses it.
-    Source: `_process_audio`, `_get_feat_extract_output_lengths`, and the mask in
+    `lengths`: lengths of the clips in samples at 16 kHz; `hop_samples`: hop of the mel spectrogram.
+    A clip shorter than the longest keeps its last partial hop; the longest loses it. Source:
+    `_process_audio`, `_get_feat_extract_output_lengths`, and the mask in
     `WhisperFeatureExtractor.__call__`.
     """
     longest = max(lengths, default=0)

@@ -15,8 +15,8 @@ _FIELD_OF = {name: name for name in ("temperature", "top_k", "top_p", "repetitio
 
 
 def read_checkpoint_sampling(checkpoint: Path, prefix: str = "") -> Mapping[str, float | int]:
-    """Return the values whose keys begin with `prefix` ("talker_temperature"); a `do_sample` of
-    false is temperature 0.
+    """Return the sampling defaults in generation_config.json whose keys begin with `prefix` (such
+    as "talker_" in "talker_temperature"); a `do_sample` of false becomes temperature 0.
 
     Raises: ConfigError naming the file and the key if a value is not a number.
     """

@@ -42,22 +42,28 @@ from fleet.processing.voice_activity import (
 THRESHOLD = 0.5
 """Probability of speech from which a frame counts as voiced."""
 MIN_FRAMES, CLEAR_FRAMES = 3, 9
-"""Voiced frames in a row that may be speech, and that certainly are. A short vowel fills four."""
+"""Shortest run of voiced frames that may be speech, and that certainly is. A short vowel fills four
+frames.
+"""
 WINDOW_FRAMES, HOP_FRAMES = 125, 94
-"""4 s, and 3 s from window to window: a word at a cut is whole in one of them."""
+"""Length of a window (4 s), and distance between the starts of two windows (3 s): a word at the end
+of one window is whole in the next.
+"""
 LEAD_FRAMES, CONFIRM_FRAMES = 10, 31
-"""0.3 s before a window, and 1 s from the beginning of a run."""
+"""Length of the lead, the reversed beginning put before a window (0.3 s), and of the part that is
+read again to confirm a short run (1 s).
+"""
 LEVEL_DBFS, MAX_GAIN_DB = -15.0, 50.0
 """Level of a window's loudest frames after amplification. Louder windows are left as they are."""
 SILENT_DBFS = -75.0
-"""Below, PCM16 holds rounding noise."""
+"""Level below which a window is silent: rounding noise of PCM16 lies there."""
 MAX_BATCH = 32
 
 
 def has_speech(samples: Samples, rate_hz: int) -> bool:
     """Return True if a mono clip holds speech.
 
-    A minute without speech takes 0.2 s; one with speech, the time up to its first word. Call it
+    Takes 0.2 s for a minute without speech; with speech, returns at the first word found. Call it
     in a thread: the model runs without the interpreter lock.
     """
     clip = samples if rate_hz == RATE_HZ else soxr.resample(samples, rate_hz, RATE_HZ)
@@ -67,7 +73,9 @@ def has_speech(samples: Samples, rate_hz: int) -> bool:
 
 
 def _windows(clip: Samples) -> Iterator[NDArray[np.float32]]:
-    """Yield the windows that are not silent. Shapes: [frames, 512], with the lead."""
+    """Yield the amplified windows of a clip that are not silent, each after its lead. Shapes: a
+    window is [frames, 512].
+    """
     num_frames = -(-len(clip) // FRAME_SAMPLES)
     frames = np.zeros((num_frames, FRAME_SAMPLES), np.float32)
     frames.reshape(-1)[: len(clip)] = clip
@@ -81,7 +89,7 @@ def _windows(clip: Samples) -> Iterator[NDArray[np.float32]]:
 
 
 def _level_dbfs(window: NDArray[np.float32]) -> float:
-    """Return the level of the loudest twentieth of the frames."""
+    """Return the level of a window in dBFS: the mean RMS of the loudest twentieth of its frames."""
     rms = np.sort(np.sqrt(np.square(window).mean(axis=1)))
     return float(20 * np.log10(max(rms[-max(1, len(rms) // 20) :].mean(), 1e-9)))
 
@@ -93,7 +101,9 @@ def _with_lead(window: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _is_any_voiced(windows: Sequence[NDArray[np.float32]]) -> bool:
-    """Return True once a window has a clear run of voiced frames, or a confirmed short one."""
+    """Return True if any window has a clear run of voiced frames, or a short run that is confirmed.
+    Stops at the first.
+    """
     in_a_row = np.zeros(len(windows), np.int64)
     for number, probabilities in enumerate(_probabilities(windows)):
         if number < LEAD_FRAMES:
@@ -110,13 +120,17 @@ def _is_any_voiced(windows: Sequence[NDArray[np.float32]]) -> bool:
 def _is_any_confirmed(
     windows: Sequence[NDArray[np.float32]], runs: NDArray[np.int64], end: int
 ) -> bool:
-    """`runs`: lengths of the runs that ended before the frame `end`, by window."""
+    """Return True if any short run of voiced frames is confirmed. `runs`: length of the run that
+    ended before the frame `end`, by window; 0 if none did.
+    """
     lengths = zip(windows, runs.tolist(), strict=True)
     return any(_is_confirmed(window[end - run :]) for window, run in lengths if run >= MIN_FRAMES)
 
 
 def _is_confirmed(window: NDArray[np.float32]) -> bool:
-    """Return True if the run that begins a window is found again behind a lead of itself."""
+    """Return True if the detector finds the run of voiced frames at the beginning of `window` again
+    when only this part, with a lead of its own, is read.
+    """
     in_a_row = 0
     for number, (probability,) in enumerate(_probabilities([_with_lead(window[:CONFIRM_FRAMES])])):
         is_voiced = number >= LEAD_FRAMES and probability >= THRESHOLD
@@ -127,7 +141,9 @@ def _is_confirmed(window: NDArray[np.float32]) -> bool:
 
 
 def _probabilities(windows: Sequence[NDArray[np.float32]]) -> Iterator[NDArray[np.float64]]:
-    """Yield the probabilities of speech in each frame of windows of one length."""
+    """Yield, frame by frame, the probability of speech in each window. All windows are equally
+    long.
+    """
     streams = [VadState() for _ in windows]
     for number in range(len(windows[0])):
         yield np.array(speech_probabilities(streams, [window[number] for window in windows]))

@@ -22,8 +22,8 @@ TemplateMessage = Mapping[str, object]
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is
-    only a scope.
+    """Jinja extension for the tag `{% generation %}...{% endgeneration %}`, which marks the
+    assistant's text for training; here it only opens a scope.
     """
 
     tags = {"generation"}
@@ -36,7 +36,9 @@ class _Generation(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """Renders messages to the prompt text, ready for the answer."""
+    """A compiled chat template, which renders messages to the text of a prompt, up to where the
+    answer begins.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -54,7 +56,9 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[TemplateMessage]) -> str:
-        """Raises: BadInput if the template refuses the messages (their roles or order)."""
+        """Return the text of the prompt. Raises: BadInput if the template refuses the messages
+        (their roles or order).
+        """
         try:
             return self._template.render(
                 messages=messages,
@@ -70,10 +74,10 @@ class ChatTemplate:
 
 
 def load_template(checkpoint: Path) -> ChatTemplate:
-    """Read chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there
-    first.
+    """Load a checkpoint's chat template from chat_template.jinja, chat_template.json or
+    tokenizer_config.json, whichever exists first.
 
-    Raises: ConfigError if the checkpoint has none.
+    Raises: ConfigError if the checkpoint has no template.
     """
     config = read_json(checkpoint / "tokenizer_config.json")
     source = _template_source(checkpoint, config)
@@ -90,8 +94,8 @@ def load_template(checkpoint: Path) -> ChatTemplate:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object; empty if there is no such file. Raises: ConfigError if it is not a JSON
-    object.
+    """Read a file with a JSON object; return an empty one if the file does not exist. Raises:
+    ConfigError if the content is not a JSON object.
     """
     if not path.is_file():
         return {}
@@ -126,8 +130,8 @@ def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | No
 
 
 def token_text(value: object) -> str | None:
-    """Return the text of a special token in tokenizer_config.json: a string, or an object with its
-    content.
+    """Return the text of a special token from its entry in tokenizer_config.json, which is a string
+    or an object with a key `content`.
     """
     if isinstance(value, dict):
         value = value.get("content")

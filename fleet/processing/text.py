@@ -13,12 +13,12 @@ from fleet.processing.prompt import PromptFrontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
 
 MAIN = "lm"
-"""The graph's one stage."""
+"""Name of the graph's only stage."""
 
 
 class TextFrontend(PromptFrontend):
-    """The frontend of one checkpoint. Raises: ConfigError if the checkpoint has no tokenizer.json
-    or no chat template.
+    """Prompt processing of one text model's checkpoint. Raises: ConfigError if the checkpoint has
+    no tokenizer.json or no chat template.
     """
 
     sample_rate_hz = 0
@@ -60,7 +60,7 @@ class TextFrontend(PromptFrontend):
         return text
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
-        """Return nothing: the model accepts no audio."""
+        """Return "", since the model accepts no audio."""
         return ""
 
     def voices(self) -> list[str]:
@@ -80,7 +80,9 @@ class TextFrontend(PromptFrontend):
 
 
 def _joined(message: Message) -> TextPart:
-    """Text parts as one string: templates of text models expect a string."""
+    """Return the text parts of a message joined to one string, which templates of text models
+    expect.
+    """
     if isinstance(message.content, TextPart):
         return message.content
     texts: list[str] = []

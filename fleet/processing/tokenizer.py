@@ -1,7 +1,7 @@
-"""Tokenizer of a checkpoint folder: from tokenizer.json, or from vocab.json and merges.txt, as
-Qwen's checkpoints are published.
+"""Loading and use of a checkpoint's tokenizer: from tokenizer.json, or from vocab.json and
+merges.txt, as Qwen's checkpoints are published.
 
-`token_ids` encodes a text, and is the only way to do so in a process that serves others.
+`token_ids` is the only function by which a process that serves requests may encode a text.
 
 Source of the second form: transformers 5.23, tokenization_qwen2.py, which `AutoTokenizer` uses for
 such a folder.
@@ -36,19 +36,18 @@ _SPECIAL_DEFAULTS = {
     "pad_token": _END_OF_TEXT,
 }
 MAX_WORD_CHARS = 256
-"""Limit of a word for WordPiece vocabularies, whose time grows with the third power of its length.
-BERT's own limit is 100.
+"""Longest word that is encoded with a WordPiece vocabulary, whose time grows with the third power
+of the word's length. BERT's own limit is 100.
 """
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def load_tokenizer(checkpoint: Path) -> Tokenizer:
-    """Load the checkpoint's tokenizer, which encodes whole texts: `truncation` and `padding` in its
-    file are for training.
+    """Load a checkpoint's tokenizer with truncation and padding switched off: its file may enable
+    them, for training.
 
-    Raises: ConfigError naming the missing or damaged file and the remedy.
-    Source: `transformers` switches both off for each call that does not ask for them
-    (`set_truncation_and_padding`).
+    Raises: ConfigError naming the missing or damaged file and the remedy. Source: `transformers`
+    switches both off for each call that does not ask for them (`set_truncation_and_padding`).
     """
     try:
         file = checkpoint / TOKENIZER
@@ -70,11 +69,11 @@ def load_tokenizer(checkpoint: Path) -> Tokenizer:
 
 
 def token_ids(tokenizer: Tokenizer, text: str, where: str) -> list[int]:
-    """Encode a text without adding special tokens. Other threads run meanwhile: `Tokenizer.encode`
-    holds the interpreter lock.
+    """Return the token ids of a text, without added special tokens. Releases the interpreter lock,
+    which `Tokenizer.encode` holds.
 
-    Raises: BadInput naming `where` if a WordPiece vocabulary would have to look up a word of more
-    than `MAX_WORD_CHARS`.
+    Raises: BadInput naming the field `where` if a WordPiece vocabulary would have to look up a word
+    of more than `MAX_WORD_CHARS`.
     """
     pieces = _word_pieces(tokenizer)
     if pieces is None or pieces.max_input_chars_per_word < MAX_WORD_CHARS:
@@ -131,7 +130,7 @@ def _load_published(checkpoint: Path) -> Tokenizer:
 
 
 def _add_tokens(checkpoint: Path, tokenizer: Tokenizer, config: dict[str, object]) -> None:
-    """Add the configuration's tokens under the ids that it names."""
+    """Add the tokens listed in tokenizer_config.json to a tokenizer, under the ids listed there."""
     listed = cast(dict[str, dict[str, object]], config.get("added_tokens_decoder") or {})
     for token_id, entry in sorted((int(key), entry) for key, entry in listed.items()):
         text = str(entry["content"])
@@ -148,7 +147,7 @@ def _add_tokens(checkpoint: Path, tokenizer: Tokenizer, config: dict[str, object
 
 
 def _special_tokens(config: dict[str, object]) -> Iterator[str]:
-    """Yield the special tokens that the configuration names apart from its list of added tokens."""
+    """Yield the special tokens that tokenizer_config.json names outside `added_tokens_decoder`."""
     extra = config.get("extra_special_tokens") or {}
     additional = config.get("additional_special_tokens") or []
     entries = [config.get(name, default) for name, default in _SPECIAL_DEFAULTS.items()]

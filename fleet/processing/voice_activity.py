@@ -20,14 +20,16 @@ FRAME_SAMPLES = 512
 FRAME_MS = 1000 * FRAME_SAMPLES // RATE_HZ
 MODEL = "silero_vad.onnx"
 CONTEXT_SAMPLES = 64
-"""The model reads each frame together with the end of the one before."""
+"""Samples of the previous frame that the model reads before each frame."""
 STATE_SHAPE = (2, 1, 128)
 _RATE = np.array(RATE_HZ, np.int64)
 
 
 @cache
 def model() -> onnxruntime.InferenceSession:
-    """Load the model once; that takes most of a second, so do it before the first session."""
+    """Return the detector's model, loaded on the first call. Loading takes most of a second, so do
+    it before the first session.
+    """
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.log_severity_level = 3
@@ -36,8 +38,8 @@ def model() -> onnxruntime.InferenceSession:
 
 
 class VadState:
-    """State of one stream. `paced_s`: the time at which its next frame would arrive in real
-    time.
+    """The detector's state for one stream of audio. `paced_s`: time at which the next frame would
+    arrive in real time.
     """
 
     def __init__(self) -> None:
@@ -51,8 +53,8 @@ class VadState:
 
 
 def speech_probabilities(vads: Sequence[VadState], frames: Sequence[Samples]) -> list[float]:
-    """Run the model once for the next frame of each stream. A frame alone takes about 0.1 ms, among
-    twenty a third of that.
+    """Return the probability of speech in the next frame of each stream. The model runs once for
+    all: a single frame takes about 0.1 ms, each of twenty frames a third of that.
 
     Shapes: a frame is [512] samples at 16 kHz in -1..1. Invariants: no stream occurs twice.
     """

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 FRAME_MS = 10
 MIN_FRAMES = 3
-"""A click of at most 10 ms touches two frames at most; the shortest vowel fills three."""
+"""Number of consecutive loud frames that count as voice. A click of at most 10 ms touches at most
+two frames; the shortest vowel fills three.
+"""
 THRESHOLD_DBFS = -50.0
 """RMS of a frame. Dither lies near -90, a codec's silence below -60; the beginning of a spoken word
 rises above -45.
@@ -22,12 +24,13 @@ BYTES_PER_SAMPLE = 2
 
 
 class VoicedSearch:
-    """Search for the first voiced sample of PCM16 mono that arrives in pieces of any size, whole
-    samples each.
+    """Search for the first voiced sample of a PCM16 mono stream, which is fed in pieces of whole
+    samples.
 
-    It is the first sample of the first `min_frames` frames in a row whose RMS exceeds
-    `threshold_dbfs`; frames count from the start of the audio. `floor`: no voiced sample lies
-    before it; where `found`, it is the first one. Units: samples.
+    The first voiced sample is the first sample of the first `min_frames` consecutive 10 ms frames
+    whose RMS exceeds `threshold_dbfs`; frames count from the start of the audio. `found`: True once
+    the sample is found. `floor`: position in samples before which there is no voiced sample; once
+    `found`, the position of the first voiced sample.
     """
 
     def __init__(
@@ -67,12 +70,13 @@ class VoicedSearch:
 
 
 class LeadingSilenceTrimmer:
-    """Shortens the silence before the first loud frame to `max_ms`; None disables it.
+    """Filter of a PCM16 mono stream that shortens the silence before the first loud frame to
+    `max_ms`; None disables it.
 
-    Audio is withheld until a frame exceeds the threshold; from that frame on all of it is returned,
-    voice or click. Audio without a loud frame is shortened to its last `max_ms` if it is entirely
-    silent, and returned whole if not: it may be a very quiet voice. `num_trimmed` counts the
-    removed samples.
+    Audio is withheld until a frame exceeds the threshold, and passes unchanged from then on, be it
+    voice or a click. A stream that ends without a loud frame is shortened to its last `max_ms` if
+    it is entirely silent, and otherwise returned whole, since it may be a very quiet voice.
+    `num_trimmed`: number of removed samples.
     """
 
     def __init__(self, rate_hz: int, max_ms: int | None) -> None:
@@ -83,7 +87,7 @@ class LeadingSilenceTrimmer:
         self._held = bytearray()
 
     def feed(self, pcm: bytes) -> bytes:
-        """Add the next samples; return those to send now."""
+        """Add the next samples of the stream; return the samples to send now."""
         if self._search is None:
             return pcm
         self._search.feed(pcm)
@@ -91,7 +95,7 @@ class LeadingSilenceTrimmer:
         return self._release(self._search.floor) if self._search.found else b""
 
     def finish(self) -> bytes:
-        """Return the samples to send at the end of the audio."""
+        """End the stream; return the remaining samples to send."""
         if self._search is None:
             return b""
         self._search.finish()
@@ -105,7 +109,9 @@ class LeadingSilenceTrimmer:
         return 0 if quiet.found else len(self._held) // BYTES_PER_SAMPLE
 
     def _release(self, silent_len: int) -> bytes:
-        """Return the held samples without the excess of silence, and stop holding."""
+        """Return the withheld samples without the excess of silence, and withhold no more.
+        `silent_len`: number of silent samples at their beginning.
+        """
         self.num_trimmed = max(0, silent_len - self._max_len)
         held, self._held, self._search = (
             bytes(self._held[self.num_trimmed * BYTES_PER_SAMPLE :]),
@@ -116,10 +122,11 @@ class LeadingSilenceTrimmer:
 
 
 class FirstVoicedClock:
-    """Time at which a client that plays audio on arrival plays the first voiced sample.
+    """Computation of the time at which a client that plays audio on arrival plays the first voiced
+    sample.
 
-    `sample` is the position of that sample in the audio and `at_s` the time; None before it is
-    found. Units: seconds of one clock.
+    `sample`: position of the first voiced sample in the audio; `at_s`: time at which it is played,
+    on the clock of `add`. Until the sample is found, both are None.
     """
 
     def __init__(self, rate_hz: int) -> None:

@@ -1,1 +1,3 @@
-"""Divided models: ranges of one model's layers in several processes. The README is the way in."""
+"""Divided models: the layers of one model, computed as consecutive ranges by several processes. The
+README is the way in.
+"""

@@ -1,3 +1,3 @@
-"""Adapters: chunks <-> engine inputs and outputs, per graph and stage. Knows no Redis and no
-NIXL.
+"""Adapters, which convert chunks to engine inputs and engine outputs to items, and stage builders,
+per graph and stage. Knows no Redis and no NIXL.
 """

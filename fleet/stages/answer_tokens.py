@@ -1,5 +1,5 @@
-"""Answer tokens as items of the edges that carry them: to the client and, if a next stage speaks,
-to it.
+"""Conversion of answer tokens to items of two edges: the client's, and the one to a next stage that
+speaks the answer.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ DECODE = Walk("decode")
 
 
 class AnswerTokens:
-    """The client's edge gets every token, the spoken edge all but the last one (the end token, the
-    one at the length limit, or the one that completes a stop string): its end is an item without
-    arrays.
+    """Converter of one answer's tokens to items, with detection of stop strings.
 
-    `given`: tokens of an answer that the request contains. Stop strings are not detected in them,
-    nor in the first `min_tokens`.
+    Edge `client` gets every token. Edge `spoken` gets all but the last token (the end token, the
+    token at the length limit, or the token that completes a stop string): its final item has no
+    arrays. `given`: answer tokens that the request supplies. `min_tokens`: shortest answer. Stop
+    strings are not detected in the supplied tokens, nor in the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class AnswerTokens:
         return self._stop_detector.is_met
 
     def history(self, logged: LoggedOutput) -> Arrays:
-        """Return the tokens that the engine must not sample again: the longest of either edge's log
-        and the given answer.
+        """Return the answer tokens known already, which the engine must not sample again: the
+        longest of the client edge's log, the spoken edge's log and the supplied answer.
         """
         edges = [edge for edge in (self._client, self._spoken) if edge is not None]
         logs = [logged[edge, DECODE]["ids"] for edge in edges if (edge, DECODE) in logged]
@@ -53,7 +53,7 @@ class AnswerTokens:
         return {TOKEN: longest} if len(longest) else {}
 
     def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[EdgeItem]:
-        """Return the items of one token: `ids` int32 [1]."""
+        """Return the items of one token, at most one per edge. Shapes: `ids` int32 [1]."""
         self._num_seen += 1
         is_checked = self._num_seen > self._num_unchecked
         last = output.final or (is_checked and self._stop_detector.add(int(ids[0])))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
-    """Item of an output edge, before the chunk policy groups items into chunks (arrays are joined
-    along axis 0).
+    """Item of an output edge (a token, a codec frame), before the chunk policy groups items into
+    chunks by joining their arrays along axis 0.
 
-    `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item
-    may have no arrays.
+    `walk`: the producer's walk when it produced the item. `final`: the item closes the edge; it may
+    have no arrays.
     """
 
     edge: EdgeName
@@ -33,26 +33,31 @@ class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 LoggedOutput = Mapping[tuple[EdgeName, Walk], Arrays]
-"""Output of a task in the logs, by edge and walk, joined along axis 0; without remote tensors."""
+"""Output that a task has already written to its edges' logs, by edge and walk: the arrays of all
+chunks joined along axis 0, without remote tensors.
+"""
 NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
-    """Work of a request in a stage; by default, of a stage without input edges that never ends a
-    request by itself.
+    """Conversion between the edges of one task and its engine: chunks to engine inputs, engine
+    outputs to items.
+
+    The default methods suit a stage without input edges that never ends a request by itself.
     """
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request, and the inputs from the request itself. `logged` becomes the
-        engine's history.
+        """Return the engine request, and the engine inputs that are known from the request itself,
+        such as the prompt. `logged`: output of an earlier owner, which becomes the engine's
+        history.
         """
         ...
 
     def consume(
         self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
     ) -> Sequence[EngineInput]:
-        """Convert one chunk, in index order, to engine inputs. `walk` is this stage's walk from
-        this chunk on.
+        """Convert one chunk of an input edge to engine inputs. Called in index order. `walk`: walk
+        of this stage from this chunk on.
         """
         raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
 
@@ -70,14 +75,14 @@ class TaskAdapter(Protocol):
 
 
 AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
-"""Creates a task's adapter from a request and its blob, which holds the audio of the prompt,
-float32 mono.
+"""Function that creates a task's adapter from the request and its blob (audio of the prompt,
+float32 mono; None without audio).
 """
 
 
 class HeadExchange(Protocol):
-    """Exchange of a stage's draft head for another version. Packed heads: see
-    `drafts/eagle3/files.py`.
+    """Interface through which a running stage replaces its draft head by another version. The
+    format of packed heads is in `drafts/eagle3/files.py`.
     """
 
     @property
@@ -86,14 +91,14 @@ class HeadExchange(Protocol):
         ...
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Load a packed head; called in any thread. Raises: ConfigError if it cannot be used
-        here.
+        """Load a packed head for a later `use`; may be called in any thread. `sha256`: expected
+        hash of its weights. Raises: ConfigError if this stage cannot use the head.
         """
         ...
 
     def use(self, prepared: object, version: int) -> None:
-        """Use a prepared head from the next step on; None: the head of the start. Called in the
-        loop's thread.
+        """Draft with a head from `prepare` from the next step on; None restores the head with which
+        the stage started. Called in the engine loop's thread.
         """
         ...
 
@@ -107,11 +112,11 @@ class BuiltStage:
     """A stage that a worker can run: one engine, a factory of adapters, and the names of the
     weights it loaded.
 
-    `num_added_rows`: the most positions that the stage computes before its first output, beside the
-    request's prompt. `route`: slot in which an anchor's engine finds the chain of its span workers;
-    None elsewhere. `begin_training`: only a trainer has it; each incarnation of the worker calls it
-    with the fleet's records. `heads`: set if the stage drafts with, or trains, versions of a draft
-    head.
+    `num_added_rows`: most positions that the stage computes before its first output in addition to
+    the request's prompt. `route`: slot in which an anchor's engine finds the connection to its span
+    workers; None for other stages. `begin_training`: set for the trainer only; called with the
+    fleet's training records once per incarnation of the worker. `heads`: set if the stage drafts
+    with, or trains, versions of a draft head.
     """
 
     engine: Engine

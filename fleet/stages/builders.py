@@ -1,4 +1,6 @@
-"""Builders that a graph names, imported when they are needed, and their options."""
+"""Look-up of the builder functions that a graph names (imported only when needed), and of their
+options.
+"""
 
 import importlib
 from collections.abc import Callable
@@ -25,7 +27,7 @@ def stage_builder(graph: Graph, stage: StageName) -> Builder:
 
 
 def span_builder(graph: Graph, stage: StageName) -> SpanBuilder:
-    """Return what loads a part of a stage's layers, for a stage whose layers can be divided."""
+    """Return the function that loads a span of a stage's layers. The stage must be divisible."""
     return cast(SpanBuilder, _named(graph.stage(stage).span_builder))
 
 
@@ -51,8 +53,8 @@ def build_options(
     address: str = "127.0.0.1",
     is_here: bool = True,
 ) -> BuildOptions:
-    """Resolve the device, the dtype and the division of a stage. With `is_here`, its device must
-    exist on this host. Raises: ConfigError.
+    """Return the options with which to build a stage: its device and dtype with `auto` resolved,
+    and its division into spans. `is_here`: the device must exist on this host. Raises: ConfigError.
     """
     device = device_of(config, config.stage(stage), replica=1)
     if device == "auto":
@@ -94,8 +96,9 @@ def build_options(
 def anchor_options(
     config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str
 ) -> AnchorOptions | None:
-    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`
-    counts the model's layers, if the configuration leaves the anchor's span open.
+    """Return the options of a stage's anchor; None if the stage's layers are not divided.
+    `num_layers`: function that counts the model's layers, called only if the configured anchor span
+    is `auto`.
     """
     spans, graph = config.stage(stage).spans, config.graph_declaration()
     if spans is None or not spans.workers:
@@ -123,7 +126,7 @@ def _auto_device(config: FleetConfig) -> str:
 
 
 def _check_device(device: str) -> None:
-    """Raises: ConfigError if this machine does not have the device."""
+    """Check that this machine has the device. Raises: ConfigError."""
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return

@@ -1,5 +1,5 @@
-"""The adapter of a capture in a graph's main stage: the prompt and the given answer in, rows for
-the trainer out.
+"""Adapter of a capture, a request for a hidden-state sample to train on, in a graph's main stage:
+takes the prompt and the known answer, and sends hidden states to the trainer.
 """
 
 import dataclasses
@@ -22,8 +22,11 @@ from fleet.stages.options import BuildOptions
 def capturing(
     options: BuildOptions, num_layers: Callable[[], int]
 ) -> Callable[[RequestSpec, TaskAdapter], TaskAdapter]:
-    """Return a function that replaces a request's adapter if the request is a capture. `num_layers`
-    counts the layers of the stage's model.
+    """Return a function (request, ordinary adapter) -> adapter. If the request asks for a
+    hidden-state sample, the result is the adapter that makes or refuses it; otherwise the ordinary
+    adapter.
+
+    `num_layers`: function that counts the layers of the stage's model.
     """
     if options.capture_share is None:
         return lambda spec, own: RefusedCapture() if TRAINED in spec.outputs else own
@@ -34,10 +37,12 @@ def capturing(
 
 
 class RefusedCapture(TaskAdapter):
-    """A capture at a worker that computes none."""
+    """Adapter that refuses every request for a hidden-state sample, for deployments without
+    training.
+    """
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Raises: BadInput."""
+        """Refuse the request. Raises: BadInput, always."""
         raise BadInput(
             "this worker computes no captures; set training.enabled: true for all processes",
             param="outputs",
@@ -48,8 +53,11 @@ class RefusedCapture(TaskAdapter):
 
 
 class CaptureAdapter(TaskAdapter):
-    """Adapter of a capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal
-    hash of the target's weights.
+    """Adapter of a request for a hidden-state sample: computes prompt and known answer as one
+    prefill, and sends the hidden states of all positions to the trainer.
+
+    `inner`: ordinary adapter of the request, which prepares the prompt. `layer_ids`: layers whose
+    input is sent. `target`: hexadecimal hash of the model's weights.
     """
 
     def __init__(
@@ -62,8 +70,8 @@ class CaptureAdapter(TaskAdapter):
         self._num_sent = 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request and the prompt. Raises: BadInput without an answer; errors of
-        the prompt.
+        """Return the engine request and the prompt. Raises: BadInput if the request has no answer
+        to train on; errors of the ordinary adapter.
         """
         spec = self._spec
         if not spec.given:

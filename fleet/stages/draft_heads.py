@@ -1,5 +1,5 @@
-"""Draft heads of a stage: the configuration of a new head, and the exchange of a head for another
-version.
+"""Draft heads of a stage: the configuration of a new head, and the replacement of a head by another
+version while the stage runs.
 """
 
 import dataclasses
@@ -24,14 +24,15 @@ from fleet.stages.base import HeadExchange
 from fleet.stages.options import BuildOptions
 
 ROPE_THETA, NORM_EPS, POSITIONS = 10_000.0, 1e-6, 32_768
-"""Values of the head for a model whose configuration lacks them."""
+"""Configuration values of a new head for a model whose own configuration lacks them."""
 
 
 def new_head_config(
     options: BuildOptions, text: Any, shape: KVShape, max_positions: int | None
 ) -> Eagle3Config:
-    """Return the configuration of a new draft head. `text`: configuration of the stage's decoder;
-    `shape`: shape of its keys and values.
+    """Return the configuration of a new draft head for a stage's model. `text`: `transformers`
+    configuration of the stage's decoder; `shape`: KV shape of its layers; `max_positions`: context
+    length, if known.
     """
     hidden, vocab = int(text.hidden_size), int(text.vocab_size)
     num_layers, num_heads = int(text.num_hidden_layers), int(text.num_attention_heads)
@@ -57,8 +58,8 @@ def new_head_config(
 def exchange_of(
     options: BuildOptions, engine: Engine, config: Callable[[KVShape], Eagle3Config]
 ) -> HeadExchange | None:
-    """Return what exchanges the draft head of an engine whose pool has a layer for one. `config`:
-    of a new head, by the shape of keys and values.
+    """Return the means to exchange an engine's draft head; None if the engine does not draft with a
+    head. `config`: function that returns the configuration of a new head for a KV shape.
     """
     if not isinstance(engine, LMEngine) or not isinstance(engine.speculation, Speculation):
         return None
@@ -72,7 +73,7 @@ def exchange_of(
 
 
 class DraftHeads(HeadExchange):
-    """Exchange of the draft head of a batch loop between two passes."""
+    """Exchange of the draft head of an `LMEngine`, between two of its steps."""
 
     def __init__(
         self,
@@ -116,16 +117,16 @@ class DraftHeads(HeadExchange):
         return in_dtype(head, self._dtype)
 
     def use(self, prepared: object, version: int) -> None:
-        """Draft with a prepared head from the next pass on; with None, with the one of the
-        start.
+        """Draft with a head from `prepare` from the next step on; None restores the head with which
+        the stage started.
         """
         self._drafter.exchange(self._first if prepared is None else cast(Eagle3Head, prepared))
         self._speculation.on_new_head(version)
 
 
 class StoredHeads(HeadExchange):
-    """Versions in the trainer's folder, which it holds for others to read and does not draft
-    with.
+    """Exchange of the trainer, which drafts nothing: serves packed heads from its folder to other
+    workers.
     """
 
     def __init__(self, folder: Path, config: Eagle3Config) -> None:
@@ -136,7 +137,9 @@ class StoredHeads(HeadExchange):
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Raises: ConfigError if the head is damaged, or has another hash."""
+        """Check a packed head and discard it. Raises: ConfigError if the head is damaged, or has
+        another hash.
+        """
         _unpack(data, sha256, self._config, torch.device("cpu"))
         return None
 
@@ -148,7 +151,9 @@ class StoredHeads(HeadExchange):
 
 
 def _unpack(data: bytes, sha256: str, config: Eagle3Config, device: torch.device) -> Eagle3Head:
-    """Raises: ConfigError if the head is damaged, or has another hash."""
+    """Return the head in packed bytes. Raises: ConfigError if the head is damaged, or has another
+    hash.
+    """
     head, found = unpack_head(data, device=device, target_hash=config.target_hash)
     if found != sha256:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""Adapters for the fake engine on any graph: every edge carries numbers computed from the numbers
-before. No weights.
+"""Stages of any graph on the fake engine, for tests: every edge carries numbers computed from the
+numbers before, without weights.
 
-The only history is an answer that the request contains: equal inputs give equal rows, so logged
-output is recomputed.
+Equal inputs give equal outputs, so a new owner of a task recomputes logged output; only an answer
+supplied by the request is history.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ SAMPLES_PER_ROW = 1920
 
 
 class _Output:
-    """Output edge of a task: converts rows of numbers to the edge's first tensor, all rows
-    together, since every chunk passes through here.
+    """Output edge of a task: converts rows of numbers to arrays of the edge's first tensor.
+    Converts all rows at once, since every chunk passes through here.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -31,7 +31,7 @@ class _Output:
         self._dtype = np.dtype(dtype)
 
     def pieces(self, rows: np.ndarray) -> list[Arrays]:
-        """Return one piece per row. Shapes: rows int32 [n, width]."""
+        """Return the arrays of one item per row. Shapes: rows int32 [n, width]."""
         values = rows.astype(self._dtype, copy=False)
         if self._tensor == "pcm":
             samples = np.tile(values, (1, -(-SAMPLES_PER_ROW // rows.shape[1])))
@@ -41,8 +41,8 @@ class _Output:
 
 
 class FakeTask(TaskAdapter):
-    """Source stages read the prompt, the others their input edges. Every output row becomes an item
-    on each edge.
+    """Adapter of a task on the fake engine. A stage without input edges reads the prompt, any other
+    stage its input edges; every output row becomes an item on each output edge.
     """
 
     def __init__(self, spec: RequestSpec, options: BuildOptions) -> None:

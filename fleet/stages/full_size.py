@@ -1,5 +1,5 @@
-"""A model at its published size with random weights, as the measurement of a device runs it: all
-stages in one process.
+"""Types for measuring a device with a model of published size and random weights, all stages in one
+process.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,8 +14,8 @@ from fleet.stages.base import BuiltStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRates:
-    """The best figures that others have published for the model: seconds of audio per second, by
-    concurrent answers.
+    """Best throughput that others have published for the model. `source`: publication.
+    `audio_s_per_s`: seconds of audio per second, by number of concurrent answers.
     """
 
     source: str
@@ -24,11 +24,11 @@ class PublishedRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Expectations of the full size on a GPU, where a stage has them.
+    """Results that the full-size model should reach on a GPU, by stage; a stage may be missing.
 
-    `graph_gain`: how many times faster a step of one request is as a graph; `batch_cost`: the
-    duration of a step of the largest batch, relative to a step of one request; `bytes_time`: the
-    duration of a step, relative to a copy of the bytes that it reads.
+    `graph_gain`: speedup of a step of one request by a CUDA graph; `batch_cost`: duration of a step
+    of the largest batch, relative to a step of one request; `bytes_time`: duration of a step,
+    relative to a plain copy of the bytes that it reads. `first_audio_ms`: time to first audio.
     """
 
     graph_gain: Mapping[StageName, float]
@@ -38,23 +38,26 @@ class Expected:
 
 
 class MakeRequest(Protocol):
-    """Makes a request by its number: other numbers have other prompts, and one number always the
-    same.
+    """Function that makes test requests: the same `number` always gives the same prompt, different
+    numbers give different prompts.
     """
 
     def __call__(
         self, number: int, *, num_prompt_rows: int, num_tokens: int, num_frames: int
     ) -> RequestSpec:
-        """`num_tokens`, `num_frames`: the length of the answer as text and as speech, which nothing
-        ends earlier.
+        """Return request `number`. `num_prompt_rows`: length of the prompt in positions;
+        `num_tokens`, `num_frames`: exact length of the answer as text and as speech.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSizeModel:
-    """`built`: the stages as a worker runs them on a GPU. `eager`: the stages whose steps are
-    captured graphs, built on the same weights without graphs. `weights`: the reader of each stage.
+    """A full-size model with random weights, built for a measurement.
+
+    `built`: stages as a worker runs them on a GPU. `eager`: stages that use CUDA graphs, built
+    again on the same weights without graphs. `weights`: weight reader of each stage. `request`:
+    maker of test requests.
     """
 
     name: str
@@ -69,7 +72,9 @@ class FullSizeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSizeOptions:
-    """`small`: the same architecture with small sizes. `on_built` is called after each stage."""
+    """Options of a graph's `full_size` function. `small`: build the same architecture with small
+    sizes. `on_built`: called after each stage is built.
+    """
 
     device: str
     dtype: str

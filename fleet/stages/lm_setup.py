@@ -46,10 +46,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSetup:
-    """A stage's options, checked, and its device.
+    """Checked options of an autoregressive stage with its opened device; builds the stage's reader
+    and batch loop.
 
-    `context`: positions of the model; 0: the stage limits its requests itself. `allocated_before`:
-    memory of the device in use before the stage was loaded.
+    `context`: context length of the model in positions; 0 if the stage limits its requests itself.
+    `allocated_before`: device memory in bytes that was in use before the stage was loaded.
     """
 
     options: BuildOptions
@@ -59,14 +60,14 @@ class StageSetup:
 
     @property
     def num_positions(self) -> int:
-        """The most positions of one request: the capacity of a KV pool of configured size, else
-        `context`.
+        """Most positions of one request: the capacity of the KV pool if `kv_pages` is configured,
+        else `context`.
         """
         return self.options.kv_pages * self.options.own.page_size_tokens or self.context
 
     def reader(self, is_read: Callable[[str], bool]) -> CheckpointReader:
-        """Open the checkpoint. `is_read` returns True for the names of the weights that the stage
-        reads.
+        """Open the checkpoint and return its reader. `is_read`: returns True for the names of
+        weights that the stage reads, by which loading progress is reported.
         """
         reader = CheckpointReader(
             self.options.checkpoint, device=self.where.device, dtype=self.where.dtype
@@ -89,9 +90,10 @@ class StageSetup:
     def graph_loop(
         self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False
     ) -> LMEngine[GraphTaskT]:
-        """Return the loop of a program whose decode step is a graph, captured where the device can.
+        """Return the batch loop of a program whose decode step can be captured as a CUDA graph; a
+        plain loop where the device cannot capture.
 
-        With `on_cpu`, a CPU runs the operations of the graph one by one.
+        `on_cpu`: if the device is a CPU, use the graph's operations too, run one by one.
         """
         runs_one_by_one = on_cpu and self.where.device.type == "cpu"
         can_run_graphs = runs_one_by_one or can_capture(self.where.device, self.where.dtype)
@@ -110,8 +112,8 @@ class StageSetup:
     def anchor_loop(
         self, program: SpanProgram[TaskT], num_layers: int
     ) -> tuple[LMEngine[TaskT], RouteSlot]:
-        """Return the loop of a program whose other layers are in span workers, and where it finds
-        their chain.
+        """Return the batch loop of an anchor, whose program has a span of the layers, and the slot
+        in which the loop finds its span workers. `num_layers`: layers of the whole model.
         """
         anchor, pool = self.options.anchor, self._pool(program.kv_shape, mirrored=True)
         assert anchor is not None, "not an anchor"
@@ -128,8 +130,8 @@ class StageSetup:
         ), route
 
     def _pool_and_speculation(self, program: Program[TaskT]) -> tuple[KVPool, Speculation | None]:
-        """Return the pool, which has a layer more for a draft head, and the drafters of a program
-        that verifies drafts.
+        """Return the KV pool, which has an extra layer if the program uses a draft head, and the
+        drafters; no drafters (None) without speculation.
 
         Raises: ConfigError for a draft head that does not fit the program.
         """
@@ -162,8 +164,8 @@ class StageSetup:
         return pool, Speculation(drafters, own.drafter, own.num_drafts)
 
     def _configured_head(self, shape: KVShape) -> Eagle3Head | None:
-        """Load the draft head that the deployment names. Raises: ConfigError if it does not fit the
-        stage's model.
+        """Load the draft head that the deployment names; None if it names none. Raises: ConfigError
+        if the head does not fit the stage's model.
         """
         own = self.options.speculation
         if own is None or own.head is None:
@@ -245,8 +247,8 @@ class StageSetup:
 def vllm_options(
     options: BuildOptions, num_positions: int | None, model: TappedModel | None = None
 ) -> VllmOptions:
-    """Return a stage's options for vLLM. `num_positions`: the model's context length, if it has
-    one.
+    """Return a stage's options for vLLM. `num_positions`: context length of the model, if limited;
+    `model`: model class to use instead of vLLM's own.
     """
     capacity = options.kv_pages * options.own.page_size_tokens
     return VllmOptions(
@@ -267,8 +269,8 @@ def vllm_options(
 
 
 def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
-    """Check a stage's options and open its device. `context`: see `StageSetup`. Raises:
-    ConfigError.
+    """Open a stage's device and return its setup. `context`: context length in positions, see
+    `StageSetup`. Raises: ConfigError for an unusable option.
     """
     where = open_device(
         device=options.device,
@@ -294,8 +296,11 @@ def answering_stage(
     weight_names: tuple[str, ...] = (),
     route: RouteSlot | None = None,
 ) -> BuiltStage:
-    """Return a graph's main stage, with the captures and the draft head of its model.
-    `head_config` returns the configuration of a new head.
+    """Return a graph's main stage around its engine and adapter, with support for hidden-state
+    samples and for the exchange of draft heads.
+
+    `head_config`: function that returns the configuration of a new head for a KV shape;
+    `num_layers`: function that counts the model's layers.
     """
     captures = capturing(options, num_layers)
     return BuiltStage(

@@ -26,7 +26,8 @@ Half = Literal["", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnchorOptions:
-    """The part of a model that an anchor holds, and how it computes with its span workers.
+    """Options of an anchor: its span of the model's layers, and how it computes with its span
+    workers.
 
     `returned`, `window`, `wire_dtype`, `keep_bytes`: see `SpanPassOptions`.
     """
@@ -40,12 +41,13 @@ class AnchorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Stage of a deployment as this process builds it. A setting is read from `config` or `own`;
-    the properties compute defaults that depend on the device or on other settings.
+    """Options with which this process builds one stage of a deployment.
 
-    `half`: half of a split stage that the worker serves. `anchor`: set if the stage's layers are
-    divided. `address`: address of this host, to which the other half connects. `progress`: called
-    with the loaded share of the weights, 0 to 1.
+    Settings are read from `config` (the deployment) or `own` (the stage's section); the properties
+    compute defaults that depend on the device or on other settings. `half`: half of a split stage
+    that the worker serves. `anchor`: set if the stage's layers are divided. `address`: address of
+    this host, to which the other half connects. `progress`: function called with the loaded share
+    of the weights, 0 to 1.
     """
 
     config: FleetConfig
@@ -76,9 +78,9 @@ class BuildOptions:
 
     @property
     def prefill_chunk_tokens(self) -> int:
-        """Prompt tokens of one request in one step. Processes that divide the layers compute
-        different steps at the same time, and each waits for its first one: the more processes, the
-        smaller the default.
+        """Most prompt tokens of one request in one step. The default shrinks with the number of
+        processes that divide the layers: these work on different steps at once, and smaller steps
+        fill the pipeline sooner.
         """
         own = self.own
         num_processes = 1 + (own.spans.num_workers if own.spans is not None else 0)
@@ -87,8 +89,8 @@ class BuildOptions:
 
     @property
     def kv_pages(self) -> int:
-        """KV pages of `page_size_tokens` positions; 0: as many as `gpu_memory_utilization` of the
-        device's memory holds beside the weights.
+        """Number of KV pages of `page_size_tokens` positions; 0 to fill the
+        `gpu_memory_utilization` share of the device's memory that the weights leave.
         """
         fills_gpu = self.device_kind == "cuda" and self.engine == "torch"
         return self.own.kv_pages or (0 if fills_gpu else KV_PAGES)
@@ -106,8 +108,8 @@ class BuildOptions:
 
     @property
     def speculation(self) -> SpeculationConfig | None:
-        """The stage's speculation; None where drafts cannot be verified, and for workers that
-        compute prompts only.
+        """Speculation settings of the stage; None where drafts cannot be verified, and for the
+        prefill half of a split stage.
         """
         divided = self.own.spans is not None or self.anchor is not None
         if not self.declared.verifies_drafts or divided or self.half == "prefill":
@@ -116,15 +118,17 @@ class BuildOptions:
 
     @property
     def capture_share(self) -> float | None:
-        """Share of its time that the stage may spend on captures while answers wait; None: it
-        computes none.
+        """Share of its time, 0 to 1, that the stage may spend on hidden-state samples for training
+        while answers wait; None if it computes no samples.
         """
         training = self.config.training
         return training.compute_share if training.enabled and self.declared.main else None
 
     @property
     def window_ramp(self) -> tuple[int, ...]:
-        """Window sizes of a codec stage in frames, a pure function of the frame's index."""
+        """Sizes of a codec stage's decoding windows in frames, by window index; the last size
+        repeats.
+        """
         edges = self.config.graph_declaration().edges_to(self.stage)
         ramps = [edge.name for edge in edges if edge.policy.kind == "ramp"]
         return self.config.window_ramp(ramps[0]) if ramps else (1,)

@@ -7,8 +7,8 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
 
 GREEDY_BELOW = 1e-4
-"""A lower temperature picks the highest logit anyway, and dividing float32 logits by a much lower
-one overflows.
+"""Temperature below which decoding is greedy. Lower temperatures pick the highest logit anyway, and
+dividing float32 logits by a tiny number overflows.
 """
 
 

@@ -1,6 +1,7 @@
-"""Sizes of the stages whose layers can be divided, by a checkpoint's configuration alone.
+"""Sizes of the divisible stages' models, read from a checkpoint's configuration without its
+weights.
 
-One row per stage. Knows no budget and no deployment.
+One table entry per stage. Knows no memory budget and no deployment.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,9 @@ from fleet.spans.protocol.plan import ModelSizes
 
 
 class ReadsSizes(Protocol):
-    """Function that returns the sizes of one model. Raises: ConfigError."""
+    """Function that reads the sizes of one model from a checkpoint folder; parameters as in
+    `span_sizes`. Raises: ConfigError.
+    """
 
     def __call__(
         self, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
@@ -34,7 +37,9 @@ class ReadsSizes(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedStage:
-    """Readers of a stage's model. `row_width`: numbers in one row between its layers."""
+    """Functions that read the sizes of one stage's model from a checkpoint folder. `sizes`: bytes
+    of layers and other parts; `row_width`: hidden size between layers.
+    """
 
     sizes: ReadsSizes
     row_width: Callable[[Path], int]
@@ -72,10 +77,11 @@ def span_sizes(
     num_positions: int,
     buffer_bytes: int,
 ) -> ModelSizes:
-    """Return the sizes of a stage's model. No weight is read.
+    """Return the sizes in bytes of a stage's layers and other parts. No weight is read.
 
-    `num_positions`: positions whose keys and values each process is to hold. Raises: ConfigError if
-    the stage cannot be divided, naming those that can be, or for a checkpoint that cannot be read.
+    `num_positions`: KV positions that each process has to hold. `buffer_bytes`: memory of each
+    process beside weights and KV. Raises: ConfigError if the stage is not divisible, naming the
+    stages that are, or if the checkpoint cannot be read.
     """
     return _sized(graph, stage).sizes(
         checkpoint, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes
@@ -83,8 +89,8 @@ def span_sizes(
 
 
 def span_row_width(graph: str, stage: StageName, checkpoint: Path) -> int:
-    """Return how many numbers a row between the layers of a stage's model has. Raises: ConfigError
-    as `span_sizes`.
+    """Return the hidden size between the layers of a stage's model. Raises: ConfigError as
+    `span_sizes`.
     """
     return _sized(graph, stage).row_width(checkpoint)
 
@@ -99,8 +105,8 @@ def process_sizes(
     page_size: int,
     device_kind: str,
 ) -> ModelSizes:
-    """Return the sizes of a stage's model, with the keys and values of `limits.num_positions` and
-    the buffers of their passes.
+    """Return the sizes of a stage's model as `span_sizes`, with the KV cache for
+    `limits.num_positions` and the compute buffers of each process included.
 
     Raises: ConfigError as `span_sizes`.
     """
@@ -123,8 +129,8 @@ def pass_buffer_bytes(
     limits: PassLimits,
     device_kind: str,
 ) -> int:
-    """Return the memory of a process beside its weights and its KV pool; see
-    `spans/protocol/buffers.py`.
+    """Return the bytes of memory that a process needs beside weights and KV pool: an upper bound,
+    explained in `spans/protocol/buffers.py`.
     """
     width = span_row_width(graph, stage, checkpoint)
     num_ids = max(sizes.head, sizes.embedding) // (width * dtype.itemsize)

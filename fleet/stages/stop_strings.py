@@ -22,7 +22,7 @@ class StopDetector:
         return self._trimmer.stopped
 
     def add(self, token: int) -> bool:
-        """Return True if this token completes a stop string."""
+        """Add the answer's next token; return True if it completes a stop string."""
         if self._detokenizer is None:
             return False
         self._trimmer.add(self._detokenizer.add([token]))
@@ -30,5 +30,7 @@ class StopDetector:
 
 
 def tokenizer_of(folder: Path) -> Callable[[], Tokenizer]:
-    """Return a loader that reads the folder's tokenizer once, when first called."""
+    """Return a function that returns the tokenizer of a checkpoint folder, loaded on its first
+    call.
+    """
     return cache(partial(load_tokenizer, folder))

@@ -32,7 +32,9 @@ ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the stage. Raises: ConfigError."""
+    """Build the language model's stage. Raises: ConfigError if the checkpoint or an option is
+    unusable.
+    """
     engine, names, route = (
         (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     )
@@ -54,7 +56,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
-    """Load a span for a span worker. Raises: ConfigError."""
+    """Load a span of the model's layers for a span worker. Raises: ConfigError."""
     where = prepare_stage(options).where
     layers = load_span(
         options.checkpoint, span, where.dtype, with_embedding=False, device=where.device
@@ -65,7 +67,7 @@ def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
 
 
 def count_layers(checkpoint: Path) -> int:
-    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    """Return the number of the model's decoder layers in a checkpoint. Raises: ConfigError."""
     return int(read_config(checkpoint).num_hidden_layers)
 
 
@@ -104,8 +106,9 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class TextAdapter(TaskAdapter):
-    """Adapter of a request. `positions`: the model's context length; an answer that reaches it ends
-    by its length.
+    """Adapter of a request's task: feeds the prompt and sends answer tokens to the client.
+    `positions`: context length of the model, at which an answer ends with reason length; None:
+    unlimited.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The trainer of the `text` graph: a draft head for any causal language model."""
+"""The `trainer` stage of the `text` graph: trains a draft head for any causal language model."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 @torch.no_grad()
 def _matrix_of(target: TargetParts, hidden: int, device: torch.device) -> Tensor:
-    """Return the output head's matrix [V, H], by its results for unit rows: its module differs with
-    the architecture.
+    """Return the output head's matrix [V, H] by applying the head to unit vectors, since the head's
+    module differs between architectures.
     """
     return target.head(torch.eye(hidden, device=device)).T.contiguous()

@@ -1,4 +1,4 @@
-"""The stage `trainer` of every graph: its adapter, and the engine around a new draft head of the
+"""The `trainer` stage of every graph: its adapter, and the engine that trains a draft head for the
 graph's main stage.
 """
 
@@ -41,10 +41,12 @@ def build_trainer(
     head_VH: Tensor | None = None,
     norm_H: Tensor | None = None,
 ) -> BuiltStage:
-    """Build the stage around a new head; the trainer continues the fleet's last checkpoint instead,
-    if there is one.
+    """Build the `trainer` stage around a newly initialised head; once running, the trainer
+    continues from the fleet's last checkpoint if there is one.
 
-    `head_VH`, `norm_H`: the target's output head and final norm, with which the new head begins.
+    `config`: configuration of the head. `target`: parts of the main stage's model. `end_ids`: end
+    tokens, which the draft vocabulary always has. `head_VH`, `norm_H`: output head and final norm
+    of the main stage's model, from which the head is initialised.
     """
     given, folder = options.config.training, options.config.drafts_dir
     vocabulary = choose_vocabulary([], sorted(end_ids), config.draft_vocab_size, config.vocab_size)
@@ -82,7 +84,9 @@ def build_trainer(
 
 
 class TrainerAdapter(TaskAdapter):
-    """Adapter of a capture: hidden states in, the acknowledgement out."""
+    """Adapter of a hidden-state sample in the trainer: takes hidden states, and sends the
+    acknowledgement.
+    """
 
     def __init__(self, spec: RequestSpec) -> None:
         self._spec = spec

@@ -1,5 +1,5 @@
 """Statistics, traces and views of the fleet, for operators. Data only; no decision depends on it.
 
-`counts` and `vitals` are what processes count and publish; `trace`, `views` and `routes` are what
-operators read.
+`counts` and `vitals` hold the statistics that processes publish; `trace`, `views` and `routes` hold
+the structures that operators read.
 """

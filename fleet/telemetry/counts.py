@@ -1,4 +1,5 @@
-"""Counts of one process: chunk latencies, pulls by edge, and the arrivals at one task.
+"""Counters of one process: chunk latencies, pulls (reads of another worker's memory) by edge, and
+chunk arrivals at one task.
 
 Histogram buckets are fixed, so the counts of many workers add up. Pure. Knows no clock and no
 transport: latencies are exact on one machine; between machines they include the difference of the
@@ -16,18 +17,22 @@ from fleet.telemetry.trace import Receipt
 
 PER_DECADE = 20
 BOUNDS_US = tuple(round(100 * 10 ** (step / PER_DECADE)) for step in range(5 * PER_DECADE + 1))
-"""Upper bounds, from 0.1 ms to 10 s, each 12 % above the last; longer durations count as 10 s."""
+"""Upper bounds of the histogram buckets in microseconds, from 0.1 ms to 10 s, each 12 % above the
+last. Longer durations count as 10 s.
+"""
 SEPARATOR = ","
 KV = "kv"
-"""Name under which pages of a split stage are counted; they belong to no edge."""
+"""Name under which pulls of KV pages between the halves of a split stage are counted, as such pages
+belong to no edge.
+"""
 RECEIVED = "received"
-"""Metadata name of receipts in a task's hash. The epoch is appended, since a task may have several
-owners.
+"""Prefix of the field in a task's hash that stores its `Receipts`. The epoch is appended, since a
+task may have several owners.
 """
 
 
 def bound_of(us: float) -> int:
-    """Return the index of a duration among the bounds."""
+    """Return the index in `BOUNDS_US` of the bucket of a duration in microseconds."""
     return min(bisect_left(BOUNDS_US, us), len(BOUNDS_US) - 1)
 
 
@@ -54,13 +59,13 @@ class LatencyCounts:
         return LatencyCounts([left + right for left, right in pairs])
 
     def __sub__(self, earlier: "LatencyCounts") -> "LatencyCounts":
-        """Return the counts added since `earlier`."""
+        """Return the counts added since `earlier`, an older copy of this histogram."""
         pairs = zip(self.counts, earlier.counts, strict=True)
         return LatencyCounts([new - old for new, old in pairs])
 
     def percentile_us(self, percent: float) -> int | None:
-        """Return the bound that `percent` of the durations do not exceed, up to 12 % too large;
-        None if nothing was counted.
+        """Return the upper bound of the bucket that contains this percentile, in microseconds: at
+        most 12 % too large. Returns None if nothing was counted.
         """
         wanted, seen = self.total * percent / 100, 0
         if not self.total:
@@ -92,7 +97,9 @@ class LatencyCounts:
 
 
 class PullCounts(msgspec.Struct, kw_only=True):
-    """Pulls (reads of another worker's memory) of one edge since the worker joined."""
+    """Pulls (reads of another worker's memory) for one edge since the worker joined. `durations`:
+    histogram of the durations of successful pulls.
+    """
 
     num_pulls: int = 0
     num_bytes: int = 0
@@ -106,7 +113,7 @@ class PullCounts(msgspec.Struct, kw_only=True):
 
 
 class PullTally:
-    """Counts of one worker, by edge."""
+    """Counter of one worker's pulls (reads of another worker's memory), by edge."""
 
     def __init__(self) -> None:
         self._counts: dict[str, PullCounts] = {}
@@ -121,7 +128,7 @@ class PullTally:
         self._of(edge).num_failed += 1
 
     def counts(self, in_flight: dict[str, int]) -> dict[str, PullCounts]:
-        """Return the counts of each edge. `in_flight`: number of current pulls by edge."""
+        """Return the pull counts by edge. `in_flight`: number of pulls in progress by edge."""
         for edge in in_flight:
             self._of(edge)
         for edge, counts in self._counts.items():
@@ -134,8 +141,9 @@ class PullTally:
 
 @dataclass(slots=True)
 class Receipts:
-    """Arrivals at one owner of a task, by input edge, reported once, when the ownership ends.
-    Chunks read from the log when the task was opened have no arrival and do not count.
+    """Statistics of chunk arrivals and pulls at one owner of a task, by input edge; reported once,
+    when the ownership ends. Chunks that were read from the log when the task was opened have no
+    arrival time and are not counted.
     """
 
     _receipts: dict[EdgeName, Receipt] = field(default_factory=dict[EdgeName, Receipt])
@@ -160,7 +168,9 @@ class Receipts:
         self._of(edge).num_failed_pulls += 1
 
     def line(self, worker: WorkerId) -> bytes | None:
-        """Encode the receipts for the trace; None if there are none."""
+        """Encode the statistics as JSON for the trace; None if no chunk arrived. `worker`: the
+        owner of the task.
+        """
         for edge, receipt in self._receipts.items():
             receipt.worker = worker
             receipt.hop_mean_us = self._latencies_us[edge] // max(1, receipt.num_chunks)

@@ -1,5 +1,5 @@
-"""Routes of divided models as the console, `fleet status` and metrics show them, from the views of
-the workers. Pure.
+"""Routes of divided models, as the console, `fleet status` and the metrics show them. Computed from
+the views of the workers; no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +15,15 @@ NOT_NEEDED = "its anchor accepts no tasks, and needs no span workers"
 
 
 class HopView(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of a route. `worker`: "" for a span that no worker of the route has; then all else
-    but `span` is empty.
+    """A process of a route, with its step statistics. If no worker of the route has `span`,
+    `worker` is "" and every other field is empty.
 
-    `num_passes`, `num_rows` and the bytes count since it joined; see `SpanFigures`. Times are means
-    per step over its last `num_recent` steps, in microseconds, None before the first; see
-    `PassSums`. `share`: part of a step's time, in percent; None until all processes of the
-    route have computed. `computes_most`: True if no process computes longer for a step: a span to
-    shrink.
+    `num_passes` (steps), `num_rows` (positions), `received_bytes` and `sent_bytes` count since the
+    process joined the fleet; see `SpanFigures`. `rows_per_pass` and the times `*_us` (microseconds)
+    are means per step over the last `num_recent` steps, None before the first step; see `PassSums`.
+    `share`: percentage of a step's duration spent in this process; None until all processes of the
+    route have computed a step. `computes_most`: True for the process with the longest computation
+    per step, whose span should shrink.
     """
 
     span: str
@@ -44,18 +45,18 @@ class HopView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def busy_us(self) -> int:
-        """The time of a pass in this process, which no other process shares."""
+        """Time of a step in this process, in microseconds: waiting, computing and sending."""
         return (self.computed_us or 0) + (self.waited_us or 0) + (self.sent_us or 0)
 
 
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
-    """The route of an anchor. `hops`: the processes of the route, the anchor included, in the order
-    of the layers.
+    """The route of one anchor. `hops`: the processes of the route, the anchor included, in the
+    order of their layers.
 
-    `gap`: why the anchor cannot compute, with every missing range of layers; "" if it can. Times
-    are microseconds, means over the anchor's last steps, None until all processes have computed:
-    `pass_us`, duration of a step; `between_us`, its part in no process: on the network, and until
-    the receiver's kernel has delivered it.
+    `gap`: why the anchor cannot compute, with every missing range of layers; "" if it can.
+    `pass_us`: mean duration of the anchor's last steps, in microseconds. `between_us`: the part of
+    `pass_us` outside all processes, on the network or in the receiver's kernel. The two times are
+    None until all processes of the route have computed a step.
     """
 
     stage: StageName
@@ -67,18 +68,18 @@ class RouteView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_us(self) -> int:
-        """The longest time of a pass in one process."""
+        """Longest step time of any process of the route, in microseconds."""
         return max(hop.busy_us for hop in self.hops)
 
     @property
     def num_recent(self) -> int:
-        """Passes over which the anchor's times are means."""
+        """Number of steps over which the anchor's mean times are taken."""
         return next(hop.num_recent for hop in self.hops if hop.is_anchor)
 
 
 class UnusedSpanWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A span worker without a place in a route, and why. `span`: the one that it has loaded; "" for
-    none.
+    """A span worker that belongs to no route, and the reason. `span`: the layers that it has
+    loaded; "" if it has loaded no layers.
     """
 
     worker: WorkerId
@@ -89,14 +90,14 @@ class UnusedSpanWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanRoutes(msgspec.Struct, frozen=True, kw_only=True):
-    """The routes of all anchors, and the span workers that are in none."""
+    """The routes of all anchors, and the span workers that belong to no route."""
 
     routes: tuple[RouteView, ...]
     unused: tuple[UnusedSpanWorker, ...]
 
 
 def routes_of(workers: Sequence[WorkerView]) -> SpanRoutes:
-    """Return the routes of the listed workers among these."""
+    """Return the routes of all anchors among `workers`. Processes that have left are ignored."""
     listed = {
         view.id: (view, view.part) for view in workers if not view.gone and view.part is not None
     }
@@ -138,8 +139,8 @@ def _route(anchor: WorkerView, part: SpanPart, views: Mapping[WorkerId, WorkerVi
 
 
 def _compared(route: RouteView, own: PassSums) -> RouteView:
-    """Return a route whose processes have all computed passes, with their shares. `own`: the
-    anchor's last passes.
+    """Return `route` with its step times and each process's share of them. All its processes must
+    have computed a step. `own`: the anchor's sums over its last steps.
     """
     total_us = sum(hop.busy_us for hop in route.hops)
     # Not less than the sum: the processes' last passes are not quite the same ones.
@@ -161,7 +162,9 @@ def _compared(route: RouteView, own: PassSums) -> RouteView:
 
 
 def _places(anchor: SpanPart) -> list[tuple[str, WorkerId | None]]:
-    """Return the spans of workers, each with its worker; None without a route."""
+    """Return the spans of an anchor's route, each with its worker; the workers are None while the
+    anchor has no route.
+    """
     return list(
         zip(anchor.worker_spans, anchor.hops or [None] * len(anchor.worker_spans), strict=True)
     )

@@ -1,8 +1,8 @@
 """The trace of one request, and the index of requests, as operators read them. Data only; no
 decision depends on it.
 
-Units: `*_us` are microseconds since 1970, 0 if it has not happened; by Redis's clock unless stated
-otherwise. Knows no Redis and no HTTP.
+Units: `*_us` are microseconds since 1970 by Redis's clock unless stated otherwise; 0 for an event
+that has not happened. Knows no Redis and no HTTP.
 """
 
 import msgspec
@@ -17,12 +17,12 @@ STATES = (*LIVE_STATES, *END_STATES)
 
 
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter of the index of requests; empty fields (0) match everything.
+    """Filter of a list of requests. An empty or zero field matches every request.
 
-    `stage`: stage that has not finished, if the request is live; stage that failed, if it has
-    failed; else any stage.
-    `worker`: present or last owner of a task of the request. `min_ms`: least duration, so far if it
-    is live. `text`: part of the request id.
+    `stage`: stage that has not finished, for a live request; stage that failed, for a failed
+    request; any stage of the request otherwise.
+    `worker`: present or last owner of a task of the request. `min_ms`: least duration of the
+    request, for a live request until now. `text`: part of the request id.
     """
 
     state: str = ""
@@ -35,7 +35,9 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
-    """`worker`: the present or last owner, "" if it had none."""
+    """Short description of one stage's task in a list of requests. `worker`: the present or last
+    owner of the task; "" if it had no owner.
+    """
 
     stage: StageName
     state: str
@@ -43,8 +45,8 @@ class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Line of the index. `first_us`: time of the first chunk, by client edge. `code`, `error`:
-    cause of a failure.
+    """A request in a list of requests. `first_us`: time of the first chunk, by client edge.
+    `code`, `error`: code and message of the failure; "" if it has not failed.
     """
 
     id: RequestId
@@ -61,9 +63,10 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Page of the index, newest first. `next` is the `before` of the page that follows, "" at the
-    end: a filter may leave a page short or empty. `counts`: requests in the whole index, by state.
-    `now_us`: time of the read.
+    """Page of a list of requests, newest first. A filter may leave a page short or empty.
+
+    `next`: value of `before` for the following page; "" on the last page. `counts`: number of
+    requests by state, regardless of the filter. `now_us`: time at which the page was read.
     """
 
     rows: tuple[RequestRow, ...]
@@ -73,7 +76,8 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event of a trace. `worker`: the worker concerned, or "". `detail` is for people.
+    """Event in the trace of a request. `worker`: id of the worker concerned, or "". `detail`: text
+    for people, not to be parsed.
 
     `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off,
     confirmed, released, kept, attached, delivered, ended.
@@ -88,12 +92,13 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the
-    end of its ownership.
+    """Statistics of the chunks that arrived on one input edge of a task while one worker owned the
+    task, reported when that ownership ended.
 
-    Units: `hop_*_us` are chunk latencies, from the producer's time stamp to the arrival; `pull_us`
-    is the time spent in all pulls of `pull_bytes`; times between machines include the difference of
-    their clocks.
+    Units: `first_us`, `last_us`: arrival of the first and last chunk. `hop_mean_us`, `hop_max_us`:
+    chunk latency, from the producer's time stamp to the arrival. `num_pulls`, `pull_bytes`,
+    `pull_us`: number, size and total duration of the reads from the producer's memory. Times
+    between machines include the difference of their clocks.
     """
 
     edge: EdgeName
@@ -111,10 +116,12 @@ class Receipt(msgspec.Struct, kw_only=True):
 
 
 class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner`: the present or last one. `hand_off`: timings of the transfer of its decode to
-    another worker than its prefill's.
-    `cached_rows`: rows reused from the conversation's earlier turn. `deaths`: workers that died
-    over it since its last append.
+    """State and times of one stage's task in the trace of a request. `owner`: the present or last
+    owner.
+
+    `hand_off`: times of the transfer from the prefill worker to the decode worker; None without a
+    transfer. `cached_rows`: positions whose KV was reused from the conversation's earlier turn.
+    `deaths`: number of workers that died over the task since its last append.
     """
 
     stage: StageName
@@ -134,11 +141,13 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Traffic of one edge. `produced` and `consumed` count chunks; `items` counts their items
-    (tokens, frames, windows), and `rows` the rows of their first tensor (tokens, frames, samples).
-    `medium` of a client edge: text or audio; "" inside the graph.
+    """Traffic of one edge of a request. `produced` and `consumed` count chunks; `items` counts
+    tokens, frames or windows in the chunks; `rows` sums the first dimension of each chunk's first
+    tensor (tokens, frames or samples). `medium`: text or audio for a client edge; "" for an edge
+    inside the graph.
 
-    Units: `num_bytes` of the log, inline tensors included; `remote_bytes` of pulled tensors.
+    Units: `num_bytes`: size of the edge's log, inline tensors included. `remote_bytes`: size of the
+    tensors that consumers pull from the producer's memory.
     """
 
     name: EdgeName
@@ -156,8 +165,8 @@ class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Ownership of a task's KV cache by one worker, from `from_us` to `to_us` (0: still). `how`:
-    computed, or taken over.
+    """Period in which one worker owned the KV cache of a task. `to_us`: end of the period; 0 if it
+    has not ended. `how`: `computed`, or taken over from another worker.
     """
 
     stage: StageName
@@ -168,8 +177,8 @@ class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of the client's player: `played_samples` of the answer, and the number of its
-    underruns.
+    """Playback statistics that the client's player reported. `played_samples`: audio samples of the
+    answer that were played. `underruns`: number of buffer underruns. `at_us`: time of the report.
     """
 
     played_samples: int
@@ -178,8 +187,9 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """`claimed_us`: when a worker claimed the main stage's task, None if it did not; `first_us`:
-    the first output of each stage, by the clock of its machine.
+    """Times of the first outputs of a request. `claimed_us`: when a worker claimed the main stage's
+    task; None if no worker has claimed it. `first_us`: time of each stage's first output, by the
+    clock of the stage's machine.
     """
 
     claimed_us: int | None
@@ -187,17 +197,18 @@ class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Audio clip of the prompt."""
+    """An audio clip of the prompt, without its samples."""
 
     duration_s: float
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete trace of a request. `retry_of`: the request that this one repeats. `now_us`: time of
-    the read. `body`: the client's request without its audio; "" if it was not retained.
+    """Complete trace of a request. `retry_of`: id of the request that this request repeats.
+    `now_us`: time at which the trace was read. `body`: the client's request without its audio; ""
+    if it was not retained.
 
-    `prompt_ids` has one placeholder id per audio position. `events` are in order. `playback`: the
-    last report of the client.
+    `prompt_ids`: token ids of the prompt, with one placeholder id per audio position. `events`:
+    events in the order of time. `playback`: the client's last report.
     """
 
     id: RequestId

@@ -1,8 +1,8 @@
 """State of the fleet as a whole, for the console and `GET /v1/fleet/...`. Data only; no decision
 depends on it.
 
-Units: `*_us` are microseconds since 1970 on Redis's clock, 0 if it has not happened. Knows no Redis
-and no HTTP.
+Units: `*_us` are microseconds since 1970 on Redis's clock, 0 for an event that has not happened.
+Knows no Redis and no HTTP.
 """
 
 from typing import Any, Literal
@@ -25,12 +25,13 @@ class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
-    """Pulls over one edge (`kv`: pages of a split stage), counted since their workers joined.
+    """Statistics of the pulls (reads of another worker's memory) for one edge, summed over the
+    listed workers since each joined. `edge`: edge name, or `kv` for KV pages between the halves of
+    a split stage.
 
-    Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute.
-    `num_failed`: pulls that were retried, or whose tensors were recomputed. `in_flight`: current
-    pulls.
-    `durations`: one count for each of `counts.BOUNDS_US`.
+    Units: `p50_ms`, `p95_ms`: pull duration, None without a pull. `bytes_per_s`: mean of the last
+    minute. `num_failed`: pulls that were retried, or whose tensors were recomputed. `in_flight`:
+    pulls in progress. `durations`: one count for each bucket of `counts.BOUNDS_US`.
     """
 
     edge: str
@@ -45,7 +46,10 @@ class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers of one worker: `slots_used` of its arena, and the memory that peers may read."""
+    """Transfer statistics of one worker. `backend`: transport of pulls. `registered_bytes`: memory
+    that other workers may read. `used_bytes`, `slots_used`: use of its transfer arena. `in_flight`:
+    pulls in progress.
+    """
 
     worker: WorkerId
     role: str
@@ -64,20 +68,22 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """Process of a worker or gateway (its role is ""), listed for some minutes after it has gone,
-    with the statistics of its last renewal.
+    """A worker or gateway process (`role` is "" for a gateway), listed for some minutes after it
+    has ended, with the statistics of its last lease renewal.
 
     `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have),
     late (its lease has lapsed, and it is not fenced yet), left (it deregistered), died (its keeper
     saw the process end), lapsed (fenced after its lease).
-    `cause`: signal or exit status of a process that died. `hop_p50_us`: chunk latency since it
-    joined; None before the first chunk. `tasks`: tasks that it owns. `part`: part of a divided
-    model that it has. `speculation`: statistics of a worker that can verify drafts.
-    Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV
-    pool, `pages_kept` of `pages_used` cached for later turns, which have saved its engine
-    `rows_reused` positions; `slots_used` of its transfer arena; `cpu_percent` of one core. `gpu` is
-    the name of its GPU: memory used by all processes and reserved by this one, and its utilisation
-    in percent, None where the driver does not report it.
+    `cause`: signal or exit status of a process that died. `hop_p50_us`, `hop_p95_us`: chunk latency
+    since the process joined; None before the first chunk. `tasks`: tasks that the worker owns.
+    `part`: layers of a divided model that the worker has. `speculation`: statistics of a worker
+    that can verify draft tokens.
+    Units: `lease_left_s`: 0 after the end of the process. `memory_bytes`: memory of the process.
+    `cpu_percent`: percentage of one core. `pages_used`, `pages_total`: pages of the KV pool.
+    `pages_kept`: pages cached for later turns. `rows_reused`: positions whose KV was taken from
+    that cache. `slots_used`: slots of the transfer arena.
+    `gpu`: name of the GPU. `gpu_used_bytes`: memory used by all processes; `gpu_own_bytes`: memory
+    reserved by this process; `gpu_percent`: utilisation, None where the driver does not report it.
     """
 
     id: WorkerId
@@ -132,8 +138,8 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that waits for a worker to claim it. `read`: a worker has read the grant and is
-    claiming it, unless it has died.
+    """A granted task that waits for a worker to claim it. `read`: True if a worker has read the
+    grant and is about to claim it, unless that worker has died.
     """
 
     request: RequestId
@@ -145,15 +151,17 @@ class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
-    """Queue and workers of a role.
+    """Queue and workers of one role.
 
-    Units: `queue_depth` tasks granted and not claimed; `lag` tasks of `queue_depth` that no worker
-    has read yet, so the others are being claimed; `oldest_s` seconds since the oldest such task was
-    granted, 0 without one. `workers` accept tasks and have `capacity` slots; `draining`, `standby`
-    and `starting` count the others. `running` counts the tasks of all. `loaded_percent`: loaded
-    weights of the most advanced starting worker; None if no worker loads or it is not known. `gap`:
-    layers without which no worker of the stage can compute, if the role hosts spans; "" if none is
-    missing.
+    `queue_depth`: tasks granted and not claimed; `lag`: part of `queue_depth` that no worker has
+    read yet (the rest is being claimed); `oldest_s`: seconds since the oldest unclaimed task was
+    granted, 0 without one.
+    `workers`: workers that accept tasks; `capacity`: number of their slots; `draining`, `standby`,
+    `starting`: number of workers in that state. `running`: tasks running on all workers of the
+    role.
+    `loaded_percent`: percentage of its weights that the most advanced starting worker has loaded;
+    None if unknown or if no worker loads. `gap`: missing layers without which no worker of the
+    stage can compute, in a role of span workers; "" if no layer is missing.
     """
 
     role: RoleName
@@ -173,8 +181,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
 class RoleQueue(RoleView, frozen=True, kw_only=True):
     """A role with its rates and its pending grants.
 
-    Units: `in_per_s`, `out_per_s` tasks granted and claimed, over the last minute. `pending`: a
-    hundred, the oldest first.
+    Units: `in_per_s`, `out_per_s`: tasks granted and claimed per second, mean of the last minute.
+    `pending`: the oldest hundred unclaimed grants, the oldest first.
     """
 
     stage: StageName
@@ -184,8 +192,8 @@ class RoleQueue(RoleView, frozen=True, kw_only=True):
 
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was given up after workers of `stage` died over it. `readable`: this version
-    can send it again.
+    """A request that was given up after workers of `stage` died over it. `readable`: True if this
+    version of Fleet can send the request again.
     """
 
     id: RequestId
@@ -199,10 +207,12 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of the whole fleet over the `SERIES_STEP_S` from `at_us` on.
+    """Statistics of the whole fleet for one step of `SERIES_STEP_S` seconds that begins at `at_us`.
 
-    `ended` by outcome. Latencies are None without a measurement. `running`, `waiting` by role, as
-    last seen.
+    `submitted`: number of new requests. `ended`: number of ended requests, by end state. `running`,
+    `waiting`: number of tasks by role, as last seen. `task_*_ms`: task duration by stage.
+    `rtf_p95`: real-time factor (seconds to compute a second of audio). Latencies are None in a step
+    without a measurement.
     """
 
     at_us: int
@@ -225,9 +235,9 @@ SERIES_KEPT_S = 15 * 60
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs.
-    `trace`: the traceback of the exception, or of all threads of a worker that was ordered to dump
-    them.
+    """Line of the fleet's log. `id` orders the lines of all processes by arrival in Redis.
+    `process`: worker, conductor, web or jobs. `trace`: traceback of an exception, or of all threads
+    of a worker that was ordered to dump them.
     """
 
     id: str
@@ -244,8 +254,8 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter of log lines; empty fields match everything. `level`: this one and above. `text`:
-    anywhere in the message.
+    """Filter of log lines; an empty field matches every line. `level`: the lowest level to return.
+    `text`: text to find anywhere in the message.
     """
 
     text: str = ""
@@ -256,10 +266,10 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. `next` is the `before` of the page that follows, "" at the end. `newest`: the
-    id to follow the log from.
+    """Page of log lines, newest first. `next`: value of `before` for the following page; "" on the
+    last page. `newest`: id after which to follow the log.
 
-    `dropped`: lines of all processes that were lost because Redis was too slow or away.
+    `dropped`: number of lines, of all processes, that were lost because Redis was too slow or away.
     """
 
     lines: tuple[LogLine, ...]
@@ -269,7 +279,9 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """`total` 0: unknown. `note`: the last line of its output."""
+    """Progress of a background job: `done` of `total` units; `total` is 0 if unknown. `note`: last
+    line of the job's output.
+    """
 
     done: int = 0
     total: int = 0
@@ -280,10 +292,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Background job. `state`: queued, started, finished, failed, stopped, canceled, deferred or
     scheduled, as in rq; unreadable if its record is damaged.
 
-    `arguments`: arguments that differ from their defaults; None if the record names none that this
-    version can run.
-    `files`: names of the `REPORT_FILES` that it wrote. `result` is the JSON result of its function
-    once it is finished; `error` the last line of `traceback`.
+    `arguments`: the arguments that differ from their defaults; None if the record has no arguments
+    that this version of Fleet can run. `files`: names of the `REPORT_FILES` that the job wrote.
+    `result`: JSON result of a finished job. `error`: last line of `traceback`.
     """
 
     id: str
@@ -301,8 +312,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Event of the feed. `id` is the `Last-Event-ID` to continue from. `missed`: events before it
-    are gone; read the state again.
+    """Entry of the event feed. `id`: `Last-Event-ID` from which to continue. `missed`: True if
+    events before this entry are gone, so that the reader must read the whole state again.
     """
 
     id: str

@@ -17,11 +17,12 @@ Fields = Mapping[str, bytes]
 class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of one worker. A field that is None is not published.
 
-    `running`: number of tasks. `pages_kept`: pages of `pages_used` cached for later turns.
-    `rows_reused`: positions whose KV was taken from that cache. `slots_used`, `used_bytes`: use of
-    the transfer arena. `hops`: chunk latencies since the worker joined. `pulls`: counts by edge.
-    `held_head`: draft head in the worker's memory; "" withdraws it. `cpu_percent` of one core;
-    `gpu`: name of the GPU.
+    `running`: number of tasks. `pages_kept`: pages of the KV pool, among `pages_used`, that are
+    cached for later turns. `rows_reused`: positions whose KV was taken from that cache.
+    `slots_used`, `used_bytes`: use of the transfer arena. `hops`: histogram of chunk latencies
+    since the worker joined. `pulls`: statistics of reads from other workers' memory, by edge.
+    `held_head`: the draft head that the worker holds in memory for other workers to read; ""
+    removes the published field. `cpu_percent`: percentage of one core. `gpu`: name of the GPU.
     """
 
     running: int | None = None

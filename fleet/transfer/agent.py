@@ -5,9 +5,9 @@ NIXL's bindings are called without its Python wrapper, for two reasons. The wrap
 progress thread's delay at 0, which spins (0.95 of a core per idle agent, measured with 1.5.1; 0.007
 at 10 ms, at the same latency, since traffic wakes the thread). And its transfer handles keep the
 agent alive, while the end of an agent must be certain here. Descriptors are (address, length,
-device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle. Memory of a
-GPU has not been read on one: this code was run with doubles, and with a NIXL that refuses to
-register it.
+device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle. Reads of GPU
+memory have never run on a GPU: this code was tested with doubles, and with a NIXL that refuses to
+register GPU memory.
 """
 
 import hashlib
@@ -29,14 +29,16 @@ BACKEND = "UCX"
 HOST_DEVICE = 0
 DIGEST_BYTES = 16
 ADDRESS = struct.Struct("<Q")
-"""In metadata behind NIXL's own: the address of memory that the agent has registered."""
+"""Format of the memory address that follows NIXL's own metadata: an address that the agent has
+registered.
+"""
 PROGRESS_DELAY_US = 10_000
-"""The longest that the progress thread sleeps when nothing happens."""
+"""Longest sleep of NIXL's progress thread when nothing happens."""
 
 
 def check_metadata(peer: str, metadata: bytes) -> None:
-    """Raise TransferError if metadata is damaged or another agent's, before an agent is created for
-    it.
+    """Raise TransferError if metadata is damaged or does not belong to agent `peer`, before an
+    agent is created to read from it.
 
     NIXL parses any metadata, and closing an agent right after its creation may crash the process
     (UCX 1.23, shared memory).
@@ -49,7 +51,9 @@ def check_metadata(peer: str, metadata: bytes) -> None:
 
 
 def readable_address(metadata: bytes) -> int:
-    """Return the address of memory that the agent of checked metadata has registered."""
+    """Return the address of registered memory that an agent's metadata names. The metadata must
+    have passed `check_metadata`.
+    """
     (address,) = ADDRESS.unpack(metadata[-DIGEST_BYTES - ADDRESS.size : -DIGEST_BYTES])
     return address
 
@@ -85,7 +89,7 @@ class _NixlAgent(Protocol):
 
 
 class _Bindings(Protocol):
-    """The part of `nixl._bindings` in use."""
+    """The functions of `nixl._bindings` that Fleet uses."""
 
     DRAM_SEG: object
     VRAM_SEG: object
@@ -99,7 +103,9 @@ class _Bindings(Protocol):
 
 
 def load_bindings() -> _Bindings:
-    """Import NIXL. Raises: ImportError where it is not installed or its libraries are not found."""
+    """Import and return NIXL's bindings. Raises: ImportError where NIXL is not installed or its
+    libraries are not found.
+    """
     # Read by UCX and NIXL when they are loaded, and by nothing else. Their error lines would
     # repeat, for every dead peer, what TransferError says once. `setdefault` keeps the operator's
     # setting, to debug the transport itself.
@@ -114,8 +120,8 @@ def load_bindings() -> _Bindings:
 
 
 def has_cuda_transports() -> bool:
-    """Return True if an installed package of NIXL contains UCX's transports for the memory of GPUs.
-    Imports nothing.
+    """Return True if an installed NIXL package contains UCX's transports for GPU memory. Imports
+    nothing.
     """
     installed = (
         package.files or () for package in distributions() if package.name.startswith("nixl")
@@ -126,9 +132,9 @@ def has_cuda_transports() -> bool:
 class Agent:
     """A NIXL agent over regions of memory, with its progress thread.
 
-    Invariants: after `close` no read that it started can write to the memory. Nothing less ensures
-    that: with NIXL 1.5.1 over TCP, a read in progress completes even after its handle was released
-    and the remote agent removed.
+    Invariants: after `close`, reads that the agent started can no longer write to the memory. No
+    other call ensures that: with NIXL 1.5.1 over TCP, a read in progress completes even after its
+    handle was released and the remote agent removed.
     Raises: TransferError from every method when NIXL fails.
     """
 
@@ -153,10 +159,10 @@ class Agent:
             self.register(region)
 
     def register(self, region: Memory) -> None:
-        """Make a region readable by peers and a destination of reads; metadata returned earlier
-        does not contain it.
+        """Register a memory region, which peers may then read and into which reads may write.
+        Metadata returned earlier does not contain the region.
 
-        A GPU's memory is refused where UCX has no transport for it.
+        GPU memory is refused where UCX has no transport for it.
         """
         with self._translating_errors("register memory"):
             regions = [(region.address, region.length_bytes, _number_of(region.device), "")]
@@ -165,16 +171,16 @@ class Agent:
             )
 
     def metadata(self) -> bytes:
-        """Return the metadata that peers load to read from this agent, the address of memory that
-        they may read, and a digest of both and of the agent's name.
+        """Return the metadata with which peers read from this agent: NIXL's own, the address of
+        readable memory, and a digest of both and of the agent's name.
         """
         with self._translating_errors("return its metadata"):
             signed = self._open().getLocalMD() + ADDRESS.pack(self._address)
         return signed + _digest(self._name, signed)
 
     def add_peer(self, metadata: bytes) -> str:
-        """Make a peer's memory readable; return the peer's name. The metadata has passed
-        `check_metadata`.
+        """Load a peer's metadata, so that its memory can be read; return the peer's name. The
+        metadata must have passed `check_metadata`.
         """
         with self._translating_errors("load a peer's metadata"):
             return self._open().loadRemoteMD(metadata[: -DIGEST_BYTES - ADDRESS.size]).decode()
@@ -202,16 +208,16 @@ class Agent:
             return self._open().getXferStatus(handle) == self._bindings.NIXL_SUCCESS
 
     def release(self, handle: int) -> None:
-        """Forget a finished read. Releasing one in progress would not stop it."""
+        """Forget a finished read. Releasing a read in progress would not stop it."""
         with self._translating_errors("release a read"):
             self._open().releaseXferReq(handle)
 
     def close(self) -> None:
         """Close the agent with every read in progress. Idempotent.
 
-        With NIXL 1.5.1 over shared memory it did not return once, after a peer was killed: NIXL's
-        thread called `ucp_worker_arm` again and again, presumably since the peer had begun to write
-        a message.
+        With NIXL 1.5.1 over shared memory this call once did not return, after a peer was killed:
+        NIXL's thread called `ucp_worker_arm` again and again, presumably since the peer had begun
+        to write a message.
         """
         if self._nixl is None:
             return

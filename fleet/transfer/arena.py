@@ -1,5 +1,5 @@
-"""Allocation of the arena's bytes: slots of any size, counted per request. Pure arithmetic on
-offsets; knows no memory.
+"""Allocation of the bytes of an arena (registered memory from which peers read): slots of any size,
+counted per request. Pure arithmetic on offsets; knows no memory.
 """
 
 from bisect import bisect_left, insort
@@ -10,13 +10,13 @@ from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId
 
 ALIGN_BYTES = 64
-"""A cache line: slots of two requests never share one."""
+"""Alignment of slots: a cache line, so that slots of two requests never share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaSlot:
-    """A span of the arena. `generation` is unique, so the same offset with another generation is
-    another slot.
+    """A range of the arena's bytes that was allocated. `generation` is unique, so the same offset
+    with another generation is another slot.
     """
 
     offset: int
@@ -65,7 +65,10 @@ class Arena:
         return sum(slot.size_bytes for slot in self._by_request.get(request, {}).values())
 
     def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
-        """Raises: TransferError if no hole is large enough, or the request would exceed its cap."""
+        """Allocate a slot. `request`: request whose cap the slot counts against, or None for a
+        destination of reads. Raises: TransferError if no hole is large enough, or the request would
+        exceed its cap.
+        """
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         if (
             request is not None
@@ -89,7 +92,7 @@ class Arena:
         return slot
 
     def free(self, slot: ArenaSlot) -> None:
-        """Free a slot, quarantined or not, once."""
+        """Free a slot, quarantined or not. A slot may be freed only once."""
         assert self._slots.get(slot.generation) == slot, f"{slot} is not held"
         del self._slots[slot.generation]
         self._leave_request(slot)
@@ -104,13 +107,13 @@ class Arena:
         return slots
 
     def quarantine(self, slot: ArenaSlot) -> None:
-        """Keep a slot allocated while a read may still write into it."""
+        """Keep a slot allocated, without a request, while a read may still write into it."""
         assert self._slots.get(slot.generation) == slot, f"{slot} is not held"
         self._leave_request(slot)
         self._quarantined.add(slot.generation)
 
     def check(self) -> None:
-        """Raises: AssertionError naming the invariant that does not hold."""
+        """Check the invariants. Raises: AssertionError naming an invariant that does not hold."""
         spans = sorted(
             [*self._holes, *((slot.offset, slot.size_bytes) for slot in self._slots.values())]
         )

@@ -1,5 +1,5 @@
-"""Contract of a transfer: one worker publishes a tensor's bytes, another pulls them, and both
-implementations pass the contract's tests.
+"""Interface of a transfer between two workers: one publishes a tensor's bytes, the other pulls
+them. Two implementations, `nixl` and `inline`, pass the same tests.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from fleet.core.pages import Memory, Span
 
 
 class Pull(Protocol):
-    """A read in progress. Poll it; the engine's loop never waits for it."""
+    """A read of one tensor in progress. Poll it; the engine's loop never waits for it."""
 
     def poll(self) -> bytes | None:
-        """Return the verified bytes once they have arrived, else None. Raises: TransferError at the
-        deadline or on a mismatch.
+        """Return the tensor's bytes, verified, once they have arrived, else None. Raises:
+        TransferError at the deadline or if the bytes are not the published ones.
         """
         ...
 
@@ -28,7 +28,7 @@ class Pull(Protocol):
 
 
 class BlockRead(Protocol):
-    """A read of blocks in progress. Poll it; the engine's loop never waits for it.
+    """A read of KV blocks in progress. Poll it; the engine's loop never waits for it.
 
     The bytes are not verified, since blocks have neither generation nor checksum: the lender keeps
     them unchanged until the reader confirms, and the reader uses them only if they were still lent
@@ -37,8 +37,8 @@ class BlockRead(Protocol):
 
     @property
     def settled(self) -> bool:
-        """True once nothing can write to the destination any more; until then it must not be used
-        for anything else.
+        """True once nothing can write to the destination any more; until then the destination must
+        not be used for anything else.
         """
         ...
 
@@ -54,14 +54,15 @@ class BlockRead(Protocol):
 
 
 class Transfer(Protocol):
-    """Transfer end of one worker. Not thread-safe.
+    """A worker's end of the transfer of tensors to and from its peers. Not thread-safe.
 
-    Memory: `publish` copies into a slot of an arena registered once at start. The slots of a
-    request are freed by `release`.
+    Memory: `publish` copies a tensor into a slot of an arena, which is registered once at the
+    start. `release` frees the slots of a request.
     """
 
     def register(self, memory: Memory) -> bool:
-        """Allow reads of blocks from and into this memory; return False if this transfer cannot.
+        """Allow peers to read blocks from this memory, and reads of blocks to write into it; return
+        False if this transfer cannot.
 
         Call before `metadata` and before any pull.
         """
@@ -69,19 +70,20 @@ class Transfer(Protocol):
 
     @property
     def shares_memory(self) -> bool:
-        """True if memory was registered."""
+        """True if `register` has registered memory."""
         ...
 
     def metadata(self) -> bytes:
-        """Return the metadata that peers need to pull from here, stored in the worker's Redis hash.
-        Never loaded as a pickle.
+        """Return the metadata that peers need to read from this worker, stored in the worker's
+        Redis hash. Never loaded as a pickle.
         """
         ...
 
     def publish(
         self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview
     ) -> WireTensor:
-        """Make a tensor pullable. Raises: TransferError when the arena (or the request's cap) is
+        """Make a tensor available to peers; return its reference, or the tensor itself where the
+        transfer sends it inline. Raises: TransferError when the arena (or the request's cap) is
         full.
         """
         ...
@@ -113,8 +115,8 @@ class Transfer(Protocol):
         ...
 
     def stalled_peers(self) -> list[WorkerId]:
-        """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` if
-        one is gone for good.
+        """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` for
+        a peer that is gone for good.
         """
         ...
 
@@ -134,7 +136,7 @@ class Transfer(Protocol):
 
     @property
     def registered_address(self) -> int:
-        """Address of the first byte that peers may read; 0 without any."""
+        """Address of the first byte that peers may read; 0 if peers may read nothing."""
         ...
 
     @property
@@ -144,7 +146,7 @@ class Transfer(Protocol):
 
     @property
     def backend(self) -> str:
-        """Name of the transport, for display."""
+        """Name of the transport (for example `redis`), for display."""
         ...
 
     def close(self) -> None: ...

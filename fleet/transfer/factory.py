@@ -1,5 +1,5 @@
-"""Choice of a worker's transfer. NIXL is imported only when one is opened, so that a fleet without
-it starts.
+"""Choice of a worker's transfer. NIXL is imported only when a NIXL transfer is opened, so that a
+fleet without NIXL starts.
 """
 
 import logging
@@ -17,10 +17,11 @@ log = logging.getLogger(__name__)
 def open_transfer(
     kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL
 ) -> Transfer:
-    """Open the worker's transfer: `nixl`, `redis` (inline in chunk headers), or `auto`: NIXL where
-    it starts, else inline.
+    """Open a worker's transfer. `kind`: `nixl`, `redis` (inline in chunk headers), or `auto` (NIXL
+    where it starts, else inline). `request_cap_bytes`: largest part of the arena for one request;
+    `reach`: peers that may connect.
 
-    Raises: ConfigError for another kind, or `nixl` where it does not start.
+    Raises: ConfigError for any other kind, or for `nixl` where NIXL does not start.
     """
     if kind == "redis":
         return InlineTransfer(agent, arena_bytes, request_cap_bytes)

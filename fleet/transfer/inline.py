@@ -13,11 +13,11 @@ from fleet.transfer.base import BlockRead, Pull
 from fleet.transfer.memory import flat_bytes
 
 REDIS = "redis"
-"""Name of this transport."""
+"""Value of `Transfer.backend` for this transport."""
 
 
 class InlineTransfer:
-    """Implements `base.Transfer` without pulls. Its bounds are the bounds of an arena, so that both
+    """Implements `base.Transfer` without pulls. Applies the size limits of an arena, so that both
     implementations refuse the same tensors.
     """
 
@@ -49,7 +49,7 @@ class InlineTransfer:
         )
 
     def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
-        """Do nothing: peers are never read from."""
+        """Do nothing, since this transfer never reads from peers."""
 
     def read_blocks(
         self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float

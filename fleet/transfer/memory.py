@@ -1,8 +1,8 @@
-"""The arena's memory, and the layout of a slot: a header with the generation, then the tensor.
+"""Memory of an arena, and the layout of a slot: a header with the generation, then the tensor.
 Knows no NIXL.
 
-A read copies header and tensor together; a private copy is verified, so that late writes cannot
-change it.
+A read copies header and tensor together; a private copy of both is verified, so that late writes
+cannot change it.
 """
 
 import ctypes
@@ -18,12 +18,14 @@ from fleet.core.pages import Memory
 from fleet.transfer.arena import ArenaSlot
 
 HEADER = struct.Struct("<QQ")
-"""Generation, tensor length in bytes. A wiped header is zero, which is no generation."""
+"""Slot header: generation, and length of the tensor in bytes. A wiped header is zero, which is no
+valid generation.
+"""
 
 
 def flat_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> memoryview:
-    """Return a tensor's bytes as one flat view, whose size is checked before anything is allocated
-    for it.
+    """Return a tensor's bytes as one flat view, after checking that their number matches `dtype`
+    and `shape`.
     """
     view = memoryview(data)
     assert view.nbytes == math.prod(shape) * DTYPE_BYTES[dtype], (
@@ -42,8 +44,8 @@ class HostMemory:
     """Page-aligned buffer, registered once and kept for a worker's lifetime."""
 
     def __init__(self, length_bytes: int, *, huge_pages: bool = False) -> None:
-        """`huge_pages`: use them where the kernel allows it: a read in the host's memory is up to
-        three times as fast then.
+        """Allocate the buffer. `huge_pages`: use huge pages where the kernel allows it; reads
+        within the host are then up to three times as fast.
         """
         self._map = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -58,7 +60,9 @@ class HostMemory:
         return Memory(self.address, self.length_bytes)
 
     def seal(self, slot: ArenaSlot, source: memoryview) -> int:
-        """Copy a tensor's flat bytes into a slot under their header; return their checksum."""
+        """Copy a tensor's flat bytes `source` into a slot, after a header with the slot's
+        generation; return the checksum of the bytes.
+        """
         start = slot.offset + HEADER.size
         # The header is written last: until then, readers of the slot's former content are refused.
         self.wipe(slot)
@@ -67,14 +71,16 @@ class HostMemory:
         return zlib.crc32(source)
 
     def wipe(self, slot: ArenaSlot) -> None:
-        """Make later reads of this slot fail, without changing its tensor."""
+        """Clear the header of a slot, so that later reads of it fail; the tensor's bytes are
+        unchanged.
+        """
         HEADER.pack_into(self.view, slot.offset, 0, 0)
 
     def open(self, slot: ArenaSlot, ref: TensorRef) -> bytes:
-        """Copy what a read of `ref` has written to `slot`, and verify it.
+        """Return a verified copy of the tensor that a read of `ref` has written to `slot`.
 
-        Raises: TransferError if the producer's slot was freed or reused, or the bytes are not those
-        that were published.
+        Raises: TransferError if the producer's slot was freed or reused, or the bytes are not the
+        published ones.
         """
         generation, length_bytes = HEADER.unpack_from(self.view, slot.offset)
         start = slot.offset + HEADER.size

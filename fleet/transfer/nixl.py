@@ -1,9 +1,9 @@
-"""A worker's end of NIXL: one arena holds the tensors that it publishes and the tensors that it
-pulls.
+"""A worker's end of NIXL: one arena holds the tensors that the worker publishes and the tensors
+that it pulls.
 
 NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and
-checksum are right. There are two kinds of agent: one that peers read from, named and living like
-the worker, and one per peer that it reads from.
+checksum are right. There are two kinds of agent: one from which peers read, with the worker's name
+and lifetime, and one per peer from which this worker reads.
 """
 
 import time
@@ -21,7 +21,7 @@ from fleet.transfer.reach import LOCAL, Reach
 
 
 class NixlTransfer:
-    """See `base.Transfer`.
+    """Implements `base.Transfer` by NIXL.
 
     Invariants: a slot is in use only while a request has published it or a read may write to it.
     Raises: ImportError where NIXL is missing, TransferError where it does not start.

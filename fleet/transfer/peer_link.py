@@ -1,10 +1,10 @@
-"""Reads from one peer, through an agent of their own: closing that agent is the only way to stop a
-late write.
+"""Reads from one peer, through a NIXL agent of their own: closing that agent is the only way to
+stop a late write.
 
-A read into the arena has a destination slot, allocated by `pull` and freed when the bytes were
-copied, when the abandoned read has completed, or with the agent. A slot is quarantined while its
-read is abandoned and may still complete. A read of blocks has a destination of the caller's, who
-must not reuse it before the read is `settled`. Knows no requests.
+A read into the arena has a destination slot, which `pull` allocates. The slot is freed when the
+bytes were copied, when the abandoned read has completed, or when the agent is closed; it is
+quarantined while its read is abandoned and may still complete. A read of blocks writes to memory of
+the caller, who must not reuse it before the read is `settled`. Knows no requests.
 """
 
 import time
@@ -22,7 +22,7 @@ from fleet.transfer.reach import LOCAL, Reach
 
 FIRST_READ_BYTES = 8
 ANSWER_S = 1.0
-"""Time for which a link that closes in good order waits until the peer has answered its request to
+"""Longest time that a link which closes in good order waits for the peer's answer to its request to
 connect.
 """
 POLL_S = 0.001
@@ -45,7 +45,7 @@ class RemoteRead:
         self._link = link
 
     def advance(self) -> None:
-        """Check for completion. Raises: TransferError once the read has failed."""
+        """Check whether the read has completed. Raises: TransferError once it has failed."""
         if self.is_wanted():
             self._link.advance(self)
         if self.failure is not None:
@@ -59,14 +59,14 @@ class RemoteRead:
         return not self.settled and self.failure is None
 
     def on_landed(self) -> None:
-        """Handle the arrival of all bytes in the destination."""
+        """Handle the arrival of all bytes in the destination (hook for subclasses)."""
 
     def settle(self) -> None:
         """Record that nothing can write to the destination any more."""
         self.settled = True
 
     def on_abandoned(self) -> None:
-        """Handle the abandonment of a read that may still complete."""
+        """Handle the abandonment of a read that may still complete (hook for subclasses)."""
 
 
 class NixlPull(RemoteRead):
@@ -113,11 +113,11 @@ ReadT = TypeVar("ReadT", bound=RemoteRead)
 
 
 class PeerLink:
-    """Reads from one peer, until `close`.
+    """Connection to one peer and all reads from it, until `close`.
 
-    A read of some bytes begins with the link: once it ends, the peer has answered the request to
-    connect. A peer that receives that request after this end is closed crashes: UCX 1.23 handles
-    the error by a configuration that the endpoint does not have.
+    Opening a link begins a read of some bytes: once this read ends, the peer has answered the
+    request to connect. If this end closed earlier, the peer would crash when the request arrives:
+    UCX 1.23 handles the error by a configuration that the endpoint does not have.
 
     Invariants: NIXL may still be writing for `reads`, which is empty after `close`.
     """
@@ -132,7 +132,8 @@ class PeerLink:
         more: Sequence[Memory] = (),
         reach: Reach = LOCAL,
     ) -> None:
-        """`more`: memory beside the arena that blocks are read into.
+        """Connect to the peer. `name`: name of this end's agent; `memory`: memory of the arena;
+        `more`: further memory into which blocks are read.
 
         Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
         """
@@ -156,8 +157,8 @@ class PeerLink:
             raise
 
     def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
-        """Begin a read. Raises: TransferError when the arena is full, or NIXL refuses the read,
-        which closes the link.
+        """Begin to read a tensor into a slot of the arena. Raises: TransferError when the arena is
+        full, or when NIXL refuses the read, which closes the link.
         """
         num_bytes = stored_bytes(ref.length_bytes)
         slot = self.arena.allocate(num_bytes)
@@ -169,7 +170,9 @@ class PeerLink:
         return self._track(NixlPull(self, ref, slot, handle, deadline_s))
 
     def read_blocks(self, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
-        """Begin a read into memory that the caller reserves; otherwise as `pull`."""
+        """Begin to read blocks into memory that the caller reserves. Raises: TransferError when
+        NIXL refuses the read, which closes the link.
+        """
         return self._track(
             NixlBlockRead(
                 self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s
@@ -188,7 +191,7 @@ class PeerLink:
         return read
 
     def advance(self, read: RemoteRead) -> None:
-        """End a wanted read if it has completed or reached its deadline."""
+        """End a read that is still wanted, if it has completed or reached its deadline."""
         if self._has_landed(read):
             read.on_landed()
             self._end(read)
@@ -212,14 +215,18 @@ class PeerLink:
                 self._end(read)
 
     def close_in_order(self, reason: str) -> None:
-        """Close once the peer has answered, or after `ANSWER_S`. Idempotent."""
+        """Close the link once the peer has answered the request to connect, or after `ANSWER_S`.
+        Idempotent.
+        """
         deadline_s = time.monotonic() + ANSWER_S
         while not self.closed and not self._is_answered() and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
         self.close(reason)
 
     def _is_answered(self) -> bool:
-        """Return True if the peer has answered the request to connect, or cannot any more."""
+        """Return True if the peer has answered the request to connect, or can no longer answer
+        it.
+        """
         if self._first_read is None:
             return True
         try:
@@ -232,7 +239,7 @@ class PeerLink:
         return True
 
     def close(self, reason: str) -> None:
-        """Close the agent, then settle every read; wanted ones fail. Idempotent."""
+        """Close the agent, then settle every read; reads that are still wanted fail. Idempotent."""
         self.closed = True
         self._agent.close()
         for read in self.reads:
@@ -242,7 +249,7 @@ class PeerLink:
         self.reads.clear()
 
     def _has_landed(self, read: RemoteRead) -> bool:
-        """Return True if NIXL has completed a read. A failed one closes the link, since its
+        """Return True if NIXL has completed a read. A failed read closes the link, since its
         connection is gone.
         """
         try:

@@ -1,8 +1,8 @@
-"""Test of NIXL on this host: an agent reads from a second agent here, and from listed workers. Run
-as a module.
+"""Test of NIXL on this host: an agent reads from a second agent in this process, and from workers
+of the fleet. Run as a module.
 
-A flaw of a transport may hang or end a process, so the caller kills this one after `LIMIT_S`. Knows
-no Redis.
+A flaw of a transport may hang or end a process, so the caller runs this test in a process that it
+kills after `LIMIT_S`. Knows no Redis.
 """
 
 import os
@@ -25,15 +25,17 @@ SELF = "this host"
 
 
 class ProbePeer(msgspec.Struct, frozen=True):
-    """A worker whose memory is read: its NIXL metadata, and an address in its registered memory."""
+    """A worker from which the test reads: its NIXL metadata, and an address in its registered
+    memory.
+    """
 
     metadata: bytes
     address: int
 
 
 class ProbeOrder(msgspec.Struct, frozen=True):
-    """Order to the probe process. `interface`: value of `transfer.interface`. `peers`: peers by
-    worker id.
+    """Input of the test process. `interface`: value of `transfer.interface`. `peers`: workers to
+    read from, by worker id.
     """
 
     interface: str | None
@@ -42,8 +44,8 @@ class ProbeOrder(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """Result of a probe. `failures`: reason of each failed read, by `SELF` or worker id. `read_us`:
-    duration of the read on this host.
+    """Result of the test. `failures`: reason of each failed read, by `SELF` or worker id.
+    `read_us`: duration of the read on this host.
     """
 
     failures: dict[str, str]
@@ -51,7 +53,9 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 def run_probe(order: ProbeOrder, limit_s: float = LIMIT_S) -> ProbeResult:
-    """Run the test in a process of its own; one that does not end within `limit_s` is killed."""
+    """Run the test in a process of its own, which is killed if it does not end within `limit_s`;
+    return its result.
+    """
     command = [sys.executable, "-m", "fleet.transfer.probe"]
     try:
         done = subprocess.run(
@@ -98,7 +102,7 @@ def probe(order: ProbeOrder) -> ProbeResult:
 
 
 def _read_peers(reader: Transfer, peers: dict[str, ProbePeer]) -> dict[str, str]:
-    """Read from all peers, side by side; return the failures."""
+    """Read from all peers at the same time; return the reason of each failure, by worker id."""
     failures: dict[str, str] = {}
     reads: dict[str, BlockRead] = {}
     for worker, peer in peers.items():

@@ -1,5 +1,5 @@
-"""Network access to a worker's memory: this host only, by shared memory, or the hosts of a network.
-Checks the interface.
+"""Network access to a worker's memory: for this host only, by shared memory, or for the hosts of a
+network. Checks the configured interface.
 
 UCX has no authentication: a peer that can connect to an agent can read and write the memory of its
 process. So the agent of a local-only worker opens no network socket: its peers open its shared
@@ -29,37 +29,38 @@ RDMA_DEVICES = Path("/sys/class/infiniband")
 YAMA_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 CAP_SYS_PTRACE = 19
 LOCAL_TRANSPORTS = "posix,cma"
-"""Messages through a shared segment, and the kernel's copy between processes of one user, for
-tensors. Not `sysv`: its segments are open to the group. Not `posix` alone: a peer that is killed or
-stopped while it copies into the segment leaves an incomplete entry, and closing the agent then
-never returns (after 3 of 100 interrupted reads, with UCX 1.23).
+"""UCX transports of a local-only worker: messages through a shared segment, and the kernel's copy
+between processes of one user, for tensors. Not `sysv`: its segments are open to the group. Not
+`posix` alone: a peer that is killed or stopped while it copies into the segment leaves an
+incomplete entry, and closing the agent then never returns (after 3 of 100 interrupted reads, with
+UCX 1.23).
 """
 GPU_TRANSPORTS = "cuda_copy,cuda_ipc"
-"""Copies of a GPU's memory, within a process and between processes of one host; neither opens a
-network socket.
+"""UCX transports that copy GPU memory, within a process and between processes of one host; neither
+opens a network socket.
 """
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
-"""With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of
-4.3 MB.
+"""UCX settings with which an agent uses 0.6 MB of /dev/shm instead of 4.3 MB; in a container
+/dev/shm has 64 MiB.
 """
 LOOPBACK = "127.0.0.0/8"
 NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
 
 
 def has_rdma() -> bool:
-    """Return True if this host has a network device that reads another host's memory by itself."""
+    """Return True if this host has an RDMA network device."""
     return RDMA_DEVICES.is_dir() and any(RDMA_DEVICES.iterdir())
 
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 NO_DEVICES_USED = "all"
-"""Network devices beside `LOCAL_TRANSPORTS`, which use none."""
+"""Value of `UCX_NET_DEVICES` together with `LOCAL_TRANSPORTS`, which use no network device."""
 
 
 def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the UCX settings of an operator, without the settings that a parent process of Fleet
-    made for itself.
+    """Return the UCX settings that an operator made in `environment`, without settings that a
+    parent process of Fleet made for itself.
     """
     given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
     own = (LOCAL_TRANSPORTS, f"{LOCAL_TRANSPORTS},{GPU_TRANSPORTS}")
@@ -78,11 +79,11 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """From where peers may connect to a worker to read its memory.
+    """Network access to a worker's memory: the peers that may connect to read it.
 
     `devices`: UCX names of the network devices at which the worker accepts peers; empty if only
-    processes of this user on this host may connect. `gpu`: True if peers read GPU memory as well
-    as host memory. `address`: address of this host, as peers see it.
+    processes of this user on this host may connect. `gpu`: True if peers read GPU memory as well as
+    host memory. `address`: address of this host, as peers see it.
     """
 
     devices: tuple[str, ...] = ()
@@ -91,7 +92,7 @@ class Reach:
 
     @property
     def place(self) -> str:
-        """Identity of the host and user, which peers of a local-only worker share; empty for a
+        """Identity of host and user: a local-only worker and its peers have the same; empty for a
         worker with network access.
         """
         if self.devices:
@@ -106,8 +107,8 @@ class Reach:
         )
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the UCX settings for these peers. `given`: UCX settings that the operator has put
-        into the environment. Settings that tune transfers are kept; settings that would admit
+        """Return the UCX settings that admit only these peers. `given`: UCX settings in the
+        operator's environment. Settings that tune transfers are kept; settings that would admit
         further peers are overridden.
         """
         if self.devices:
@@ -131,8 +132,8 @@ class Reach:
         }
 
     def enforce(self) -> None:
-        """Put the settings into this process's environment, which UCX reads when an agent is
-        created.
+        """Put the UCX settings for these peers into this process's environment, which UCX reads
+        when an agent is created.
         """
         settings = self.settings(_GIVEN)
         for name, value in settings.items():
@@ -173,7 +174,9 @@ LOCAL = Reach()
 
 @cache
 def copies_between_processes() -> bool:
-    """Return True if UCX can use `cma`, by the conditions that it checks itself."""
+    """Return True if UCX can use `cma` (the kernel's copy between processes), by the conditions
+    that UCX itself checks.
+    """
     source, into = ctypes.c_uint64(1), ctypes.c_uint64(0)
     spans = [(ctypes.c_uint64 * 2)(ctypes.addressof(value), 8) for value in (into, source)]
     copy = getattr(ctypes.CDLL(None), "process_vm_readv", None)
@@ -198,8 +201,8 @@ def _capabilities() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDevices:
-    """`addresses`: the IP addresses of each interface. `rdma`: the interfaces of each RDMA device;
-    empty for InfiniBand.
+    """Network devices of this host. `addresses`: IP addresses of each interface. `rdma`: interfaces
+    of each RDMA device; empty for InfiniBand.
     """
 
     addresses: Mapping[str, tuple[IpAddress, ...]]
@@ -223,8 +226,8 @@ class HostDevices:
         return cls(addresses=addresses, rdma=rdma)
 
     def matching(self, wanted: str) -> dict[str, tuple[IpAddress, ...]]:
-        """Return the UCX devices that match an interface, RDMA device, address or network, with
-        their addresses.
+        """Return the UCX devices, with their IP addresses, that match `wanted`: an interface, RDMA
+        device, address or network.
         """
         if wanted in self.addresses:
             return {wanted: self.addresses[wanted]}
@@ -257,9 +260,11 @@ class HostDevices:
 def reach_of(
     interface: str | None, *, allow_public: bool, host: HostDevices | None = None
 ) -> Reach:
-    """Resolve `transfer.interface`, one or several with commas between them, on this host.
+    """Return the network access that `transfer.interface` configures on this host. `interface`: one
+    or more interfaces, devices, addresses or networks, separated by commas; None for this host
+    only.
 
-    Raises: ConfigError where it matches nothing here, or an interface with a public address and
+    Raises: ConfigError if `interface` matches nothing here, or has a public address and
     `allow_public` is not set.
     """
     if interface is None:

@@ -1,3 +1,3 @@
-"""A worker process: ties control, transfer, engine and stages together. `loop` is the loop on one
-screen; knows no model.
+"""A worker process: ties control, transfer, engine and stages together. `loop` has its main loop.
+Knows no model.
 """

@@ -1,5 +1,5 @@
-"""Size of a worker's arena: room for tensors and, on a split stage, for the keys and values of the
-longest prompt.
+"""Size of a worker's transfer arena: room for tensors and, on a split stage, for the keys and
+values of the longest prompt.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from fleet.transfer.memory import stored_bytes
 
 MIB = 1 << 20
 NUM_HAND_OFFS = 2
-"""Hand-offs of the longest prompt for which an arena has room by default: one is read while the
-next is written.
+"""Number of hand-offs of the longest prompt for which a default arena has room: one is read while
+the next is written.
 """
 MAX_INLINE_BYTES = 512 * MIB
 """The longest value that Redis accepts by default (`proto-max-bulk-len`)."""
@@ -24,8 +24,8 @@ MAX_INLINE_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaSize:
-    """Size of a worker's transfer arena. Units: bytes. `hand_off_bytes`: the size of the hand-off
-    of the longest prompt; 0 without a split.
+    """Sizes of a worker's transfer arena. Units: bytes. `request_cap_bytes`: the largest part that
+    one request may use; `hand_off_bytes`: keys and values of the longest prompt, 0 without a split.
     """
 
     arena_bytes: int
@@ -34,11 +34,11 @@ class ArenaSize:
 
 
 def arena_size(config: FleetConfig, stage: StageName, built: BuiltStage) -> ArenaSize:
-    """Return the configured size, or the default. Raises: ConfigError if a copy of the longest
-    prompt's rows has no room.
+    """Return the arena sizes of a stage's worker: configured ones, or defaults. Raises: ConfigError
+    if an arena cannot hold a copy of the longest prompt's keys and values.
 
-    A copy is needed even where peers read each other's pages: of a conversation's request, or if
-    pages are short.
+    A copy is needed even where peers read each other's pages in place: for a request of a
+    conversation, or if pages are short.
     """
     given, num_rows = config.transfer, config.limits.max_prompt_tokens + built.num_added_rows
     is_split = config.stage(stage).split is not None
@@ -81,8 +81,8 @@ def _refusal(
 
 
 def check_inline(config: FleetConfig, size: ArenaSize) -> None:
-    """Check that Redis accepts a hand-off, for a transfer that sends it inline. Raises:
-    ConfigError.
+    """Check that a hand-off fits into a Redis value, for a transfer that sends tensors through
+    Redis. Raises: ConfigError.
     """
     if size.hand_off_bytes > MAX_INLINE_BYTES:
         message = (

@@ -1,4 +1,4 @@
-"""Everything that one worker is made of, read by all its parts and changed by none."""
+"""Everything that one worker is made of: its parts read it, and nothing changes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from fleet.worker.process.redis_link import RedisLink
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Part of a worker that outlives its incarnations.
+    """What a worker process has loaded and configured, shared by its successive incarnations.
 
     `config`: configuration narrowed to the role. `fingerprint`: hash of the checkpoint that the
-    stage was built from; "" if there is none, like `dtype`. `route`: route of an anchor.
+    stage was built from. `fingerprint` and `dtype` are "" if there is no checkpoint. `route`: chain
+    of span workers if this worker is an anchor.
     """
 
     config: FleetConfig
@@ -49,14 +50,14 @@ class WorkerSettings:
 
     @property
     def record_fields(self) -> Mapping[str, str | bytes]:
-        """Fields of the worker's record that only an anchor has."""
+        """Fields that only an anchor adds to its worker's record in Redis."""
         return self.route.record_fields if self.route is not None else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """The settings, id, connections and transfer of one incarnation of a worker. `lease_us`: the
-    lease of its registration; the configured lease if it is None.
+    """Settings, id, connections and transfer of one incarnation of a worker. `lease_us`: lease with
+    which it registers; the configured lease if None.
     """
 
     settings: WorkerSettings

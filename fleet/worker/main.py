@@ -1,5 +1,5 @@
 """A worker process: loads its stage's weights, joins its role and serves until it is stopped. The
-graph names the builder.
+graph names the function that builds the stage.
 """
 
 import hashlib
@@ -42,10 +42,10 @@ def build_stage(
     half: Half = "",
     address: str = "127.0.0.1",
 ) -> BuiltStage:
-    """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint
-    cannot be used.
+    """Import the builder function of a stage and return the stage that it builds. Raises:
+    ConfigError in one line if the checkpoint cannot be used.
 
-    `progress` is called with the share of the weights that is loaded, 0 to 1.
+    `progress`: function that is called with the loaded share of the weights, 0 to 1.
     """
     if config.engine == "fake":
         from fleet.stages.fake import build
@@ -59,8 +59,8 @@ def build_stage(
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Hash a checkpoint's configuration and the size and first bytes of each weight file, without
-    reading them whole.
+    """Return a hash of a checkpoint's configuration and of the size and first bytes of each weight
+    file, without reading the files whole.
     """
     digest = hashlib.sha256()
     for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
@@ -83,8 +83,9 @@ def run_worker(
 ) -> None:
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError if the graph has no such role.
 
-    `when_loaded` is called with the share of the stage's weights that is loaded, repeatedly until
-    all are. `replica` chooses the device of a list.
+    `when_joined`: function that is called once the worker is registered; `when_loaded`: function
+    that is called repeatedly with the loaded share of the stage's weights, 0 to 1. `replica`:
+    number of this worker in its role, which selects its device from the configured list.
     """
     serves = config.role(role)
     config = for_role(config, serves, replica)
@@ -156,7 +157,7 @@ def load_worker(
 
 
 def run_until_stopped(process: RegisteredProcess) -> None:
-    """Run a process until SIGTERM or SIGINT."""
+    """Run a registered process until SIGTERM or SIGINT."""
 
     def stop(_signum: int, _frame: object) -> None:
         process.stop.set()

@@ -1,4 +1,6 @@
-"""Opening of one incarnation of a worker: shared memory, registration, and the loop."""
+"""Opening of one incarnation of a worker: memory that peers can read, registration in Redis, and
+the loop.
+"""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -57,8 +59,8 @@ def open_worker(context: WorkerContext) -> OpenWorker:
 def _open_session_service(
     context: WorkerContext, cached_sessions: CachedSessions
 ) -> SessionService | None:
-    """Return the service to `fleet session`, if the worker caches conversations and can copy
-    them.
+    """Return the service that `fleet session` connects to; None unless the worker caches
+    conversations and its engine can copy them.
     """
     settings, copies = context.settings, context.engine.sessions
     if not cached_sessions.is_on or copies is None:
@@ -84,7 +86,7 @@ def _follow_heads(context: WorkerContext, parts: WorkerParts, memory: HeadMemory
 
 
 def _register(context: WorkerContext, sessions: SessionService | None) -> bool:
-    """Register the worker; return True if it must stand by. Raises: VersionSkew."""
+    """Register the worker in Redis; return True if it must stand by. Raises: VersionSkew."""
     settings, transfer = context.settings, context.transfer
     fields: dict[str, str | bytes] = {
         **settings.record_fields,

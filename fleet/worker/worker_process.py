@@ -35,8 +35,8 @@ NEEDS_NIXL = (
 
 
 class WorkerProcess(RegisteredProcess):
-    """A worker that owns tasks. `when_joined` is called by each incarnation once it is
-    registered.
+    """Process of a worker that owns tasks. `when_joined`: function that each incarnation calls once
+    it is registered.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class WorkerProcess(RegisteredProcess):
         )
 
     def _check_transfer(self, transfer: Transfer) -> None:
-        """Raises: ConfigError for what cannot pass through Redis."""
+        """Check that a transfer through Redis can carry what this worker sends. Raises:
+        ConfigError.
+        """
         if transfer.backend != REDIS:
             return
         check_inline(self.config, self.arena)
@@ -153,7 +155,7 @@ class WorkerProcess(RegisteredProcess):
             self.drop_work()
 
     def _drain(self, loop: WorkerLoop, lease: Lease) -> None:
-        """Accept no new task, and finish those that end soon."""
+        """Accept no new task, and run the loop for at most `DRAIN_S` to finish tasks."""
         loop.availability.draining = True
         until = time.monotonic() + DRAIN_S
         while loop.tasks.holds_anything() and time.monotonic() < until and not lease.lost.is_set():

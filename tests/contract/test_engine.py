@@ -1,4 +1,6 @@
-"""Contract of engines: the fake, the autoregressive loop and the codec loop must behave alike."""
+"""Contract of engines: the fake engine, the autoregressive loop and the codec loop must behave
+alike.
+"""
 
 import json
 import math
@@ -170,7 +172,7 @@ def test_vllm_that_fails_for_good_stops_the_engine() -> None:
 
 @pytest.fixture(params=["fake", "autoregressive"])
 def ending(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path: Path) -> Subject:
-    """An engine whose end token, where it has one, is the first that it would draw."""
+    """An engine whose end token, if it has one, is the first token that it would sample."""
     if request.param == "fake":
         return Subject(engine=FakeEngine(max_batch=4, source=True), piece=ids)
     whole = output_of(run_lm(folders["text"]))["token"].tolist()

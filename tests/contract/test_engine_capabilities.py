@@ -1,6 +1,6 @@
-"""Contract of an engine's capabilities: hand-offs of keys and values, and cached prefixes.
+"""Contract of optional engine capabilities: hand-offs of KV caches, and cached prefixes.
 
-A test that runs for all engines skips the calls that an engine lacks: its outputs are the same.
+A test that runs for all engines skips the calls that an engine lacks: its outputs must be the same.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ from tests.stage_options import stage_options
 
 @pytest.fixture
 def lender(folders: dict[str, Path]) -> Subject:
-    """An engine whose pages other processes can read."""
+    """An engine whose KV pages other processes can read."""
     return new_subject("autoregressive", folders)
 
 
@@ -74,7 +74,7 @@ def test_exported_rows_can_be_imported_and_continued(subject: Subject, num_steps
 
 @pytest.mark.parametrize("num_steps", [1, 3])
 def test_lent_pages_can_be_read_and_imported(lender: Subject, num_steps: int) -> None:
-    """The bytes are copied as another process would."""
+    """Lent pages can be read and imported; the test copies the bytes as another process would."""
     subject, engine, pages = lender, lender.engine, pages_of(lender.engine)
     submit(subject, "a", length=20)
     whole = output_of(run_out(engine))
@@ -128,7 +128,9 @@ def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]
 
 
 def test_session_reuses_rows_without_changing_output(subject: Subject) -> None:
-    """Every turn of a session is repeated without a session, and the outputs are compared."""
+    """A session reuses rows without changing the output: every turn is repeated without a session,
+    and the outputs are compared.
+    """
     engine, kept, lengths = subject.engine, 0, (8, 12, 12, 5)
     for turn, length in enumerate(lengths):
         before = engine.stats().kv.rows_reused

@@ -1,7 +1,7 @@
-"""A gateway's connection to the fleet, and the fake in memory over which the tests of `web` run:
-both keep the same promises.
+"""Contract of a gateway's connection to the fleet, for the real one and for the fake in memory that
+the tests of `web` use.
 
-The fleet behind the real one has fake engines.
+The fleet behind the real connection has fake engines.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,7 +41,7 @@ class ConnectedFleet:
         return fake_spec_of(self.config, num_tokens=num_tokens)
 
     async def begin(self) -> tuple[RequestSpec, ClientStream]:
-        """Submit a request that is still at work after the first chunks, and read a chunk."""
+        """Submit a request that is still running after its first chunks, and read one chunk."""
         spec = self.spec(num_tokens=5_000)
         stream = await self.client.requests.submit(spec, None)
         assert (await anext(stream)).request == spec.id

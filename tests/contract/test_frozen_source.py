@@ -1,7 +1,8 @@
-"""A source frozen during a read over TCP: its late bytes are written to unused memory or not at
-all.
+"""A source process is frozen during a read over TCP: its late bytes are written to unused memory or
+not at all.
 
-Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
+Over TCP alone a read takes both processes, so that a frozen source leaves a part of the bytes in
+the sockets.
 """
 
 import time
@@ -23,8 +24,8 @@ from tests.support import wait_until
 
 MIB = 1024 * 1024
 LENGTH_BYTES = 24 * MIB
-"""More than the sender's socket holds (4 MiB): what was not sent when the source stopped stays
-unsent.
+"""Size of a read in bytes: more than the sender's socket holds (4 MiB), so that bytes remain unsent
+when the source stops.
 """
 ARENA_BYTES, PEER_ARENA_BYTES = 80 * MIB, 52 * MIB
 STEP_BYTES = MIB // 4
@@ -38,7 +39,7 @@ WANTED = pattern(SEED, LENGTH_BYTES)
 
 
 class TensorReader:
-    """A worker's end: an arena, and memory of its own for blocks."""
+    """The reading worker's transfer, with an arena, and memory of its own for blocks."""
 
     def __init__(self) -> None:
         self.transfer = NixlTransfer(
@@ -53,13 +54,17 @@ class TensorReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Destination of a read of `LENGTH_BYTES`."""
+    """Destination of a read of `LENGTH_BYTES`, filled with a pattern that shows which places are
+    overwritten.
+    """
 
     memory: HostMemory
     start: int
 
     def num_landed(self) -> int:
-        """Count the overwritten places, one per step. The last place is the last byte."""
+        """Return the number of overwritten places; one place per step is checked, and the last
+        byte.
+        """
         end = self.start + LENGTH_BYTES
         paint = bytes([PAINT]) * 8
         return sum(
@@ -68,7 +73,9 @@ class Destination:
         )
 
     def wait_until_unchanged(self) -> None:
-        """Wait until the bytes in the sockets have been written."""
+        """Wait until the destination stops changing, because the bytes in the sockets have been
+        written.
+        """
         seen: list[int] = []
 
         def same_again() -> bool:
@@ -97,7 +104,7 @@ def source() -> Iterator[PeerProcess]:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
-    """Another source of the same bytes, which is never frozen."""
+    """A second source of the same bytes, which is never frozen."""
     with peer_process(
         "nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo"
     ) as process:
@@ -132,7 +139,7 @@ def read_blocks(source: PeerProcess, reader: TensorReader) -> tuple[NixlBlockRea
 def freeze_in_mid_read(
     source: PeerProcess, reader: TensorReader, *, blocks: bool = False
 ) -> tuple[NixlPull | NixlBlockRead, Destination]:
-    """Freeze the source when a part of its bytes has arrived; a read that was too fast for that is
+    """Freeze the source once a part of its bytes has arrived; a read that was too fast is
     repeated.
     """
     small = ref_of(source.publish("small", SEED, SMALL_BYTES))
@@ -165,7 +172,7 @@ def give_up(source: PeerProcess, reader: TensorReader, read: NixlPull | NixlBloc
 
 
 def fill(transfer: NixlTransfer) -> list[range]:
-    """Publish until the arena is full; where it all lies."""
+    """Publish tensors until the arena is full; return where they lie."""
     spans: list[range] = []
     while True:
         try:
@@ -209,7 +216,9 @@ def test_late_tensor_is_written_to_quarantined_slot_only(
 def test_late_blocks_are_written_to_their_reserved_destination_only(
     source: PeerProcess, reader: TensorReader, elsewhere: tuple[PeerProcess, TensorRef]
 ) -> None:
-    """Pages have no checksum: they stay reserved until the read is settled."""
+    """Late blocks are written only to their reserved destination. KV pages have no checksum, so
+    they stay reserved until the read is settled.
+    """
     read, into = freeze_in_mid_read(source, reader, blocks=True)
     give_up(source, reader, read)
     healthy, ref = elsewhere
@@ -224,7 +233,9 @@ def test_late_blocks_are_written_to_their_reserved_destination_only(
 def test_read_from_forgotten_peer_writes_nothing(
     source: PeerProcess, reader: TensorReader, blocks: bool
 ) -> None:
-    """The destination of a forgotten peer's read is reused immediately."""
+    """A read from a forgotten peer writes nothing more, so that its destination can be reused
+    immediately.
+    """
     read, into = freeze_in_mid_read(source, reader, blocks=blocks)
     give_up(source, reader, read)
     reader.transfer.forget_peer(source.worker)

@@ -1,4 +1,4 @@
-"""Contract of hand-offs of KV blocks, on real engines and transfers: lent pages, copies, and
+"""Contract of hand-offs of KV blocks on real engines and transfers: lent pages, copies, and
 failures.
 """
 
@@ -38,12 +38,12 @@ REQUEST = RequestId("handed")
 NUM_ROWS, NUM_TOKENS = 40, 6
 DEADLINE_S, LEASE_S = 10.0, 3600.0
 NAMES = iter(range(1_000_000))
-"""Worker ids are never reused."""
+"""Numbers for worker ids, which are never reused."""
 
 
 @dataclass(slots=True, kw_only=True)
 class HandOffEnd:
-    """Engine, transfer and offers of one worker in a hand-off."""
+    """A worker's end of a hand-off: its engine, transfer and offers."""
 
     worker: WorkerId
     engine: Engine
@@ -62,7 +62,7 @@ class HandOffEnd:
         )
 
     def run(self, most_steps: int = 100) -> list[int]:
-        """Return all tokens drawn until the engine is idle."""
+        """Step the engine until it is idle; return all sampled tokens."""
         made: list[int] = []
         for _ in range(most_steps):
             made += self.step()
@@ -87,7 +87,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class EndFactory(Protocol):
-    """Opens an end of a hand-off."""
+    """Creates the workers (ends) of a hand-off."""
 
     def __call__(
         self, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32"
@@ -142,7 +142,9 @@ def ends(new_end: EndFactory, kind: str) -> Ends:
 
 
 def offered(source: HandOffEnd) -> tuple[Offer, list[int]]:
-    """Let `source` prefill the prompt, draw the first token and offer the request."""
+    """Let `source` compute the prompt and sample the first token; return its offer of the
+    request.
+    """
     source.open()
     begun: list[int] = []
     while not begun:
@@ -163,13 +165,13 @@ def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImpo
 
 
 def imported(kv_import: KVImport) -> bool:
-    """Import confirmed blocks into the engine."""
+    """Import confirmed KV blocks into the engine."""
     kv_import.enter(ImportState.CONFIRMING)
     return kv_import.import_into(REQUEST)
 
 
 def pulled(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
-    """Import the offer and wait for its blocks."""
+    """Import the offer and wait for its KV blocks."""
     kv_import = kv_import_of(offer, source, target)
     wait_until(
         lambda: kv_import.poll() or kv_import.state is not ImportState.PULLING,
@@ -314,8 +316,8 @@ def test_pages_are_copied_when_pool_is_short_of_pages(
 
 
 def memory_as_of_a_gpu(pool: KVPool) -> Memory:
-    """The pool's memory under a GPU's number, which the NIXL of a machine without one refuses to
-    register.
+    """Return the pool's memory, labelled with a GPU's number, which NIXL on a machine without that
+    GPU refuses to register.
     """
     return Memory(pool.data.data_ptr(), pool.data.nbytes, 0)
 
@@ -396,7 +398,9 @@ def test_rows_are_recomputed_when_import_finds_no_memory(
 def test_request_fails_when_memory_runs_out_after_import(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pages are the request's by then, and go with it, once."""
+    """A request fails when memory runs out after its import. Its pages then belong to the request,
+    and are freed with it, once.
+    """
     source, target = ends
     offer, begun = offered(source)
     target.open(begun)
@@ -412,8 +416,8 @@ def test_request_fails_when_memory_runs_out_after_import(
 def test_decode_worker_connects_to_each_source_once_in_advance(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that joins later too, and none twice: otherwise the first read would delay an
-    answer.
+    """A decode worker connects to each source once, in advance, also to a worker that joins later;
+    otherwise the first read would delay an answer.
     """
     met: list[tuple[str, WorkerId]] = []
     meet = NixlTransfer.connect

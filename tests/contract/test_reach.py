@@ -1,5 +1,5 @@
-"""Access to the memory of a worker: processes of its host and user by default, otherwise those on
-the configured interface.
+"""Which processes can access a worker's memory: by default processes of its host and user,
+otherwise processes on the configured interface.
 """
 
 import ipaddress
@@ -25,11 +25,11 @@ OTHER_USER = 65534
 STRANGERS = [("tcp", os.getuid())] + (
     [("shared memory", OTHER_USER), ("tcp", OTHER_USER)] if os.getuid() == 0 else []
 )
-"""Only root can become another user. A process of the same user can read any process of that user,
-with or without UCX.
+"""Readers that must be refused: (transport, user id). Only root can become another user, and a
+process of the same user can read any process of that user, with or without UCX.
 """
 SHARED_BYTES = MIB
-"""Shared memory of one agent, of the 64 MiB that a container has."""
+"""Size in bytes of one agent's shared memory; a container has 64 MiB in all."""
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,13 @@ def local_peer() -> Iterator[PeerProcess]:
 
 
 def listening(peer: PeerProcess) -> set[str]:
-    """Addresses of the peer's network sockets that others can send to."""
+    """Return the addresses of the peer's network sockets that others can send to."""
     sockets = psutil.Process(peer.pid).net_connections(kind="inet")
     return {one.laddr.ip for one in sockets if one.laddr and not one.raddr}
 
 
 def segments(peer: PeerProcess) -> list[os.stat_result]:
-    """Files of shared memory that the peer has open."""
+    """Return the files of shared memory that the peer has open."""
     opened = Path(f"/proc/{peer.pid}/fd").iterdir()
     return [link.stat() for link in opened if os.readlink(link).startswith("/dev/shm/")]
 

@@ -1,5 +1,5 @@
-"""Large payloads of span connections by real NIXL: the same frames in the same order as on the
-connection alone, or its end.
+"""Large payloads of span connections by real NIXL: the same frames arrive in the same order as on
+the connection alone, or the connection ends.
 """
 
 import socket
@@ -44,7 +44,7 @@ while True:
         if isinstance(arrival, FrameReceived):
             arrival.connection.send(arrival.frame.header, arrival.frame.payload)
 """
-"""A process that sends back what it receives."""
+"""Program of a process that sends back the frames it receives."""
 
 
 def small_blocks() -> BlockReads:
@@ -64,8 +64,8 @@ def payloads_of(sizes: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
     ids=["both", "dialer", "acceptor"],
 )
 def test_frames_of_all_sizes_arrive_whole_and_in_order(dials: bool, accepts: bool) -> None:
-    """A full ring, too large a payload and a peer that reads no blocks make payloads travel on the
-    connection.
+    """Frames of all sizes arrive whole and in order. Payloads travel on the connection if the ring
+    is full, the payload too large, or the peer reads no blocks.
     """
     sent, dialer, acceptor = (
         payloads_of(SIZES),
@@ -120,7 +120,9 @@ def test_block_that_changed_before_it_was_read_ends_the_connection(
 def test_peer_that_lives_and_cannot_be_read_is_not_read_on_later_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its route would be set up again and again."""
+    """A live peer whose memory cannot be read is not read on later connections; otherwise its route
+    would be set up again and again.
+    """
 
     def refuse(self: BlockPort, block: bytes) -> bytearray:
         raise TransferError("the kernel permits no copies")
@@ -150,8 +152,8 @@ def test_peer_that_lives_and_cannot_be_read_is_not_read_on_later_connections(
 def test_peer_that_has_ended_is_no_reason_to_do_without_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The end of its connection is behind rows that were not read yet, and more than the kernel
-    shows at a time.
+    """A peer that has ended is no reason to stop using block reads. The end of its connection is
+    behind data that was not read yet, more than the kernel shows at a time.
     """
     has_ended = threading.Event()
 
@@ -188,8 +190,8 @@ def test_closed_connection_ends_reads_and_takes_no_more_blocks() -> None:
 
 @pytest.mark.parametrize("dies_while", ["it reads", "it is read"])
 def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -> None:
-    """The peer is killed while large blocks are transferred, in either direction; the next peer is
-    then served normally.
+    """A killed peer ends its connection but not this process. The kill comes while large blocks are
+    transferred, in either direction; the next peer is then served normally.
     """
     for number in range(3):
         peer = subprocess.Popen(
@@ -227,7 +229,9 @@ def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -
 
 @given(st.lists(st.one_of(st.integers(1, 40), st.none()), max_size=60))
 def test_space_of_a_ring_is_contiguous_and_never_given_twice(steps: list[int | None]) -> None:
-    """A step of None frees the oldest range; any other step reserves that number of bytes."""
+    """Ranges reserved in a ring are contiguous, and never given twice. `steps`: number of bytes to
+    reserve, or None to free the oldest range.
+    """
     space, held = RingSpace(64), list[range]()
     for size in steps:
         if size is None:

@@ -1,4 +1,4 @@
-"""Contract of transfers between two processes: for NIXL and inline alike, then failures that only
+"""Contract of transfers between two processes, for NIXL and inline alike; then failures that only
 NIXL can have.
 """
 
@@ -35,7 +35,7 @@ TCP_ALONE = {"UCX_TLS": "tcp"}
 
 
 def finish(pull: Pull) -> bytes:
-    """Poll until the read ends. Raises: TransferError as the read did."""
+    """Poll until the read ends. Raises: TransferError if the read failed."""
     (data,) = wait_until(
         lambda: [data for data in [pull.poll()] if data is not None],
         "the read to end",
@@ -47,7 +47,9 @@ def finish(pull: Pull) -> bytes:
 def bytes_of(
     tensor: WireTensor, reader: Transfer, peer: PeerProcess, deadline_s: float = DEADLINE_S
 ) -> bytes:
-    """As a consumer gets them: from the header if they ride in it, else pulled."""
+    """Return a tensor's bytes as a consumer receives them: from the chunk header if inline,
+    otherwise by a read from the peer.
+    """
     if tensor.data is not None:
         return tensor.data
     return finish(reader.pull(ref_of(tensor), peer.metadata, deadline_s))
@@ -102,8 +104,8 @@ def open_reader(reach: Reach) -> Iterator[NixlTransfer]:
 
 @pytest.fixture(scope="module")
 def tcp_peer() -> Iterator[PeerProcess]:
-    """A peer reached over TCP alone, where a read takes both processes: a frozen peer can hold it
-    up half-way.
+    """A peer reached only by TCP, where a read takes both processes, so that a frozen peer can stop
+    it half-way.
     """
     with peer_process("nixl", "tcp@peer:5", ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
@@ -377,8 +379,8 @@ def test_read_from_dead_peer_fails_within_deadline(nixl_reader: NixlTransfer) ->
 def test_peer_survives_a_reader_that_leaves_while_it_connects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Asked to connect by a reader that is gone, UCX crashes: the reader stays until it is
-    answered.
+    """A peer survives a reader that leaves while it connects. UCX crashes if a reader that is gone
+    asks to connect, so a leaving reader waits until it is answered.
     """
     monkeypatch.setattr(peer_link, "ANSWER_S", 60.0)
     with peer_process("nixl", "asked@peer:8", ARENA_BYTES) as peer:

@@ -1,7 +1,7 @@
-"""A transfer in a process of its own, so that tests can freeze and kill it. Run as a module, it is
-that process.
+"""A transfer in a process of its own, so that tests can freeze and kill it. Run as a module, this
+file is that process.
 
-Commands and answers cross as MessagePack over a socket pair.
+Commands and answers are MessagePack over a socket pair.
 """
 
 import os
@@ -34,7 +34,7 @@ ANSWER_S = 20.0
 
 
 def pattern(seed: int, length_bytes: int) -> bytes:
-    """Return bytes that both processes can compute; they differ by seed."""
+    """Return bytes that both processes can compute from `seed`, different for each seed."""
     return random.Random(seed).randbytes(length_bytes)
 
 
@@ -44,9 +44,9 @@ def ref_of(tensor: WireTensor) -> TensorRef:
 
 
 class PeerCommand(msgspec.Struct, kw_only=True):
-    """`op`: publish, release, used, scribble (change the first byte published), republish (free and
-    refill, `rounds` times), lend (fill the first bytes of the memory that is registered beside the
-    arena).
+    """Command to a peer process. `op`: publish, release, used (count used slots), scribble (change
+    the first published byte), republish (free and refill, `rounds` times), or lend (fill the first
+    bytes of the registered memory beside the arena).
     """
 
     op: str
@@ -66,7 +66,7 @@ class PeerReply(msgspec.Struct, kw_only=True):
 
 
 class PeerProcess:
-    """The test's end of a peer. `publish` and the like wait for the peer's answer."""
+    """The test's handle of a peer process. Methods such as `publish` wait for the peer's answer."""
 
     def __init__(
         self,
@@ -85,7 +85,9 @@ class PeerProcess:
         self.unregistered = begun.unregistered
 
     def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
-        """Raises: TransferError as the peer's transfer did."""
+        """Publish the pattern of `seed` as a tensor of `request`; return its location. Raises:
+        TransferError if the peer's transfer raised it.
+        """
         answer = self.call(
             PeerCommand(
                 op="publish", request=RequestId(request), seed=seed, length_bytes=length_bytes
@@ -97,13 +99,13 @@ class PeerProcess:
         return answer.tensor
 
     def lend(self, seed: int, length_bytes: int) -> int:
-        """Write the pattern to the registered memory; return its address."""
+        """Write the pattern of `seed` to the registered memory; return its address."""
         self.call(PeerCommand(op="lend", seed=seed, length_bytes=length_bytes))
         assert self.lent is not None, "this kind of transfer lends nothing"
         return self.lent.address
 
     def release(self, request: str) -> int:
-        """Release a request; return the number of slots still in use."""
+        """Release the tensors of a request; return the number of slots still in use."""
         return self.call(PeerCommand(op="release", request=RequestId(request))).used_slots
 
     def call(self, command: PeerCommand) -> PeerReply:
@@ -166,8 +168,8 @@ def peer_process(
     env: Mapping[str, str] | None = None,
     interface: str = "",
 ) -> Iterator[PeerProcess]:
-    """Run a peer whose request cap is half its arena, and kill it at the end. `interface`: value of
-    `transfer.interface`, "" for null.
+    """Run a peer that lets one request use half of its arena, and kill it at the end. `interface`:
+    value of `transfer.interface`, "" for null.
     """
     parent_end, child_end = socket.socketpair()
     options = [str(child_end.fileno()), kind, worker, str(arena_bytes), interface]

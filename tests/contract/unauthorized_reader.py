@@ -1,8 +1,8 @@
-"""A process that is not of the fleet tries to read a worker's memory with the metadata that the
-worker registered.
+"""A process outside the fleet that tries to read a worker's memory by the metadata that the worker
+registered.
 
-Run as a module: the metadata, the address to read, the user to become and "tcp" or "shared memory";
-prints how it ended.
+Run as a module with four arguments: the metadata, the address to read, the user to become, and
+"tcp" or "shared memory". Prints how the attempt ended.
 """
 
 import os

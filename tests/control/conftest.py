@@ -1,4 +1,4 @@
-"""Fixtures of `tests/control_plane.py`."""
+"""Makes the fixtures of `tests/control_plane.py` available to the tests in this folder."""
 
 from tests.control_plane import client as client
 from tests.control_plane import control as control

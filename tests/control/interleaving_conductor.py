@@ -1,5 +1,5 @@
-"""The conductor of the interleaving check: the real `step`. The conductor reads, decides,
-executes one command at a time and watches; other processes may act in between.
+"""The conductor of the interleaving check, which drives the real `step`: it reads, decides,
+executes one command at a time, and watches leases and grants. Other processes may act in between.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from tests.control.interleaving_store import (
 from tests.control.interleaving_world import MirrorConductor, MirrorWorker, Move, World
 
 MAX_REPEATED = 2
-"""Number of already read events that may be delivered again."""
+"""Number of events, already read, that may be delivered again."""
 Steps = dict[tuple[int, ev.Event], tuple[int, tuple[Command, ...]]]
 
 
 class Conductor:
-    """Moves of the conductor. States are numbered, so that a world stores a number. `split`: the
-    stage with two roles, if any.
+    """Possible moves of the conductor. Conductor states are numbered, so that a world stores only a
+    number. `split`: stage that has two roles, if any.
     """
 
     def __init__(self, scripts: Scripts, split: int | None) -> None:
@@ -45,7 +45,7 @@ class Conductor:
         return step(state, event)
 
     def record_of(self, world: World) -> RequestRecord | None:
-        """Return the conductor's own record of the request."""
+        """Return the record of the request in the conductor's own state."""
         return self.states[world.conductor.known].requests.get(R)
 
     def moves(self, world: World) -> Iterator[Move]:
@@ -100,8 +100,8 @@ class Conductor:
         yield from self.overdue(world, early_grants=False)
 
     def overdue(self, world: World, *, early_grants: bool) -> Iterator[Move]:
-        """A delivered grant that is not claimed in time, because its worker is gone or
-        (`early_grants`) only slow.
+        """Yield a move for each grant that the conductor finds unclaimed too long: because its
+        worker is gone or, with `early_grants`, only slow.
         """
         record = self.record_of(world)
         for stage, name in enumerate(STAGES if record is not None else ()):
@@ -127,7 +127,7 @@ class Conductor:
         return f"the conductor reads {_describe(event)}", world._replace(conductor=conductor)
 
     def carry_out(self, store: Store, command: Command) -> Answer:
-        """Run the script of a command as the leader of this term, as the driver's `_call` does."""
+        """Run the script of a command as the current leader, like the driver's `_call`."""
         match command:
             case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone):
                 return self.scripts.grant(
@@ -155,13 +155,15 @@ class Conductor:
         return self._numbers[records]
 
     def comparable(self, task: TaskRecord) -> tuple[object, ...]:
-        """A task without a role is granted to its stage's first role."""
+        """Return a task record that can be compared with the hashes: a task without a role gets its
+        stage's first role.
+        """
         role = task.role or self.empty_state.first_roles.get(task.stage, RoleName(task.stage))
         return task.state, task.epoch, task.owner, role
 
 
 def read_request(store: Store) -> RequestRecord | None:
-    """The driver's `read_live` for the one request."""
+    """Read the one request of the model from the hashes, like the driver's `read_live`."""
     if store.end:
         return None
     tasks = dict(zip(STAGES, map(_record, STAGES, store.tasks), strict=True))
@@ -180,7 +182,9 @@ def _record(name: StageName, task: MirrorTask) -> TaskRecord:
 
 
 def missed_facts(store: Store) -> tuple[ev.Event, ...]:
-    """The driver's `missed_facts`."""
+    """Derive the events that a conductor missed from the hashes, like the driver's
+    `missed_facts`.
+    """
     facts: list[ev.Event] = []
     for name, task in zip(STAGES, store.tasks, strict=True):
         epoch = Epoch(task.epoch)

@@ -1,5 +1,5 @@
-"""Breadth-first search over all reachable worlds of a model: checks each, and that each leads to an
-end as it should.
+"""Breadth-first search over all reachable worlds (states) of a model. Checks each world, and that
+from each an end can be reached.
 """
 
 from abc import ABC, abstractmethod
@@ -14,15 +14,15 @@ W = TypeVar("W")
 
 
 class Broken(Exception):
-    """A forbidden state or a dead end is reachable: the message names it and the moves that lead
-    there.
+    """Raised when a forbidden state or a dead end is reachable. The message names it and the moves
+    that lead there.
     """
 
 
 @dataclass(slots=True)
 class Exploration(ABC, Generic[W]):
-    """All worlds found; `reached` is the first move into each, `before` lists its predecessors by
-    fault-free moves.
+    """Search over all reachable worlds; subclasses define what is wrong. `reached`: first move into
+    each world. `before`: predecessors of each world by fault-free moves.
     """
 
     worlds: list[W] = field(default_factory=list[W])
@@ -38,7 +38,7 @@ class Exploration(ABC, Generic[W]):
 
     @abstractmethod
     def wrong(self, world: W) -> Sequence[str]:
-        """Return what is wrong with a world."""
+        """Return what is wrong with a world, one message per fault; empty if the world is valid."""
 
     def wrong_move(self, before: W, after: W) -> str:
         """Return what is wrong with a move between two worlds; "" if it is allowed."""
@@ -46,15 +46,15 @@ class Exploration(ABC, Generic[W]):
 
     @abstractmethod
     def has_ended(self, world: W) -> bool:
-        """Return True if no move from this world matters."""
+        """Return True if the request of this world is over, so that no further move matters."""
 
     @abstractmethod
     def ended_well(self, world: W) -> bool:
         """Return True if a world that has ended has ended as it should."""
 
     def run(self, start: W, limit: int = 1_000_000) -> None:
-        """Raises: Broken with the shortest path to the failure; AssertionError if there are more
-        worlds than `limit`.
+        """Explore all worlds reachable from `start`. Raises: Broken with the shortest path to a
+        failure; AssertionError if there are more worlds than `limit`.
         """
         numbers = {start: 0}
         self._add(start, -1, "")
@@ -99,7 +99,7 @@ class Exploration(ABC, Generic[W]):
         return "\n".join(reversed(lines))
 
     def _check_every_world_leads_to_an_end(self) -> None:
-        """A good end is reached without another fault."""
+        """Check that from every world a good end can be reached without a further fault."""
         ending = [
             n
             for n, world in enumerate(self.worlds)

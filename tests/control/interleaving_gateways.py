@@ -1,9 +1,10 @@
-"""Every order in which gateways read, resume and give up one answer while Redis loses its last
-writes: mirror, moves and search.
+"""Interleaving check of gateways: every order in which two gateways read, resume and give up one
+answer while Redis loses its last writes. Contains the model of the scripts, the moves and the
+search.
 
-The mirror follows the scripts that change who reads the answer. An epoch is a number that grows
-with every script that raises one, also after a loss: the scripts take Redis's time. Two gateways
-are enough, since a third one behaves as the second.
+The model covers the scripts that change which gateway reads the answer. An epoch is a counter that
+every script raising an epoch increments, also after lost writes, since the scripts use Redis's
+time. A third gateway would behave as the second.
 """
 
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ from typing import NamedTuple
 from tests.control.interleaving_explore import Exploration
 
 HISTORY = 3
-"""Number of last writes that Redis may lose together."""
+"""Number of last writes that Redis may lose at once."""
 
 
 class ReaderStore(NamedTuple):
-    """`req:{r}:task:client`, which Redis may lose, whether the workers' tasks have finished, and
-    the notices to former readers as (gateway, epoch of the new one). `end`: "" while the request is
-    in `live`.
+    """Redis's state of one answer: the hash `req:{r}:task:client`, `finished` (whether the workers'
+    tasks have finished), `end` (how the request ended; "" while it is in `live`) and `moved`
+    (notices to former readers, as pairs of gateway and new epoch).
     """
 
     state: str = "running"
@@ -31,8 +32,8 @@ class ReaderStore(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A gateway's stream of the answer, read at `epoch`. Phases: none, reading, received (all of
-    it), acked, superseded, dead.
+    """A gateway's stream of the answer, read at `epoch`. `phase`: none, reading, received (all of
+    the answer), acked, superseded or dead.
     """
 
     name: str
@@ -44,8 +45,8 @@ class Reader(NamedTuple):
 
 
 class ReaderBudget(NamedTuple):
-    """Remaining events: the client resumes at the second gateway, its older connection aborts, the
-    first gateway dies, losses.
+    """Numbers of events that may still happen: the client resumes at the second gateway, its older
+    connection aborts, the first gateway dies, Redis loses writes.
     """
 
     resumptions: int = 1
@@ -55,8 +56,8 @@ class ReaderBudget(NamedTuple):
 
 
 class ReaderWorld(NamedTuple):
-    """`lost`: former states of the store, to which a loss may return. `clock`: the last epoch that
-    was given.
+    """A state of the model. `lost`: former states of the store, to which a loss of writes may
+    return. `clock`: last epoch that was issued.
     """
 
     store: ReaderStore
@@ -81,23 +82,22 @@ class ReaderWorld(NamedTuple):
 
 
 Answer = tuple[ReaderStore, int, str]
-"""The store after a script, the clock, and the script's reply."""
+"""Result of a script: the store after it, the clock, and the script's reply."""
 
 
 class ReaderScripts:
-    """The scripts, a method each. A subclass that omits a comparison is a mutation that the search
-    must
-    detect.
+    """Models of the scripts, one method per script. A subclass that omits a comparison is a
+    mutation that the search must detect.
     """
 
     def is_refused(self, held: int, epoch: int) -> bool:
-        """attach.lua: compares the epoch that the gateway held, above the epoch in Redis if Redis
-        lost it.
+        """Model of the check in attach.lua: return True if the gateway held a lower epoch than the
+        one in Redis. A higher held epoch is accepted, since Redis must have lost it.
         """
         return held < epoch
 
     def attach(self, store: ReaderStore, clock: int, gateway: str, held: int | None) -> Answer:
-        """attach.lua"""
+        """Model of attach.lua."""
         if store.end:
             return store, clock, "ended"
         other = store.owner if store.owner != gateway else ""
@@ -108,7 +108,7 @@ class ReaderScripts:
         return store._replace(state="running", epoch=epoch, owner=gateway, moved=moved), epoch, "ok"
 
     def detach(self, store: ReaderStore, clock: int, gateway: str, epoch: int) -> Answer:
-        """detach.lua"""
+        """Model of detach.lua."""
         if store.epoch != epoch:
             return store, clock, "stale"
         if store.end:
@@ -118,16 +118,20 @@ class ReaderScripts:
         return *self.lose_owner(store, clock), "ok"
 
     def lose_owner(self, store: ReaderStore, clock: int) -> tuple[ReaderStore, int]:
-        """common.lua `lose_owner`, of the client's task, which is granted to no one."""
+        """Model of `lose_owner` in common.lua for the client's task, which is granted to no
+        worker.
+        """
         epoch = max(clock, store.epoch) + 1
         return store._replace(state="lost", epoch=epoch, owner=""), epoch
 
     def give_up(self, store: ReaderStore, clock: int, gateway: str) -> Answer:
-        """Calls of a gateway that Redis lists as the reader of an answer that it does not read."""
+        """Model of a gateway that Redis lists as the reader of an answer although it does not read
+        it: the gateway gives the answer up.
+        """
         return self.detach(store, clock, gateway, store.epoch)
 
     def acks(self, store: ReaderStore, clock: int, epoch: int) -> Answer:
-        """ack.lua, of the last chunk."""
+        """Model of ack.lua for the last chunk."""
         if store.epoch != epoch:
             return store, clock, "stale"
         if store.state != "running" and store.end:
@@ -135,11 +139,11 @@ class ReaderScripts:
         return *self.close_if_complete(store._replace(state="finished", owner=""), clock), "ok"
 
     def finish(self, store: ReaderStore, clock: int) -> tuple[ReaderStore, int]:
-        """append.lua, of the last chunk of the last worker."""
+        """Model of append.lua for the last chunk of the last worker."""
         return self.close_if_complete(store._replace(finished=True), clock)
 
     def close_if_complete(self, store: ReaderStore, clock: int) -> tuple[ReaderStore, int]:
-        """common.lua `close_if_complete`"""
+        """Model of `close_if_complete` in common.lua."""
         return (
             self.close(store, clock, "finished")
             if store.finished and store.state == "finished"
@@ -147,7 +151,7 @@ class ReaderScripts:
         )
 
     def abort(self, store: ReaderStore, clock: int, right: int) -> Answer:
-        """abort.lua"""
+        """Model of abort.lua."""
         if right < store.epoch:
             return store, clock, "stale"
         if store.end:
@@ -155,14 +159,14 @@ class ReaderScripts:
         return *self.close(store, clock, "aborted"), "ok"
 
     def close(self, store: ReaderStore, clock: int, end: str) -> tuple[ReaderStore, int]:
-        """common.lua `close`"""
+        """Model of `close` in common.lua."""
         epoch = max(clock, store.epoch) + 1
         state = "finished" if store.state == "finished" else "aborted"
         return store._replace(state=state, epoch=epoch, owner="", end=end), epoch
 
 
 class GatewayMoves:
-    """Moves of two gateways, of which the first has submitted the request."""
+    """Possible moves of two gateways, of which the first has submitted the request."""
 
     def __init__(self, budget: ReaderBudget, scripts: ReaderScripts | None = None) -> None:
         self.scripts = scripts or ReaderScripts()
@@ -283,14 +287,14 @@ class GatewayMoves:
 
 
 def reader_of_client(world: ReaderWorld) -> Reader:
-    """Return the reader to which the client moved last."""
+    """Return the reader to which the client last moved."""
     first, second = world.readers
     return second if second.epoch else first
 
 
 @dataclass(slots=True)
 class GatewaySearch(Exploration[ReaderWorld]):
-    """All worlds that two gateways can reach."""
+    """Search over all worlds that two gateways can reach."""
 
     gateways: GatewayMoves = field(kw_only=True)
 
@@ -315,7 +319,7 @@ class GatewaySearch(Exploration[ReaderWorld]):
         return bool(world.store.end) and not world.lost and not reader_of_client(world).is_active()
 
     def ended_well(self, world: ReaderWorld) -> bool:
-        """The client has the whole answer. Redis may have lost its delivery: the request then ends
-        as one without a client.
+        """Return True if the client has the whole answer. If Redis lost the delivery, the request
+        may instead have ended like a request without a client.
         """
         return reader_of_client(world).phase == "acked"

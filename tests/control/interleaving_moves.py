@@ -1,7 +1,7 @@
-"""Every possible next move of a small fleet: its workers, its client, its conductor, and faults
-while the budget lasts.
+"""Possible next moves of a small fleet in the interleaving check: moves of its workers, client and
+conductor, and faults while the budget lasts.
 
-The order of moves is the matter of `interleaving_search`, which tries all of them.
+`interleaving_search` tries the moves in every order.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from tests.control.interleaving_store import (
 from tests.control.interleaving_world import Budget, MirrorConductor, MirrorWorker, Move, World
 
 SECOND_HALVES = "XYZxyz"
-"""Worker places that serve the second role of a split stage."""
+"""Letters of the worker places that serve the second role of a split stage."""
 
 
 class Fleet(Conductor):
-    """Moves of one setting: its workers, and the behaviour of scripts and conductor."""
+    """Possible moves of one fleet: its worker places, and the models of scripts and conductor."""
 
     def __init__(
         self,
@@ -38,10 +38,12 @@ class Fleet(Conductor):
         credits: int = 99,
         reports_once: bool = False,
     ) -> None:
-        """`places`: one letter per worker, upper case for the producer's stage. `faulty`: the
-        places that may have faults.
-        `sizes`: chunks produced per stage. `credits`: chunks the producer may be ahead.
-        `reports_once`: a consumer reports lost tensors only once.
+        """Describe the fleet.
+
+        `places`: one letter per worker, upper case for the producer's stage. `faulty`: places that
+        may have faults. `sizes`: number of chunks that each stage produces. `credits`: number of
+        chunks by which the producer may be ahead. `reports_once`: whether a consumer reports lost
+        tensors only once.
         """
         super().__init__(scripts or Scripts(), split)
         self.faulty = faulty
@@ -61,7 +63,7 @@ class Fleet(Conductor):
         return f"{STAGES[stage]}.{half}" if stage == self.split else str(STAGES[stage])
 
     def ended(self, world: World) -> bool:
-        """The request has ended, and the conductor has read that event."""
+        """Return True if the request has ended and the conductor has read that event."""
         return (
             bool(world.store.end)
             and world.conductor.phase == "up"
@@ -69,7 +71,7 @@ class Fleet(Conductor):
         )
 
     def faults(self, world: World) -> Iterator[Move]:
-        """Faults that the budget still allows."""
+        """Yield the faults that the budget still allows."""
         budget, conductor = world.budget, world.conductor
         if world.store.end == "":
             yield from self._worker_faults(world)
@@ -134,7 +136,7 @@ class Fleet(Conductor):
             )
 
     def fault_free_moves(self, world: World) -> Iterator[Move]:
-        """Moves that are not faults."""
+        """Yield all possible moves that are not faults."""
         for label, after in self._fault_free_moves(world):
             yield label, tidy(after)
 
@@ -230,8 +232,9 @@ class Fleet(Conductor):
     def _produce(
         self, world: World, n: int, worker: MirrorWorker, task: MirrorTask
     ) -> Iterator[Move]:
-        """The next chunk, after the logged ones are relocated; if the log is complete, the last one
-        again. The first half of a split stage produces at most one chunk.
+        """Yield the append of the worker's next chunk, possible after the logged chunks are
+        relocated; if the log is complete, the last chunk is appended again. The first role of a
+        split stage produces at most one chunk.
         """
         last = world.store.sizes[worker.stage] - 1
         index = min(task.produced, last)
@@ -261,15 +264,16 @@ class Fleet(Conductor):
         )
 
     def _needed(self, store: Store, index: int) -> int:
-        """Number of input chunks the consumer needs for a chunk of its own; the last one needs
-        all.
+        """Return the number of input chunks that the consumer needs for its chunk `index`; the last
+        one needs all.
         """
         all_, last = store.sizes[PRODUCER], store.sizes[CONSUMER] - 1
         return all_ if index == last else min(index + 1, all_)
 
     def _hand_off(self, world: World, n: int, worker: MirrorWorker) -> Iterator[Move]:
-        """Allowed before the chunk is appended and before tensors are recomputed: the policy may
-        hold back the former, a full arena the latter.
+        """Yield the hand-off of a task to the second role. The move is possible before the chunk is
+        appended and before tensors are recomputed, since the policy may hold back the append, and a
+        full arena the recomputation.
         """
         role = f"{STAGES[worker.stage]}.decode"
         store, answer = self.scripts.hand_off(
@@ -279,7 +283,7 @@ class Fleet(Conductor):
         yield f"{worker.id}: hand_off -> {answer}", world.with_worker(n, after, store)
 
     def _lend(self, world: World, n: int, worker: MirrorWorker) -> Iterator[Move]:
-        """At the source: read its inbox, and end the offer's lease."""
+        """Yield the moves of a hand-off's source: read its inbox, or withdraw the offer."""
         for worker_id, kind in sorted(world.store.notices):
             if worker_id == worker.id:
                 store = world.store._replace(notices=world.store.notices - {(worker_id, kind)})
@@ -293,7 +297,9 @@ class Fleet(Conductor):
             )
 
     def _pull(self, world: World, n: int, worker: MirrorWorker, task: MirrorTask) -> Iterator[Move]:
-        """At the new owner: a read from pages that are no longer lent returns wrong data."""
+        """Yield the moves of a hand-off's new owner: the read of the blocks and its confirmation. A
+        read from pages that are no longer lent returns wrong data.
+        """
         if worker.pull == "under way":
             source = world.worker_of(task.source)
             if source is not None:
@@ -347,8 +353,8 @@ class Fleet(Conductor):
             yield f"{worker.id} reads chunk {worker.consumed}", world.with_worker(n, reader, store)
 
     def _is_quiet(self, world: World) -> bool:
-        """No pending move would restore the input of the consumer, so that its wait counts as
-        long.
+        """Return True if no pending move would restore the consumer's input, so that its wait
+        counts as long.
         """
         idle = world.conductor.is_idle() and world.conductor.read == len(world.store.events)
         under_way = any(
@@ -362,8 +368,8 @@ class Fleet(Conductor):
         )
 
     def _is_spare(self, world: World, n: int) -> bool:
-        """The preceding worker of the same role is equally untouched, so that its moves cover those
-        of this one.
+        """Return True if the preceding worker of the same role is equally untouched, so that its
+        moves cover the moves of this worker.
         """
         if n == 0 or world.workers[n].role != world.workers[n - 1].role:
             return False

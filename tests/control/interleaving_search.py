@@ -1,4 +1,6 @@
-"""The interleaving check of one request's tasks: the invariants of each reachable world."""
+"""The interleaving check of one request's tasks: a search that checks the invariants of every
+reachable world.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +15,9 @@ from tests.control.interleaving_world import MirrorWorker, Move, World
 
 @dataclass(slots=True)
 class Search(Exploration[World]):
-    """All worlds that a fleet can reach. `stores`: states of the hashes that were checked."""
+    """Search over all worlds that a fleet can reach. `stores`: states of the hashes that were
+    already checked.
+    """
 
     fleet: Fleet = field(kw_only=True)
     stores: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
@@ -46,7 +50,9 @@ class Search(Exploration[World]):
         )
 
     def _wrong_store(self, store: Store) -> list[str]:
-        """Check each state of the hashes only once."""
+        """Return what is wrong with a state of the hashes, one message per fault; each state is
+        checked only once.
+        """
         key = (store.tasks, store.at, store.end, store.consumed_by_client)
         if key in self.stores:
             return []
@@ -55,7 +61,9 @@ class Search(Exploration[World]):
 
 
 def is_expected_end(fleet: Fleet, world: World) -> bool:
-    """A request fails only if a task failed, or killed its workers alone too."""
+    """Return True if a request that failed had a reason: a task failed, or killed its workers even
+    when it ran alone.
+    """
     condemned = any(task.died_alone and task.deaths > MAX_DEATHS for task in world.store.tasks)
     return (
         world.store.end == "finished"
@@ -66,7 +74,7 @@ def is_expected_end(fleet: Fleet, world: World) -> bool:
 
 def num_open_at_close(before: Store, after: Store) -> int:
     """Return the number of tasks, the client's included, that were open before the move that closed
-    the request; else 0. The last one to end closes it.
+    the request; 0 if the move did not close it. The request must be closed by the last task to end.
     """
     if after.end != "finished" or before.end:
         return 0
@@ -101,7 +109,9 @@ def wrong_logs(store: Store) -> list[str]:
 
 
 def wrong_owners(world: World) -> list[str]:
-    """At most one worker may write for a task, and it is the owner in the task's hash."""
+    """Return violations of single ownership: at most one worker may write for a task, the owner in
+    the task's hash.
+    """
     wrong: list[str] = []
     for stage, task in enumerate(world.store.tasks):
         owners = [
@@ -121,7 +131,9 @@ def wrong_owners(world: World) -> list[str]:
 
 
 def wrong_conductor_state(fleet: Fleet, world: World) -> list[str]:
-    """A conductor that has read every event has the same records as the hashes."""
+    """Return differences between the conductor's records and the hashes; there must be none once
+    the conductor has read every event.
+    """
     conductor = world.conductor
     if (
         conductor.phase != "up"
@@ -143,7 +155,7 @@ def wrong_conductor_state(fleet: Fleet, world: World) -> list[str]:
 def writes(
     scripts: Scripts, store: Store, worker: str, stage: int, epoch: int
 ) -> list[tuple[str, tuple[Store, str]]]:
-    """Every write that requires the right of a task's owner, and its reply."""
+    """Yield every write that requires the right of a task's owner, with its reply."""
     produced = store.tasks[stage].produced
     tried = [
         ("append", scripts.append(store, worker, stage, epoch, produced, finish=False)),
@@ -163,7 +175,9 @@ def writes(
 
 
 def old_epochs(scripts: Scripts, store: Store) -> list[str]:
-    """No write with a lower epoch than the task's is accepted."""
+    """Return the writes that are accepted although their epoch is lower than the task's; there must
+    be none.
+    """
     return [
         f"{name} at epoch {task.epoch - 1} of {STAGES[stage]}, which is at {task.epoch}, was "
         f"answered {answer}"
@@ -175,10 +189,11 @@ def old_epochs(scripts: Scripts, store: Store) -> list[str]:
 
 
 def late_writes(scripts: Scripts, world: World) -> list[str]:
-    """A fenced worker that still acts on its former right writes nothing.
+    """Return the writes of a fenced worker, by its former right, that are accepted; there must be
+    none.
 
-    A finished task had no owner to fence, so its epoch stands: the only call left to its last
-    worker is to relocate the tensors, which is a move of its own.
+    A finished task had no owner to fence, so its epoch stands: its last worker may still relocate
+    the tensors, which is a move of its own.
     """
     return [
         f"{name} of {worker.id}, which was fenced, was answered {answer}"

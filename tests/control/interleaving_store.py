@@ -1,10 +1,10 @@
-"""The effect of the scripts on the hashes of one request, as pure functions: the mirror that the
-interleaving check runs over.
+"""Model of the scripts' effect on the hashes of one request, as pure functions, on which the
+interleaving check runs.
 
-Two stages and a client: the producer's chunks carry remote tensors, the consumer's are inline;
-either stage may have two roles. An epoch rises by one where the scripts use Redis's time. A method
-of `Scripts` names its Lua script and gives the same reply. The order of calls is not
-modelled here.
+The model has two stages and a client: the producer's chunks carry remote tensors, the consumer's
+are inline; either stage may have two roles. An epoch rises by one where the scripts use Redis's
+time. A method of `Scripts` has the name of its Lua script and gives the same reply. The order of
+calls is not modelled here.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,14 @@ SUBMITTED = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=(EdgeName("o
 
 
 class MirrorTask(NamedTuple):
-    """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream
-    (`waits`), its edge's log, and `req:{r}:kv:{stage}`.
+    """Redis's state of one task: the hashes `req:{r}:task:{stage}` and `req:{r}:kv:{stage}`, the
+    task's place in `worker:{id}:tasks` (`owner`), whether its entry is in the role's stream
+    (`waits`), and the log of its edge.
 
-    `log` holds the index of each entry. `consumed` is acknowledged by the client or worker.
-    `produced_at_death` -1: no field. `offer` is the state of its blocks, held by `source`, imported
-    at `confirmed_epoch`; `begun` counts the chunks before them.
-    `idle_consumed`: chunks its owner had consumed at its last report of being idle.
+    `log`: chunk index of each log entry. `consumed`: number of chunks acknowledged by their
+    consumer. `produced_at_death`: -1 if the field is missing. `offer`: state of the KV blocks that
+    `source` offers, imported at `confirmed_epoch`; `begun`: number of chunks before these blocks.
+    `idle_consumed`: number of input chunks consumed at the owner's last report of being idle.
     """
 
     state: str = "pending"
@@ -61,12 +62,14 @@ class MirrorTask(NamedTuple):
 
 
 class Store(NamedTuple):
-    """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
+    """Redis's state of one request and its workers. `tasks`: one per stage. `consumed_by_client`:
+    number of chunks acknowledged by the client. `end`: how the request ended, "" while it is in
+    `live`.
 
-    `sizes`: chunks each stage is to produce. `at`: the incarnation that holds the tensors of each
-    logged producer chunk. `listed`: workers; `late`: workers whose lease was not renewed.
-    `notices`: inbox entries as (worker, kind): "x", drop the task, and "f", free the blocks, which
-    were imported.
+    `sizes`: number of chunks that each stage is to produce. `at`: incarnation that holds the
+    tensors of each logged producer chunk. `listed`: workers. `late`: workers whose lease was not
+    renewed. `notices`: inbox entries as (worker, kind): "x" drops the task, "f" frees the blocks,
+    which were imported.
     """
 
     sizes: tuple[int, int]
@@ -92,7 +95,7 @@ Answer = tuple[Store, str]
 
 
 def submitted(scripts: "Scripts", sizes: tuple[int, int], roles: Sequence[str] = STAGES) -> Store:
-    """submit.lua: both tasks are granted to their first roles."""
+    """Model of submit.lua: return a store in which both tasks are granted to their first roles."""
     store = Store(sizes, events=(SUBMITTED,))
     for stage, role in enumerate(roles):
         store = scripts.grant_task(store, stage, store.tasks[stage], role, alone=False, by="grant")
@@ -100,31 +103,30 @@ def submitted(scripts: "Scripts", sizes: tuple[int, int], roles: Sequence[str] =
 
 
 def outdated(store: Store, task: MirrorTask, epoch: int) -> str:
-    """The reply to a write at another epoch than the task's, or after the request's end; else
-    "".
+    """Return the refusal of a write at another epoch than the task's, or after the request's end;
+    "" if the write is allowed.
     """
     return "stale" if task.epoch != epoch else "ended" if store.end else ""
 
 
 def refused(store: Store, task: MirrorTask, epoch: int) -> str:
-    """common.lua `refused`"""
+    """Model of `refused` in common.lua."""
     return outdated(store, task, epoch) or ("" if task.state == "running" else "stale")
 
 
 class Scripts:
-    """The scripts, a method each. A subclass that omits a comparison is a mutation that the check
-    must
-    detect.
+    """Models of the scripts, one method per script. A subclass that omits a comparison is a
+    mutation that the check must detect.
     """
 
     def raised(self, task: MirrorTask, by: str) -> int:
-        """common.lua `raise`, as the script `by` calls it."""
+        """Model of `raise` in common.lua, as the script `by` calls it."""
         return task.epoch + 1
 
     def grant(
         self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool
     ) -> Answer:
-        """grant.lua"""
+        """Model of grant.lua."""
         task = store.tasks[stage]
         if term != store.term:
             return store, "not_leader"
@@ -139,7 +141,7 @@ class Scripts:
     def grant_task(
         self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str
     ) -> Store:
-        """common.lua `grant_task`, to a role."""
+        """Model of `grant_task` in common.lua, for a task of a role."""
         epoch = self.raised(task, by)
         task = task._replace(
             state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone
@@ -149,7 +151,7 @@ class Scripts:
         )
 
     def claim(self, store: Store, worker: str, stage: int, epoch: int) -> Answer:
-        """claim.lua; the entry left the stream when it was delivered."""
+        """Model of claim.lua; the grant's entry left the stream when it was delivered."""
         task = store.tasks[stage]
         if worker not in store.listed:
             return store, "unlisted"
@@ -170,7 +172,7 @@ class Scripts:
     def append(
         self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool
     ) -> Answer:
-        """append.lua"""
+        """Model of append.lua."""
         task, answer = store.tasks[stage], "ok"
         if not self.may_append(task, epoch):
             return store, "stale"
@@ -195,7 +197,7 @@ class Scripts:
         return store.with_task(stage, task), answer
 
     def relocate(self, store: Store, worker: str, epoch: int, index: int) -> Answer:
-        """relocate.lua"""
+        """Model of relocate.lua."""
         task = store.tasks[PRODUCER]
         if why := outdated(store, task, epoch):
             return store, why
@@ -204,7 +206,7 @@ class Scripts:
         return store._replace(at=(*store.at[:index], worker, *store.at[index + 1 :])), "ok"
 
     def hand_off(self, store: Store, worker: str, stage: int, epoch: int, role: str) -> Answer:
-        """hand_off.lua, with blocks."""
+        """Model of hand_off.lua, with KV blocks."""
         task = store.tasks[stage]
         if why := refused(store, task, epoch):
             return store, why
@@ -228,7 +230,7 @@ class Scripts:
         return task.offer == "offered" and task.source in store.listed
 
     def confirm(self, store: Store, stage: int, epoch: int) -> Answer:
-        """confirm.lua"""
+        """Model of confirm.lua."""
         task = store.tasks[stage]
         if why := outdated(store, task, epoch):
             return store, why
@@ -242,20 +244,20 @@ class Scripts:
         )._replace(notices=notices), "ok"
 
     def release(self, store: Store, worker: str, stage: int) -> Answer:
-        """release.lua"""
+        """Model of release.lua."""
         task = store.tasks[stage]
         if task.offer != "offered" or task.source != worker:
             return store, "stale"
         return store.with_task(stage, task._replace(offer="released")), "ok"
 
     def skips(self, task: MirrorTask) -> bool:
-        """lose_tensors.lua: true if the owner does not recompute chunks published before it
-        imported the blocks.
+        """Model of a check in lose_tensors.lua: return True if the owner does not recompute the
+        chunks published before it imported the blocks.
         """
         return task.state == "running" and task.confirmed_epoch == task.epoch
 
     def lose_tensors(self, store: Store, epoch: int) -> Answer:
-        """lose_tensors.lua, called by the consumer about the producer."""
+        """Model of lose_tensors.lua, called by the consumer about the producer."""
         if why := outdated(store, store.tasks[CONSUMER], epoch):
             return store, why
         task = store.tasks[PRODUCER]
@@ -269,29 +271,29 @@ class Scripts:
         return store, "ok"
 
     def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
-        """lose_task.lua"""
+        """Model of lose_task.lua."""
         task = store.tasks[stage]
         if why := refused(store, task, epoch):
             return store, why
         return self._lose(store, stage, task, died=True), "ok"
 
     def report_idle(self, store: Store, epoch: int, consumed: int) -> Answer:
-        """report_idle.lua, by the consumer."""
+        """Model of report_idle.lua, called by the consumer."""
         task = store.tasks[CONSUMER]
         if why := refused(store, task, epoch):
             return store, why
         return store.with_task(CONSUMER, task._replace(idle_consumed=consumed)), "ok"
 
     def ack(self, store: Store, epoch: int, consumed: int) -> Answer:
-        """ack.lua, by the consumer."""
+        """Model of ack.lua, called by the consumer."""
         task = store.tasks[CONSUMER]
         if why := outdated(store, task, epoch):
             return store, why
         return store.with_task(CONSUMER, task._replace(consumed=max(consumed, task.consumed))), "ok"
 
     def ack_by_client(self, store: Store, consumed: int) -> Answer:
-        """ack.lua, by the one gateway of this model; the ack of the last chunk ends the client's
-        task.
+        """Model of ack.lua, called by the only gateway of this model; the ack of the last chunk
+        ends the client's task.
         """
         if store.end:
             return store, "ended"
@@ -299,7 +301,7 @@ class Scripts:
         return self.close_if_complete(store), "ok"
 
     def fail(self, store: Store, stage: int, epoch: int) -> Answer:
-        """fail.lua"""
+        """Model of fail.lua."""
         task = store.tasks[stage]
         if why := refused(store, task, epoch):
             return store, why
@@ -311,7 +313,7 @@ class Scripts:
         ), "ok"
 
     def fence_worker(self, store: Store, term: int, worker: str) -> Answer:
-        """fence_worker.lua, by the leader."""
+        """Model of fence_worker.lua, called by the leader."""
         if term != store.term:
             return store, "not_leader"
         if worker not in store.late:
@@ -326,14 +328,14 @@ class Scripts:
         return store, "ok"
 
     def had_work(self, store: Store, stage: int) -> bool:
-        """common.lua `had_work`"""
+        """Model of `had_work` in common.lua."""
         return (
             stage == PRODUCER
             or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
         )
 
     def _lose(self, store: Store, stage: int, task: MirrorTask, *, died: bool) -> Store:
-        """common.lua `lose_owner`"""
+        """Model of `lose_owner` in common.lua."""
         epoch, deaths, produced_at_death = (
             self.raised(task, "lose"),
             task.deaths,
@@ -365,7 +367,7 @@ class Scripts:
         )
 
     def end_request(self, store: Store, term: int, state: str) -> Answer:
-        """end_request.lua"""
+        """Model of end_request.lua."""
         return self.close(store, state) if term == store.term else (store, "not_leader")
 
     def is_complete(self, store: Store) -> bool:
@@ -373,11 +375,11 @@ class Scripts:
         return delivered and all(task.state == "finished" for task in store.tasks)
 
     def close_if_complete(self, store: Store) -> Store:
-        """common.lua `close_if_complete`"""
+        """Model of `close_if_complete` in common.lua."""
         return self.close(store, "finished")[0] if self.is_complete(store) else store
 
     def close(self, store: Store, state: str) -> Answer:
-        """common.lua `close`, which abort.lua calls too."""
+        """Model of `close` in common.lua, which abort.lua calls too."""
         if store.end:
             return store, "ended"
         for stage, task in enumerate(store.tasks):

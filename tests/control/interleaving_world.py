@@ -1,5 +1,5 @@
-"""A moment of a small fleet in the interleaving check: the hashes, the processes, and the
-remaining faults.
+"""A state ("world") of a small fleet in the interleaving check: the hashes, the processes, and the
+faults that may still happen.
 """
 
 from typing import NamedTuple
@@ -10,13 +10,15 @@ from tests.control.interleaving_store import Store
 
 
 class MirrorWorker(NamedTuple):
-    """A place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant
-    read but not yet claimed.
+    """A place for a worker, and its current incarnation. `born`: number of incarnations before it.
+    `granted_epoch`: epoch of a grant that is read but not yet claimed.
 
-    `run_epoch`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`:
-    logged chunks it has yet to relocate. A consumer has `consumed` chunks read, and `reported`, the
-    holder reported lost. Around a hand-off: `lends` blocks to the next role; `pull` of such blocks:
-    under way, here, or (read from reused pages) wrong; `logged` input chunks present at the claim.
+    `run_epoch`: epoch at which the worker acts as the owner of its task, 0 without a task. `again`
+    (producer): logged chunks that are still to be relocated. `consumed` (consumer): number of
+    chunks read. `reported` (consumer): incarnation whose tensors it reported lost. `lends`: whether
+    the worker lends KV blocks to the next role. `pull`: state of the read of such blocks: "under
+    way", "here", or "wrong" (read from reused pages). `logged`: number of input chunks logged at
+    the claim.
     """
 
     place: str
@@ -38,7 +40,7 @@ class MirrorWorker(NamedTuple):
         return f"{self.place}{self.born}"
 
     def idle(self) -> "MirrorWorker":
-        """The same worker without its task."""
+        """Return the same worker without its task."""
         return MirrorWorker(
             self.place,
             self.stage,
@@ -54,11 +56,11 @@ class MirrorWorker(NamedTuple):
 
 
 class MirrorConductor(NamedTuple):
-    """The conductor. Phases: down, noted (the last event's id), read (the hashes), missed (events
-    were derived from them), up.
+    """The conductor's process. `phase`: down, noted (has the last event's id), read (has the
+    hashes), missed (has derived events from them), or up.
 
-    `known` numbers its state; `read` counts events; `facts` were derived from the hashes; `orders`
-    are commands not yet sent.
+    `known`: number of its state. `read`: number of events read. `facts`: events derived from the
+    hashes. `orders`: commands not yet sent.
     """
 
     phase: str = "up"
@@ -72,9 +74,9 @@ class MirrorConductor(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Remaining faults: deaths and freezes of workers that hold something, deaths of the conductor,
-    events delivered again, grants repeated though their worker is only slow, failures, steps that
-    fail as a whole.
+    """Numbers of faults that may still happen: deaths and freezes of workers that hold something,
+    crashes of the conductor, repeated deliveries of events, grants repeated although their worker
+    is only slow, failures of a task, and failures of a whole step.
     """
 
     deaths: int = 0
@@ -97,7 +99,7 @@ class World(NamedTuple):
         return World(store or self.store, workers, self.conductor, self.budget)
 
     def worker_of(self, id: str) -> MirrorWorker | None:
-        """Return the worker of an incarnation whose process still exists."""
+        """Return the worker with this incarnation id, or None if its process no longer exists."""
         return next(
             (worker for worker in self.workers if worker.id == id and not worker.dead), None
         )

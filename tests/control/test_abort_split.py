@@ -1,4 +1,4 @@
-"""Aborts of split stages: a hand-off in any state is aborted, and both its ends are freed."""
+"""Aborts of split stages: a request aborted in any state of a hand-off frees both ends."""
 
 import random
 
@@ -25,11 +25,13 @@ pytestmark = pytest.mark.one_file_in(2, "control with many processes")
 SPLITS = ("thinker_pd", "talker_pd", "both_pd")
 ENDLESS = 100_000
 NUM_ABORTS, MAX_CONCURRENT, MOST_TURNS = 350, 32, 12
-"""Per split. A request's first turns are its claims and hand-offs; later ones fall into its
-decode.
+"""Number of aborted requests per split, number of concurrent ones, and largest number of worker
+turns before an abort. A request's first turns are its claims and hand-offs; later ones fall into
+its decode.
 """
 LONG_LEASES = (f"limits.max_requests={MAX_CONCURRENT}", "lease.worker_ttl_s=60")
-"""A gateway on a busy machine may renew its lease late, which is not tested here."""
+"""Settings with long leases: a gateway on a busy machine may renew late, which is not tested here.
+"""
 
 
 @pytest.mark.timeout(600)
@@ -37,7 +39,9 @@ LONG_LEASES = (f"limits.max_requests={MAX_CONCURRENT}", "lease.worker_ttl_s=60")
 async def test_concurrent_aborts_of_split_stages_leave_no_tasks_or_keys(
     redis_url: str, num_aborts: int | None, split: str
 ) -> None:
-    """`--aborts 1000` lengthens the test."""
+    """Concurrent random aborts of requests with a split stage leave no task or key. `--aborts 1000`
+    lengthens the test.
+    """
     file = REPO / "configs" / f"{split}.yaml"
     with thread_fleet(
         redis_url, *LONG_LEASES, *in_step(OMNI, 8), file=file, transfer="nixl"

@@ -1,5 +1,5 @@
-"""A connection to Redis that breaks during a task fails no request: the worker rejoins, and the
-task is granted again.
+"""A Redis connection that breaks during a task fails no request: the worker rejoins, and the task
+is granted again.
 """
 
 from pathlib import Path
@@ -19,8 +19,8 @@ NIXL = ("engine=fake", "device=cpu", "lease.worker_ttl_s=60", "transfer.kind=nix
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
-    """Break the connection at the first read of a peer's metadata; return a list of the peer
-    read.
+    """Break the Redis connection at the first read of a peer's metadata; return a list that
+    receives the id of that peer.
     """
     broken_reads, read_metadata = list[WorkerId](), RedisLink.read_peer_metadata
 

@@ -1,5 +1,5 @@
-"""The faults that `fleet chaos` injects into its own Redis: each is in effect, is repaired, and
-loses only what it may lose.
+"""The faults that `fleet chaos` injects into its own Redis: each fault takes effect, is repaired,
+and loses only the data that it may lose.
 """
 
 import threading
@@ -32,7 +32,7 @@ def fault(kind: FaultKind, severity: float = 0.5) -> Fault:
 
 
 def refusal(client: redis.Redis) -> str:
-    """Return the code of the error with which a write is refused, "" if it is done."""
+    """Return the error code with which Redis refuses a write, "" if the write succeeds."""
     try:
         client.set("written", "again")
         return ""
@@ -44,8 +44,8 @@ def refusal(client: redis.Redis) -> str:
 def injected(
     servers: RedisServers, kind: FaultKind, relay: Relay | None = None
 ) -> Iterator[threading.Event]:
-    """Inject a fault on a thread; it is repaired once the yielded event is set, at the end of the
-    block at the latest.
+    """Inject a fault on a thread. The fault is repaired when the test sets the yielded event, or at
+    the end of the block.
     """
     release = threading.Event()
     faults = RedisFaults(servers, relay, pause=lambda _: release.wait())
@@ -86,7 +86,9 @@ def test_killed_redis_loses_only_writes_since_the_fault_began(
     client.set("kept", "value")
 
     def write(_: float) -> None:
-        """Write during the second that may be lost, with a log that has all of it."""
+        """Write during the second that may be lost, and wait until the log contains these
+        writes.
+        """
         size = servers.primary.log_file()[1]
         client.rpush("lost", *range(1000))
         wait_until(lambda: servers.primary.log_file()[1] > size, "the log to be written")
@@ -173,7 +175,7 @@ def read(client: redis.Redis) -> object:
 
 
 class RedisReader:
-    """A reader of a Redis that is away for its first calls."""
+    """A reader of a Redis that cannot be reached during the first calls."""
 
     def __init__(self, *errors: redis.RedisError) -> None:
         self.errors = list(errors)

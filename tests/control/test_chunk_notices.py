@@ -1,5 +1,5 @@
-"""A chunk is written once: the inbox of its consumer only names a large one, which is read from the
-log of its edge.
+"""A chunk is written once: the consumer's inbox only names a large chunk, which the consumer reads
+from the edge's log.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -40,8 +40,8 @@ SMALL, LARGE = 16, 48_000
 
 
 class Pair:
-    """Two workers, and requests with one edge from the first to the second; the test writes and
-    reads for both.
+    """Two workers, and requests with one edge from the first worker to the second. The test writes
+    and reads for both workers.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -52,7 +52,7 @@ class Pair:
         self.epochs: dict[RequestId, Epoch] = {}
 
     def open(self, *requests: str) -> list[RequestId]:
-        """Submit requests whose tasks the workers own."""
+        """Submit requests whose tasks the two workers own."""
         opened = [RequestId(request) for request in requests]
         for request in opened:
             spec = RequestSpec(id=request, graph="pair", prompt_ids=())
@@ -73,7 +73,7 @@ class Pair:
     def append(
         self, *chunks: tuple[RequestId, int, int], location: Location | None = None
     ) -> list[str]:
-        """Append chunks of (request, index, number of bytes) in one call."""
+        """Append chunks, given as (request, index, number of bytes), in one call."""
         items = [
             appended(
                 chunk_of(request, index, size, self.epochs[request]),
@@ -119,7 +119,7 @@ def received(link: RedisLink) -> list[Notice]:
 
 
 def named(notices: Sequence[Notice]) -> list[tuple[RequestId, int, int]]:
-    """Return (request, index, number of bytes) of each chunk, in the order of arrival."""
+    """Return (request, index, number of bytes) of each announced chunk, in the order of arrival."""
     found = [notice.chunk for notice in notices if isinstance(notice, ChunkNotice)]
     for chunk in found:
         assert chunk.tensors["data"].data == bytes([chunk.index]) * chunk.num_rows
@@ -272,8 +272,8 @@ def test_every_common_definition_is_used_and_scripts_have_only_those_they_use() 
 async def gateway(
     redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[FleetClient]:
-    """A gateway that looks for lost notices only once an hour; the worker of its requests is the
-    test.
+    """A gateway that looks for lost notices only once an hour. The test acts as the worker of its
+    requests.
     """
     monkeypatch.setattr(gateway_client, "SLOW_POLL_S", 3600.0)
     assert join(client, WORKER) == ["ok"]
@@ -284,14 +284,14 @@ async def gateway(
 
 
 async def opened(gateway: FleetClient, client: redis.Redis) -> tuple[ClientStream, Epoch]:
-    """Submit a request; return its answer, and the epoch at which the test owns its task."""
+    """Submit a request; return its answer stream, and the epoch at which the test owns the task."""
     spec = RequestSpec(id=REQUEST, graph="text", prompt_ids=(1,), outputs=(TEXT,))
     stream = await gateway.requests.submit(spec, None)
     return stream, Control(client).lead().own()
 
 
 def append_text(client: redis.Redis, epoch: Epoch, *chunks: tuple[int, int]) -> None:
-    """Append chunks of (index, number of bytes) in one call."""
+    """Append chunks, given as (index, number of bytes), in one call."""
     items = [
         appended(
             msgspec.structs.replace(
@@ -327,7 +327,9 @@ async def test_gateway_receives_the_chunks_before_the_end_of_a_failed_request(
 async def test_gateway_waits_for_a_chunk_lost_between_notice_and_read(
     gateway: FleetClient, client: redis.Redis
 ) -> None:
-    """Redis lost the tail of the log, and the worker appends it again."""
+    """Redis loses the end of a log after the gateway received the notice of a chunk: the gateway
+    waits, and reads the chunk once the worker has appended it again.
+    """
     stream, epoch = await opened(gateway, client)
     client.xadd(keys.inbox(gateway.id), {"k": "n", "p0": f"{REQUEST}|{TEXT}|0"})
     append_text(client, epoch, (0, LARGE))

@@ -1,5 +1,5 @@
-"""The gateway's end of an edge: each row is returned once, even after chunks are lost by Redis and
-recomputed in other sizes.
+"""The gateway's end of an edge: each row is returned once, even after Redis lost chunks and they
+were recomputed in other sizes.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ NUM_ROWS = 120
 
 
 class Log:
-    """The log of one edge in Redis, as its producers write it and as a restart may leave it, and
-    the stream that follows it.
+    """The log of one edge in Redis, as producers write it and as a Redis restart may leave it, and
+    the client stream that follows it.
     """
 
     def __init__(self, num_rows: int = NUM_ROWS) -> None:
@@ -57,7 +57,7 @@ class Log:
         self.epoch = await self.client.hincrby(keys.task(self.spec.id, self.source), "epoch", 1)
 
     async def append(self, size: int, *, noticed: bool = True) -> None:
-        """Append the next rows, at most `size`; the chunk with the last row is final."""
+        """Append a chunk of the next rows, at most `size`; the chunk with the last row is final."""
         first = sum(chunk.num_rows for chunk in self.chunks)
         part = self.rows[first : first + size]
         chunk = Chunk(
@@ -83,7 +83,7 @@ class Log:
 
     async def cut(self, num_kept: int) -> None:
         """Truncate the log to at most `num_kept` chunks, as a Redis restart may, and grant the task
-        again.
+        to a new owner.
         """
         self.chunks = self.chunks[:num_kept]
         await self.client.delete(keys.edge(self.spec.id, self.edge))
@@ -99,7 +99,9 @@ class Log:
         await self.grant()
 
     async def client_state(self) -> tuple[str, int]:
-        """Return the client's state in Redis and the number of chunks it acknowledged."""
+        """Return the state of the client's task in Redis, and the number of chunks it has
+        acknowledged.
+        """
         key = keys.task(self.spec.id, CLIENT)
         state, consumed = [
             await self.client.hget(key, field) for field in ("state", f"consumed:{self.edge}")
@@ -107,8 +109,8 @@ class Log:
         return text(state), int(text(consumed))
 
     async def receive(self, most: int | None = None) -> bool:
-        """Receive at most `most` of the available chunks; return True after the last chunk of the
-        answer.
+        """Receive at most `most` of the available chunks; return True after the answer's last
+        chunk.
         """
         while most is None or most > 0:
             pending = asyncio.ensure_future(anext(self.stream))
@@ -124,7 +126,9 @@ class Log:
         return False
 
     async def _has_more(self, pending: "asyncio.Future[Chunk]") -> bool:
-        """Run the stream until it waits for a chunk that is not available."""
+        """Let the stream run until it has a chunk (return True) or waits for one that is not
+        available.
+        """
         stream = self.stream
         while not pending.done():
             waits = not stream._ready and not stream._wake.is_set()  # pyright: ignore[reportPrivateUsage]
@@ -181,8 +185,8 @@ async def replay_moves(moves: Sequence[tuple[str, int]], last: int) -> Log:
 def test_client_edge_returns_each_row_once_and_in_order(
     moves: list[tuple[str, int]], last: int
 ) -> None:
-    """Random appends with and without a notice, truncations, and recomputation with other chunk
-    boundaries.
+    """A client edge returns every row once and in order, whatever the sequence of appends (with or
+    without a notice), truncations, and recomputations with other chunk boundaries.
     """
     log = asyncio.run(replay_moves(moves, last))
     assert log.received_rows == list(range(NUM_ROWS))

@@ -1,4 +1,4 @@
-"""Redis's clock may be set: live workers keep their tasks, dead ones are noticed in time, and no
+"""Redis's clock may be set: live workers keep their tasks, dead workers are noticed in time, and no
 epoch is issued twice.
 """
 
@@ -32,8 +32,8 @@ REDIS_TIME, TEST_TIME = "call('TIME')", "{0, call('GET', 'test:redis_us')}"
 
 @dataclass(slots=True)
 class Clocks:
-    """The clocks of Redis, as its scripts read it, and of the conductor, which advance together;
-    only Redis's can be set.
+    """The clock of Redis, as scripts read it, and the conductor's clock, which advance together;
+    only Redis's clock can be set.
     """
 
     client: redis.Redis
@@ -72,8 +72,8 @@ def clocks(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clo
 
 
 class Bench:
-    """A conductor, a gateway and two workers, one of which runs the request's task. `alive` renew
-    their leases.
+    """A conductor, a gateway and two workers, of which one runs the request's task. `alive`:
+    workers and gateway that renew their leases.
     """
 
     def __init__(self, clocks: Clocks, client: redis.Redis) -> None:
@@ -93,7 +93,7 @@ class Bench:
         assert self.plane.claim(self.epoch) == "ok"
 
     def lead(self, name: str) -> None:
-        """Replace the conductor."""
+        """Replace the conductor by a new one with this name, which becomes the leader."""
         self.client.delete(keys.CONDUCTOR)
         self.driver = Driver(
             load_config(None, SETTINGS), self.client, WorkerId(name), self.clocks.monotonic
@@ -102,8 +102,8 @@ class Bench:
         self.plane.leader = self.driver.leader
 
     def pass_time(self, duration_s: float) -> Iterable[float]:
-        """Advance both clocks in steps of 50 ms, with the renewals and polls that are due; yield
-        the seconds since then.
+        """Advance both clocks in steps of 50 ms, with lease renewals and conductor polls when due;
+        after each step yield the seconds passed since the call.
         """
         for passed_ms in range(50, int(duration_s * 1000) + 1, 50):
             self.clocks.advance(50)
@@ -115,7 +115,9 @@ class Bench:
             yield passed_ms / 1000
 
     def set_clock(self, step_s: float) -> None:
-        """Set Redis's clock; the conductor looks before the workers renew their leases."""
+        """Move Redis's clock by `step_s`; the conductor polls before the workers renew their
+        leases.
+        """
         self.clocks.set(step_s)
         self.poll()
 
@@ -127,7 +129,7 @@ class Bench:
         assert list(self.pass_time(duration_s))
 
     def fenced_after_s(self, worker: WorkerId) -> float:
-        """Return the time until the worker is fenced."""
+        """Advance the clocks until the worker is fenced; return the seconds that passed."""
         return next(s for s in self.pass_time(10 * LEASE_S) if worker not in self.listed())
 
     def listed(self) -> set[WorkerId]:
@@ -179,7 +181,9 @@ def test_new_leader_fences_only_the_dead_after_the_clock_of_redis_was_set(
 
 
 def test_waiting_request_is_not_failed_when_the_clock_of_redis_is_set_forward(bench: Bench) -> None:
-    """Its grant is overdue, since its role is busy, and all leases seem to have lapsed long ago."""
+    """A waiting request is not failed when Redis's clock jumps forward: its grant is overdue
+    because its role is busy, and all leases seem to have lapsed long ago.
+    """
     assert bench.plane.submit("req-2")[0] == "ok"
     bench.live_for(2.15)
     bench.set_clock(HOUR_S)
@@ -204,8 +208,8 @@ def test_request_of_a_deserted_role_fails_after_the_clock_of_redis_was_set(bench
 
 @pytest.mark.parametrize("step_s", [0.0, -HOUR_S])
 def test_epoch_that_redis_lost_is_not_issued_again(bench: Bench, step_s: float) -> None:
-    """Redis loses the write that raised the epoch, so that the next one starts from the same
-    value.
+    """Redis loses the write that raised an epoch, so that the next epoch starts from the same
+    value: it must still differ from the lost one.
     """
     bench.set_clock(step_s)
     bench.plane.leave()
@@ -224,7 +228,9 @@ def test_epoch_that_redis_lost_is_not_issued_again(bench: Bench, step_s: float) 
 def test_lead_of_a_dead_conductor_lapses_after_its_lease_when_the_clock_is_set_back(
     client: redis.Redis,
 ) -> None:
-    """Redis's times to live follow its clock."""
+    """The lead of a dead conductor lapses after its lease even if Redis's clock is set back; times
+    to live in Redis follow its clock.
+    """
     candidate, lease_ms = WorkerId("conductor@next"), 1500
     assert run(client, scripts.lead(WorkerId("conductor@dead"), "", lease_ms))
     client.pexpire(keys.CONDUCTOR, int(HOUR_S * 1000))

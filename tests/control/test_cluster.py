@@ -1,5 +1,5 @@
-"""A fleet whose keys are in a Redis cluster: processes find their server, and follow the keys when
-another server takes over.
+"""A fleet whose keys are in a Redis cluster: processes find the server of their keys, and follow
+the keys when another server takes over.
 """
 
 import socket
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.one_file_in(2, "control with many processes")
 NUM_SLOTS = 16384
 SLOT = key_slot(keys.NONE.encode())
 BUS_OFFSET = 10_000
-"""A node listens also on a port that is so much higher."""
+"""Difference between a cluster node's client port and its cluster bus port, on which it listens
+too.
+"""
 
 
 def free_node_port() -> int:
@@ -42,7 +44,7 @@ def free_node_port() -> int:
 
 
 class Node:
-    """A server with cluster mode enabled, on a free port."""
+    """A Redis server with cluster mode enabled, on a free port."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -74,7 +76,7 @@ class Node:
         return cast(bytes, self.client.execute_command("CLUSTER", *words))
 
     def owns_the_slot(self) -> bool:
-        """Return whether this node takes writes of the fleet's keys."""
+        """Return True if this node accepts writes of the fleet's keys."""
         try:
             return bool(self.client.set(keys.NONE, 1, nx=True)) and bool(
                 self.client.delete(keys.NONE)
@@ -92,8 +94,8 @@ class Node:
 
 
 class Cluster:
-    """Three nodes with a third of the slots each, and a replica of the one that owns the
-    fleet's.
+    """A Redis cluster of three nodes with a third of the slots each, and a replica of the node that
+    owns the fleet's keys.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -121,8 +123,8 @@ class Cluster:
         )
 
     def _has_replica(self) -> bool:
-        """Return whether the replica follows and all nodes know that: others refuse to vote for it,
-        and a promotion fails.
+        """Return True if the replica follows its primary and all nodes know it; otherwise they
+        would refuse to vote for its promotion.
         """
         info = cast("dict[str, object]", self.replica.client.info("replication"))
         known = [node.call("NODES").decode().splitlines() for node in self.nodes]
@@ -134,13 +136,15 @@ class Cluster:
         )
 
     def fail_over(self) -> None:
-        """Kill the owner, and wait until its replica has its slots. The last writes may be lost."""
+        """Kill the node that owns the fleet's keys, and wait until its replica owns them. The last
+        writes may be lost.
+        """
         self.owner.kill()
         wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
 
     def hand_over(self) -> None:
-        """Let the replica take the slots from the owner, which lives on as its replica. Nothing is
-        lost.
+        """Let the replica take the slots from the owner, which stays alive as its replica. Nothing
+        is lost.
         """
         self.replica.call("FAILOVER")
         wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
@@ -164,7 +168,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def steady_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster for tests that only read."""
+    """A Redis cluster for tests that only read."""
     with open_cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made
 
@@ -207,7 +211,9 @@ def port_of(info: object) -> int:
 
 
 async def test_doctor_and_jobs_know_the_cluster(steady_cluster: Cluster, tmp_path: Path) -> None:
-    """rq's keys have no common slot: jobs are refused with the remedy, and none is listed."""
+    """`fleet doctor` accepts the cluster's URL and refuses the URL of a single node. Jobs are
+    refused with the remedy, and none is listed, since rq's keys have no common slot.
+    """
     config = load_config(None, ())
     findings = list(check_server(steady_cluster.url, config))
     assert not [finding for finding in findings if finding.refused], findings

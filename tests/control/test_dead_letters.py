@@ -1,4 +1,4 @@
-"""Dead letters: a request that kills workers is stored completely; it can be shown, retried and
+"""Dead letters: a request that kills workers is stored completely, and can be shown, retried and
 dropped.
 """
 
@@ -47,7 +47,7 @@ def make_spec(request: str) -> RequestSpec:
 
 
 def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:
-    """Submit requests and end each as a dead letter, as the conductor would."""
+    """Submit requests and end all as dead letters, as the conductor would."""
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
     run(client, scripts.register(GATEWAY, "", 60_000_000, {"kind": "test"}))
     for request in requests:
@@ -75,7 +75,7 @@ def fleet_command(redis_url: str, *arguments: str) -> Result:
 
 @pytest.fixture(autouse=True)
 def no_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change to a folder without a configuration file, so that the defaults apply."""
+    """Change to a folder without a configuration file, so that default settings apply."""
     monkeypatch.chdir(tmp_path)
 
 

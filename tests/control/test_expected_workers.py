@@ -1,5 +1,5 @@
-"""Announced starts and lost workers: the one rule by which admission and the conductor expect
-workers.
+"""Announced worker starts and lost workers: the rule by which both admission and the conductor
+expect workers.
 """
 
 from typing import cast
@@ -14,16 +14,20 @@ from tests.control_plane import LEASE_US, OTHER, ROLE, WORKER, Control, set_dead
 
 GRACE_US = 30_000_000
 KEEPER, LOADING = "test:1", "test:2"
-"""Places of processes. `LOADING` is the place of worker `OTHER`."""
+"""Places of two worker processes; `LOADING` is the place of worker `OTHER`."""
 MAX_FAILED_STARTS = 3
 AVAILABILITY = keys.availability(ROLE)
 
 
 class RoleStarts(Control):
-    """RoleStarts of workers of one role, announced by themselves or by their keeper."""
+    """A control plane with starts of one role's workers, announced by the workers or by their
+    keeper.
+    """
 
     def seen(self, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
-        """Return (admits new requests, keeps those in flight, number of starting workers)."""
+        """Return (admits new requests, keeps requests in flight, number of starting workers) of the
+        role.
+        """
         admits, keeps, starting, _ = self.availability(grace_us)
         return bool(admits), bool(keeps), int(cast(int, starting))
 
@@ -87,7 +91,7 @@ def starts(control: Control) -> RoleStarts:
 
 @pytest.fixture
 def lost(starts: RoleStarts) -> RoleStarts:
-    """A role whose only worker is lost."""
+    """A role whose only worker was lost."""
     starts.kill()
     return starts
 

@@ -1,5 +1,6 @@
-"""After a poisoned request, a lack of memory or a broken device, the request at fault fails alone
-with an error that names the cause; everything else continues, here or elsewhere.
+"""Failures of one request: after a poisoned request, a lack of memory or a broken device, only the
+request at fault fails, with an error that names the cause; other requests continue, here or at
+another worker.
 """
 
 import asyncio
@@ -52,16 +53,16 @@ from tests.storm import assert_nothing_left
 from tests.support import REPO, wait_until
 
 POISON, OTHERS = 666, (1, 2, 3)
-"""Seeds, by which the engine distinguishes the requests."""
+"""Sampling seeds, by which the failing engine tells the requests apart."""
 NUM_TOKENS_BEFORE_FAILURE = 5
 ROLE, STAGE, TEXT = RoleName("lm"), StageName("lm"), EdgeName("text")
 
 
 class FailingEngine(FakeEngine):
     """An engine whose steps fail once the poisoned request has `NUM_TOKENS_BEFORE_FAILURE` tokens;
-    such a step loses all outputs.
+    a failed step loses all its outputs.
 
-    `num_required`: requests needed before anything runs. `min_batch`: minimum number of requests in
+    `num_required`: number of requests needed before anything runs. `min_batch`: smallest batch of
     the first failing step.
     """
 
@@ -144,8 +145,8 @@ async def test_poisoned_request_fails_alone(
 
 
 async def test_task_outside_the_failed_step_is_no_suspect(redis_url: str) -> None:
-    """A task that waits for its client keeps its place and its state when other tasks fail beside
-    it.
+    """A task that waits for its client, outside the failed step, keeps its place and state when
+    other tasks of its worker fail.
     """
     with thread_fleet(redis_url, "graph=text", "edges.text.credits=2", without=ROLE) as fleet:
         engine = add_failing_engine(fleet, RuntimeError("poison"))
@@ -202,7 +203,7 @@ def test_out_of_memory_errors_name_the_remedy() -> None:
 
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
 ERRORS = [MemoryError(), RuntimeError("can't allocate memory")]
-"""The forms in which Python, numpy and torch report missing memory."""
+"""Exceptions by which Python, numpy and torch report missing memory."""
 
 
 def fail_calls(
@@ -212,7 +213,9 @@ def fail_calls(
     error: Exception,
     is_selected: Callable[..., bool],
 ) -> list[str]:
-    """Make the calls selected by their arguments raise; return the list that records each."""
+    """Make the calls of `owner.name` whose arguments `is_selected` accepts raise `error`; return a
+    list that records them.
+    """
     original, failed_calls = getattr(owner, name), list[str]()
 
     def call_or_fail(*args: Any, **named: Any) -> object:
@@ -266,8 +269,8 @@ async def test_hand_off_without_memory_recomputes_the_prefix(
 
 
 async def fail_one_of_two(url: str, fail_calls_of: Callable[[RequestId], list[str]]) -> FleetError:
-    """Return the error of a request without memory; a concurrent request receives its complete
-    answer.
+    """Run two requests and fail memory allocations of the first; return its error. The second one
+    must get its complete answer.
     """
     with thread_fleet(url, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
@@ -322,8 +325,8 @@ NUM_STEPS, NUM_REQUESTS = 3, 4
 
 
 class BrokenDevice(FakeEngine):
-    """An engine whose device fails for good at step `NUM_STEPS`. `by_request`: it reports that as a
-    failure of each request.
+    """An engine whose device fails for good at step `NUM_STEPS`. `by_request`: whether the engine
+    reports that as a failure of every request.
     """
 
     def __init__(self, *, by_request: bool = False) -> None:
@@ -364,8 +367,8 @@ def replace_error(output: EngineOutput, error: EngineError) -> EngineOutput:
 def worker_process(
     fleet: ThreadFleet, engine: FakeEngine
 ) -> Generator[tuple[threading.Thread, list[Exception]]]:
-    """Run a worker as its process does, on a thread; yield the thread, and the error that ended
-    it.
+    """Run a worker with its process's main loop on a thread; yield the thread, and a list that
+    receives the error that ends it.
     """
     whole = build_stage(fleet.config, STAGE, Path())
     config = for_role(fleet.config, fleet.config.role(ROLE))

@@ -1,5 +1,5 @@
-"""A page that follows the fleet's events receives each of them once, across any cut of its
-connection.
+"""A page that follows the fleet's events receives every event once, however its connection is
+cut.
 """
 
 import asyncio

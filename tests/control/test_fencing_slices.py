@@ -1,5 +1,5 @@
-"""A gateway that holds many answers is fenced in slices: each call is short, and the leader
-continues until none is left.
+"""A gateway that holds many answers is fenced in slices: a call is short, and the leader repeats it
+until no answer is left.
 """
 
 import pytest
@@ -23,7 +23,7 @@ NUM_HELD, MAX_COMMANDS = 150, 1000
 
 @pytest.fixture
 def held(control: Control) -> list[RequestId]:
-    """Requests of one gateway."""
+    """Requests whose answers one gateway holds."""
     requests = [RequestId(f"req-held{number:03}") for number in range(NUM_HELD)]
     for request in requests:
         assert control.submit(request, bound=NUM_HELD + 8)[0] == "ok"
@@ -35,7 +35,7 @@ def states_of(control: Control, requests: list[RequestId]) -> list[str]:
 
 
 def continue_fencing(control: Control) -> int:
-    """Fence the remaining slices as the leader; return their number."""
+    """Fence the remaining slices as the leader; return the number of calls."""
     calls = 1
     while control.run(scripts.fence_tasks(control.leader, GATEWAY)) == "more":
         calls += 1
@@ -94,7 +94,9 @@ def test_call_that_fences_a_gateway_is_short(control: Control, held: list[Reques
 def test_new_leader_continues_an_interrupted_fencing(
     control: Control, held: list[RequestId], redis_url: str
 ) -> None:
-    """The gateway left, or its keeper fenced it: no process but the leader continues."""
+    """A gateway that left, or that its keeper fenced, still has answers: a new leader fences the
+    rest, since no other process does.
+    """
     control.leave(GATEWAY, died=True)
     control.client.delete(keys.CONDUCTOR)
     with connect(redis_url) as own_client:

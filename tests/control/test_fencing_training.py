@@ -1,4 +1,4 @@
-"""Checkpoints and versions of a draft head are recorded only by the active trainer, and by
+"""Checkpoints and versions of a draft head can be recorded only by the active trainer and by
 operators.
 """
 

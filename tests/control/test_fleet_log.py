@@ -1,4 +1,4 @@
-"""Deaths, dead letters, drains and refusals are lines of the fleet's log: one per event, with
+"""Deaths, dead letters, drains and refusals appear in the fleet's log: one line per event, with its
 worker, stage and request.
 """
 
@@ -33,7 +33,9 @@ Labelled = tuple[str, str, str, str, str]
 
 
 def only_line(client: redis.Redis, level: str = "") -> tuple[Labelled, str]:
-    """Return the labels of the only line (level, process, worker, stage, request) and its text."""
+    """Return the only log line of this level: its labels (level, process, worker, stage, request)
+    and its text.
+    """
     (line,) = log_lines(client, level)
     assert line.at_us > 0
     return (line.level, line.process, line.worker, line.stage, line.request), line.message
@@ -183,8 +185,8 @@ def test_lapsed_lead_is_a_warning_and_a_released_lead_is_not(control: Control) -
 
 
 async def test_log_of_a_request_contains_the_death_of_its_worker(redis_url: str) -> None:
-    """With a live conductor and workers, a death is one line however many processes detect it, and
-    the answers are complete.
+    """With a live conductor and workers, a worker's death is one log line however many processes
+    detect it, and the answers are complete.
     """
     async with open_fleet(redis_url, "graph=text", "edges.text.credits=2") as (fleet, client):
         specs = [fake_spec(fleet, seed=seed) for seed in (1, 2)]

@@ -1,5 +1,5 @@
-"""With Redis's memory full, rights are kept and ended as ever; only what adds work is refused, as a
-whole.
+"""When Redis's memory is full, rights are kept and ended as usual; only calls that add work are
+refused, and entirely.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from tests.support import RedisProcess
 
 @pytest.fixture
 def control(server: RedisProcess) -> Iterator[Control]:
-    """A control plane on a Redis of its own, with one request whose task a worker runs."""
+    """A control plane on its own Redis, with one request whose task a worker runs."""
     with connect(server.url) as client:
         yield Control(client).begin()
 
@@ -41,8 +41,8 @@ def full_memory(client: redis.Redis) -> Iterator[None]:
 
 
 def keep_and_end(control: Control, epoch: Epoch) -> list[str]:
-    """Renew, acknowledge, lead and fence, then grant the lost task again and claim it; return the
-    answers.
+    """Renew a lease, acknowledge, lead and fence, then grant the lost task again and claim it;
+    return the scripts' answers.
     """
     answers = [
         control.renew(),
@@ -115,6 +115,6 @@ def test_added_work_is_refused_as_a_whole_with_a_full_memory(control: Control) -
 
 
 def snapshot(client: redis.Redis) -> dict[bytes, object]:
-    """Return the value of every key, serialized."""
+    """Return every key of Redis with its serialized value."""
     found: dict[bytes, object] = {key: client.dump(key) for key in client.scan_iter("*")}
     return found

@@ -1,5 +1,5 @@
-"""A gateway while Redis refuses writes or its memory is nearly full: it keeps its id and its
-answers, and says what is wrong.
+"""A gateway while Redis refuses writes or is nearly full: the gateway keeps its id and its answers,
+and reports the cause.
 """
 
 import asyncio
@@ -64,7 +64,9 @@ async def test_gateway_keeps_its_id_and_logs_one_outage_while_redis_refuses_writ
 async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(
     own_redis: RedisProcess,
 ) -> None:
-    """The request that is running ends; the one after it is admitted once there is room."""
+    """When Redis's memory is nearly full, the running request ends normally, and the next one is
+    admitted only once there is room.
+    """
     async with open_fleet(own_redis.url, "limits.max_redis_memory_percent=50") as (fleet, client):
         with connect(own_redis.url) as admin:
             expected, spec = await answer(client, fake_spec(fleet)), fake_spec(fleet)
@@ -97,8 +99,8 @@ async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(
 async def test_complete_spoken_answer_waits_for_redis_to_save_its_transcript(
     own_redis: RedisProcess, setting: str
 ) -> None:
-    """All of its audio is sent before: an error at the end would end a stream that lacks
-    nothing.
+    """The end of a spoken answer waits until Redis accepts its transcript. All audio is sent
+    before, so an error instead would end a stream that lacks nothing.
     """
     async with open_fleet(own_redis.url) as (_, client):
         with connect(own_redis.url) as admin:

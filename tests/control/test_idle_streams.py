@@ -1,4 +1,4 @@
-"""A gateway compares its idle streams with Redis in few calls, and reads exactly those whose
+"""A gateway compares its idle streams with Redis in few calls, and reads exactly the streams whose
 notices were lost.
 """
 
@@ -33,8 +33,8 @@ NUM_IDLE = 250
 
 
 class Idle:
-    """A gateway that reads no inbox, so that every notice is lost, and one request whose worker is
-    the test.
+    """A gateway that reads no inbox, so that every notice is lost, and one request for which the
+    test acts as the worker.
     """
 
     def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
@@ -48,15 +48,15 @@ class Idle:
         return await self.gateway.requests.submit(spec, None)
 
     async def catch_up(self) -> list[RequestId]:
-        """Let the gateway compare its streams; return the requests whose logs it read."""
+        """Let the gateway compare its streams with Redis; return the requests whose logs it
+        read.
+        """
         self.read.clear()
         await self.gateway.requests.catch_up()
         return list(self.read)
 
     async def settle(self) -> None:
-        """Let the gateway note that the streams advanced, then acknowledge what was read from
-        them.
-        """
+        """Let the gateway note that its streams advanced, then acknowledge the chunks it read."""
         await self.catch_up()
         await self.catch_up()
 
@@ -110,7 +110,7 @@ def end(idle: Idle) -> None:
 
 
 def lose_request(idle: Idle) -> None:
-    """Redis restarted without its last writes."""
+    """Remove the request from Redis, as a restart without the last writes does."""
     idle.client.delete(keys.request(REQUEST), keys.task(REQUEST, CLIENT), keys.task(REQUEST, STAGE))
     idle.client.srem(keys.LIVE, REQUEST)
 
@@ -140,7 +140,9 @@ async def test_stream_is_read_once_redis_has_something_new_for_it(
 async def test_stream_waits_for_a_submission_that_is_slow(
     idle: Idle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis does not have the request yet, which is no proof that its answer has ended."""
+    """A stream whose request Redis does not have yet, because the submission is slow, waits: the
+    absence is no proof that the answer has ended.
+    """
     sent, arrives = asyncio.Event(), asyncio.Event()
 
     async def run_late(client: Redis, call: scripts.Call) -> object:
@@ -189,7 +191,9 @@ async def test_gateway_with_open_connections_opens_no_more_under_load(redis_url:
 async def test_connections_are_opened_one_after_the_other(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Concurrent TLS handshakes on a loaded machine each exceed their time limit."""
+    """A gateway opens its connections one after the other: concurrent TLS handshakes on a loaded
+    machine would all exceed their time limit.
+    """
     opening: list[object] = []
     most = 0
     connect_one = AbstractConnection.connect

@@ -1,9 +1,9 @@
-"""In every order of two gateways' calls and of lost writes, the gateway that the client reads
+"""In every order of two gateways' calls and of lost Redis writes, the gateway that the client reads
 delivers the answer.
 
-An epoch above the one in Redis proves that Redis lost writes: its holder has the better right.
-Seeded
-mutations show that the check can fail, and the model replies to random calls as the scripts do.
+A holder's epoch above the one in Redis proves that Redis lost writes, so that holder has the better
+right. Seeded mutations show that the check can fail, and random calls show that the model replies
+as the scripts do.
 """
 
 import random
@@ -62,7 +62,9 @@ class RefusesLostEpochs(ReaderScripts):
 
 
 class AttachesAnyEpoch(ReaderScripts):
-    """Mutation: the former reader may take the answer back from the newer one."""
+    """Mutation: attach accepts any epoch, so that the former reader may take the answer back from
+    the newer one.
+    """
 
     def is_refused(self, held: int, epoch: int) -> bool:
         return False
@@ -70,7 +72,7 @@ class AttachesAnyEpoch(ReaderScripts):
 
 class AbortsUnread(ReaderScripts):
     """Mutation: a gateway aborts an answer that it does not read, by the API's right, instead of
-    giving it up.
+    giving the answer up.
     """
 
     def give_up(self, store: ReaderStore, clock: int, gateway: str) -> Answer:
@@ -101,9 +103,7 @@ NUM_WALKS, NUM_CALLS = 12, 40
 
 
 class ReaderTwins:
-    """The same answer in Redis and in the model. `epochs` maps the epochs of the model to the
-    epochs in Redis.
-    """
+    """The same answer in Redis and in the model. `epochs`: epoch in Redis by epoch of the model."""
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: ReaderScripts) -> None:
         client.flushdb()
@@ -146,7 +146,9 @@ class ReaderTwins:
         assert seen == self.store, after
 
     def moved(self, name: str) -> list[int]:
-        """Return the epochs of which a gateway was notified, as the model numbers them."""
+        """Return the epochs (as the model numbers them) in the notices that a gateway has received
+        of its answer moving elsewhere.
+        """
         numbers = {real: epoch for epoch, real in self.epochs.items()}
         notices = [notice for notice in self.control.inbox(NAMES[name]) if notice[b"k"] == b"m"]
         return [numbers[Epoch(int(notice[b"e"]))] for notice in notices]
@@ -189,7 +191,9 @@ class ReaderTwins:
 
 
 def run_walks(client: redis.Redis, mirror: ReaderScripts) -> set[str]:
-    """Make random calls on both twins; return the ends and states that occurred."""
+    """Make the same random calls on Redis and on the model; return the ends and states that
+    occurred.
+    """
     seen: set[str] = set()
     for seed in range(NUM_WALKS):
         twins = ReaderTwins(client, random.Random(seed), mirror)

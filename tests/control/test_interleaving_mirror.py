@@ -1,5 +1,5 @@
-"""The mirror of the interleaving check replies as the scripts do: the same random calls on both,
-compared after each.
+"""The model of the scripts in the interleaving check replies as the scripts do: random calls run on
+both, and their states are compared after every call.
 """
 
 import random
@@ -41,8 +41,8 @@ UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
 
 class Twins:
-    """The same request in Redis and in the mirror. `epochs` maps, by stage, epochs of the mirror
-    to epochs in Redis.
+    """The same request in Redis and in the model. `epochs`: maps an epoch of the model to the epoch
+    in Redis, for each stage.
     """
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: Scripts) -> None:
@@ -120,8 +120,8 @@ class Twins:
         )
 
     def inboxes(self) -> set[tuple[str, str]]:
-        """Inbox entries that the mirror models: a task to drop ("x"), blocks that were imported
-        ("f").
+        """Return the inbox entries that the model has too: a task to drop ("x"), and imported
+        blocks to free ("f").
         """
         notices: set[tuple[str, str]] = set()
         for worker, _ in WORKERS:
@@ -133,7 +133,7 @@ class Twins:
         return Epoch(self.epochs[stage].get(epoch, 1))
 
     def random_epoch(self, stage: int) -> int:
-        """Mostly the task's own epoch, sometimes an older one."""
+        """Return an epoch for a call: mostly the task's own epoch, sometimes an older one."""
         now = self.store.tasks[stage].epoch
         return now if self.rng.random() < 0.75 else self.rng.choice(sorted(self.epochs[stage]))
 
@@ -259,7 +259,7 @@ class Twins:
         self.call_both(self.mirror.lose_tensors(self.store, epoch), call)
 
     def hand_off(self) -> None:
-        """Hand off to the same role, so that any worker of the stage may claim the task."""
+        """Hand a task off to the same role, so that any worker of the stage may claim it."""
         worker, stage = self.rng.choice(WORKERS)
         epoch, role = self.random_epoch(stage), RoleName(STAGES[stage])
         call = scripts.hand_off(
@@ -304,7 +304,7 @@ class Twins:
         self.call_both(self.mirror.fail(self.store, stage, epoch), scripts.fail(fact))
 
     def fence(self) -> None:
-        """Fence a late worker or one that has renewed its lease; it registers again immediately."""
+        """Fence a worker, whether or not it is late; it registers again immediately."""
         worker, stage = self.rng.choice(WORKERS)
         deadline_us = int(self.client.zscore(keys.WORKERS, worker) or 0)
         if self.rng.random() < 0.7:
@@ -322,7 +322,7 @@ class Twins:
         self.store = self.store._replace(listed=self.store.listed | {worker})
 
     def end(self) -> None:
-        """End the request, rarely, since no later call is accepted."""
+        """End the request. Done rarely, since later calls are refused."""
         if self.rng.random() < 0.1:
             state = self.rng.choice(("finished", "failed"))
             call = scripts.end_request(self.leader, R, state, "", "", None)
@@ -330,14 +330,16 @@ class Twins:
 
 
 def without_epoch(event: ev.Event) -> tuple[object, ...]:
-    """Return an event without its epoch, which the mirror numbers differently."""
+    """Return an event without its epoch, which the model numbers differently."""
     return type(event), *(
         getattr(event, name, None) for name in ("stage", "owner", "deaths", "alone", "state")
     )
 
 
 def run_walks(client: redis.Redis, mirror: Scripts) -> set[str]:
-    """Make random calls on both twins; return the events and states that occurred."""
+    """Make the same random calls on Redis and on the model; return the events and states that
+    occurred.
+    """
     seen: set[str] = set()
     for seed in range(NUM_WALKS):
         twins = Twins(client, random.Random(seed), mirror)
@@ -362,8 +364,8 @@ def test_mirror_answers_as_the_scripts(client: redis.Redis) -> None:
 
 
 def test_mirror_condemns_the_tasks_that_the_scripts_leave_lost(client: redis.Redis) -> None:
-    """A task is granted again after each death, alone after some; one more death while it runs
-    alone, and it is left lost.
+    """A task is granted again after each death, from some number of deaths on to run alone; if its
+    worker dies then too, the scripts leave the task lost, and so does the model.
     """
     twins = Twins(client, random.Random(0), Scripts())
     worker, role = WorkerId("A0"), RoleName(STAGES[PRODUCER])

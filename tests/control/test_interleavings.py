@@ -1,9 +1,9 @@
-"""Every order of moves of workers, client and conductor: each state is valid, and each leads to the
-request's end.
+"""Every order of moves of workers, client and conductor is checked: each state is valid, and leads
+to the request's end.
 
-`interleaving_store` mirrors the scripts, `interleaving_moves` lists the possible next moves around
-the real `step`; `interleaving_search` tries all orders. Seeded mutations show that the check can
-fail.
+`interleaving_store` models the scripts, `interleaving_moves` lists the possible next moves around
+the real `step`, and `interleaving_search` tries all orders. Seeded mutations show that the check
+can fail.
 """
 
 import gc
@@ -37,8 +37,8 @@ TWO_FROM_PRODUCER, TWO_FROM_CONSUMER, ONE_EACH = (2, 1), (1, 2), (1, 1)
 
 @pytest.fixture(autouse=True)
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register the model's graph; disable garbage collection, which would look for cycles in a
-    million tuples without any.
+    """Register the model's graph, and disable garbage collection, which would search a million
+    tuples for cycles.
     """
     monkeypatch.setitem(GRAPHS, PAIR.name, PAIR)
     gc.disable()
@@ -83,8 +83,8 @@ def test_task_that_kills_its_workers_alone_fails_its_request(places: str) -> Non
 
 
 def was_recomputed(world: World) -> bool:
-    """Epochs: granted at 1, lost at 2, granted at 3, granted to recompute tensors at 4, closed at
-    5.
+    """Return True if the producer's tensors were recomputed. Its epochs are then: granted at 1,
+    lost at 2, granted at 3, granted to recompute at 4, closed at 5.
     """
     (producer, _) = world.store.tasks
     return world.store.end == "finished" and producer.epoch >= 5 and producer.deaths > 0
@@ -139,7 +139,9 @@ def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
 def test_hand_off_completes_in_every_interleaving(
     places: str, faulty: str, sizes: tuple[int, int], budget: Budget
 ) -> None:
-    """The producer may be one chunk ahead, so that it waits for a consumer whose input is lost."""
+    """A hand-off completes in every order of moves. The producer may be one chunk ahead, so that it
+    waits for a consumer whose input is lost.
+    """
     search = explore(
         Fleet(places, budget, faulty=faulty, sizes=sizes, split=split_stage(places), credits=1)
     )
@@ -182,7 +184,7 @@ class ClosesUndelivered(Scripts):
 
 
 class ClosesWithAnOpenTask(Scripts):
-    """Mutation: the delivery closes the request although a finished task runs again, to recompute
+    """Mutation: the delivery closes the request although a finished task runs again to recompute
     its tensors.
     """
 
@@ -210,7 +212,7 @@ class AppendsAtAnyEpoch(Scripts):
 
 
 class AppendsAgain(Scripts):
-    """Mutation: a chunk that the log holds is written a second time."""
+    """Mutation: a chunk that the log already holds is appended again."""
 
     def append(
         self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool
@@ -223,14 +225,14 @@ class AppendsAgain(Scripts):
 
 
 class ImportsUnlistedSource(Scripts):
-    """Mutation: blocks are imported although their source has left and may reuse its pages."""
+    """Mutation: KV blocks are imported although their source has left and may reuse the pages."""
 
     def may_take(self, store: Store, task: MirrorTask) -> bool:
         return task.offer == "offered"
 
 
 class ExpectsRecomputation(Scripts):
-    """Mutation: an owner that imported blocks is expected to recompute the chunks published
+    """Mutation: an owner that imported KV blocks is expected to recompute the chunks published
     before.
     """
 
@@ -239,7 +241,7 @@ class ExpectsRecomputation(Scripts):
 
 
 class IgnoresLostTasks(Fleet):
-    """Mutation: a conductor that ignores the tasks that the scripts leave lost."""
+    """Mutation: the conductor ignores the tasks that the scripts leave lost."""
 
     def decide(self, state: ConductorState, event: ev.Event) -> Decision:
         after, commands = step(state, event)
@@ -247,7 +249,7 @@ class IgnoresLostTasks(Fleet):
 
 
 class FailsAtFirstDeath(Fleet):
-    """Mutation: a conductor that fails a request at the first death over it."""
+    """Mutation: the conductor fails a request at the first worker death over it."""
 
     def decide(self, state: ConductorState, event: ev.Event) -> Decision:
         if isinstance(event, ev.TaskLost):
@@ -305,5 +307,7 @@ def test_mutated_conductor_is_detected(fleet: type[Fleet], budget: Budget) -> No
 
 
 def test_single_report_of_lost_tensors_suffices() -> None:
-    """The script that records the report grants the task; no conductor has to read it."""
+    """A single report of lost tensors suffices: the script that records it grants the task, without
+    the conductor.
+    """
     explore(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), faulty=PRODUCERS, reports_once=True))

@@ -1,5 +1,5 @@
-"""Jobs are listed and controlled through the port of the gateway; jobs of job workers that died
-silently are failed, and never taken from a living worker.
+"""Jobs (rq) are listed and controlled through the gateway's port. The jobs of job workers that died
+silently are failed; no job is taken from a living worker.
 """
 
 import os
@@ -103,7 +103,7 @@ async def test_job_is_shown_from_queue_to_failure(
 
 
 def test_job_worker_waits_while_redis_refuses_writes(own_redis: RedisProcess) -> None:
-    """The job worker takes the next job afterwards, and its process does not end."""
+    """A job worker keeps running while Redis refuses writes, and takes the next job afterwards."""
     with connect(own_redis.url) as admin, redis.Redis.from_url(own_redis.url) as connection:
         queue = Queue(jobs.QUEUE, connection=connection, serializer=JSONSerializer)
         worker = JobWorker(
@@ -342,7 +342,7 @@ def test_benchmark_receives_the_job_arguments(tmp_path: Path) -> None:
 
 
 NO_PID = 2**22 + 1
-"""More than the largest process id."""
+"""A number above the largest possible process id."""
 HERE = this_process()
 GONE = JobWorkerProcess(HERE.machine, NO_PID, HERE.started_s)
 REUSED = JobWorkerProcess(HERE.machine, HERE.pid, HERE.started_s - 60)
@@ -350,7 +350,7 @@ ELSEWHERE = JobWorkerProcess("another machine", NO_PID, HERE.started_s)
 
 
 def registered(connection: redis.Redis, place: JobWorkerProcess = HERE) -> JobWorker:
-    """Register a worker whose process is at `place`."""
+    """Register a job worker whose process is at `place`."""
     worker = JobWorker(
         [jobs.QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord
     )
@@ -360,8 +360,8 @@ def registered(connection: redis.Redis, place: JobWorkerProcess = HERE) -> JobWo
 
 
 def begin(connection: redis.Redis, worker: JobWorker) -> str:
-    """Let the worker begin a new job, as far as it gets before the job's process runs; return the
-    job's id.
+    """Let the job worker begin a new job, up to the start of the job's process; return the job's
+    id.
     """
     submitted = jobs.submit(connection, "bench", {})
     queue = worker.queues[0]

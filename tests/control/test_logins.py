@@ -1,4 +1,4 @@
-"""Logins of the console in a real Redis: every gateway finds them, they expire, and their number is
+"""Console logins in a real Redis: every gateway finds them, they expire, and their number is
 bounded.
 """
 

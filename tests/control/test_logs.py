@@ -1,5 +1,5 @@
-"""The log of all processes: logging never blocks, each kind of line is bounded, and facts of the
-fleet outlast any number of other lines.
+"""The common log of all processes: logging never blocks, the number of lines of each kind is
+bounded, and lines about the fleet outlast any number of other lines.
 """
 
 import asyncio
@@ -231,7 +231,9 @@ CHATTER = 24_000
 
 
 def chat(client: redis.Redis, count: int) -> None:
-    """Add lines as another process would; trimming is exact, so that counts are."""
+    """Add `count` log lines as another process would. Trimming is exact here, so that the test can
+    count lines.
+    """
     pipe = client.pipeline(transaction=False)
     for number in range(count):
         pipe.xadd(keys.LOGS, {"m": f"chatter {number}"}, maxlen=MAX_STORED, approximate=False)
@@ -244,7 +246,7 @@ def kill_worker(client: redis.Redis) -> None:
 
 
 async def read_all(client: FleetClient, query: LogQuery, limit: int) -> list[LogLine]:
-    """Read every page, the newest line first."""
+    """Read every page of the log, the newest line first."""
     seen, before = list[LogLine](), ""
     while True:
         page = await client.telemetry.logs(query, before=before, limit=limit)

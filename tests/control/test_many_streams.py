@@ -1,5 +1,5 @@
-"""With many streams, a leader or gateway keeps its lease during long reads and acts only on current
-state.
+"""With many streams, a leader or gateway renews its lease during long reads, and acts only on the
+current state.
 """
 
 import time
@@ -32,8 +32,8 @@ NUM_LIVE, LEASE_S = 6, 60
 
 @dataclass(slots=True)
 class SlowReads:
-    """Reads of requests that each take as long as the lead lasts, by the driver's clock; `then` is
-    called at each.
+    """Replacement for reads of requests, each of which takes as long as the lead lasts by the
+    driver's clock; `then` is called during each read.
     """
 
     driver: Driver
@@ -49,7 +49,7 @@ class SlowReads:
 
 @pytest.fixture
 def driver(redis_url: str, client: redis.Redis) -> Iterator[Driver]:
-    """A driver that does not lead yet; `NUM_LIVE` requests are live."""
+    """A conductor's driver that does not lead yet, and `NUM_LIVE` live requests."""
     config = load_config(None, ("engine=fake", "device=cpu", f"lease.conductor_ttl_s={LEASE_S}"))
     graph = config.graph_declaration()
     run(client, scripts.register(GATEWAY, "", HOUR_US, {"kind": "gateway"}))
@@ -68,7 +68,9 @@ def driver(redis_url: str, client: redis.Redis) -> Iterator[Driver]:
 def test_leader_ignores_observations_of_an_earlier_term(
     client: redis.Redis, driver: Driver
 ) -> None:
-    """A conductor that was on standby for an hour has no observations of the workers since."""
+    """A new leader ignores what it observed in an earlier term: after an hour on standby, these
+    observations of workers are stale.
+    """
     live = read_live(client)
     first = driver.config.graph_declaration().stages[0].name
     driver.took_over_at = time.monotonic() - 3600
@@ -171,7 +173,7 @@ def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
 
 
 def age_grants(client: redis.Redis, driver: Driver) -> None:
-    """Make every grant overdue, for roles whose workers are starting."""
+    """Make every grant overdue, for roles whose workers are still starting."""
     driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
     for at in driver.granted_at:
         driver.granted_at[at] -= 3600
@@ -233,7 +235,9 @@ def test_leader_reads_each_role_once_for_many_overdue_grants(
 
 
 def test_waiting_grant_is_lost_once_it_left_its_queue(client: redis.Redis, driver: Driver) -> None:
-    """Grants that no worker has read are not lost: the role is busy."""
+    """A waiting grant counts as lost only once it has left its queue; a grant that no worker has
+    read is not lost, since the role may be busy.
+    """
     role = driver.config.roles()[0]
     worker = WorkerId(f"{role.name}@test:1:a")
     run(client, scripts.register(worker, role.name, HOUR_US, {"kind": "test"}))

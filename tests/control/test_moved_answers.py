@@ -1,5 +1,5 @@
-"""An answer that moved between gateways has one reader, also after Redis lost the write that moved
-it; a fenced gateway resumes every answer that it held.
+"""An answer that moved between gateways has one reader, even after Redis lost the write that moved
+it. A fenced gateway resumes every answer that it held.
 """
 
 import asyncio
@@ -44,13 +44,15 @@ LM = StageName("lm")
 IN_STEP = in_step(get_graph("text"))
 NUM_RENEWALS = 4
 SETTINGS = (*IN_STEP, "lease.worker_ttl_s=3600", "lease.gateway_timeout_s=3600")
-"""The test renews leases itself, and nothing is aborted for its gateway's absence."""
+"""Settings in which only the test renews leases, and nothing is aborted because its gateway is
+absent.
+"""
 
 
 @dataclass(slots=True)
 class Holders:
-    """State of one answer's reader in Redis, to be written back as if Redis had lost all later
-    writes.
+    """Redis's record of which gateway reads one answer. `write_back` restores it, as if Redis had
+    lost all later writes.
     """
 
     client: redis.Redis
@@ -103,8 +105,8 @@ class Moving:
         return self.fleet.clients[0]
 
     async def begin(self) -> tuple[RequestSpec, ClientStream]:
-        """Begin an answer at the first gateway; its reader has the first chunk, and its workers
-        wait for credit.
+        """Begin an answer at the first gateway; on return, its reader has the first chunk and its
+        workers wait for credit.
         """
         spec = fake_spec(self.fleet)
         stream = await self.first.requests.submit(spec, None)
@@ -145,8 +147,8 @@ async def test_lost_attach_neither_aborts_an_answer_nor_returns_it_to_the_former
 async def test_answer_is_delivered_although_its_attach_is_lost_and_its_former_gateway_is_dead(
     redis_url: str,
 ) -> None:
-    """Acknowledgements at an epoch that Redis lost are refused: the answer is attached again, and
-    they are repeated.
+    """Redis loses the attach of the second gateway, and the first gateway is dead: acknowledgements
+    at the lost epoch are refused, so the second gateway attaches again and repeats them.
     """
     async with two_gateways(redis_url) as moving:
         spec, _ = await moving.begin()
@@ -181,8 +183,8 @@ async def test_rejoined_gateway_keeps_its_listener_although_the_rejoin_is_lost(
 async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_other_ends(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, delayed: int
 ) -> None:
-    """Whichever attach Redis ran last has the answer, also if the replies arrive in another
-    order.
+    """Of two concurrent resumptions at one gateway, the one whose attach Redis ran last reads the
+    answer, even if the replies arrive in the other order; the other one ends.
     """
     async with two_gateways(redis_url) as moving:
         spec, _ = await moving.begin()
@@ -223,8 +225,8 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
 
 
 async def delivered_then_lost(moving: Moving) -> tuple[RequestSpec, Callable[[], None]]:
-    """Deliver an answer whole; return a function after which Redis has lost its end, and its worker
-    is replaced.
+    """Deliver an answer completely. Return its request, and a function that makes Redis lose the
+    answer's end and replaces the worker.
     """
     spec, stream = await moving.begin()
     worker = moving.fleet.owner(spec.id, LM)
@@ -250,7 +252,9 @@ async def delivered_then_lost(moving: Moving) -> tuple[RequestSpec, Callable[[],
 async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(
     redis_url: str,
 ) -> None:
-    """Its worker died as well: what is computed again has no reader, and must not wait for one."""
+    """A delivered answer whose end Redis lost, and whose worker died, ends as finished: the
+    recomputed chunks have no reader, and must not wait for one.
+    """
     async with two_gateways(redis_url) as moving:
         spec, lose_end = await delivered_then_lost(moving)
         lose_end()
@@ -260,8 +264,8 @@ async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(
 
 
 async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_url: str) -> None:
-    """The reader of an ended answer holds nothing of it; once it runs again, that reader is its
-    newest one.
+    """An ended answer is read a second time; then Redis loses its end. The second reader, which
+    holds no right to an ended answer, becomes its reader once the request runs again.
     """
     async with two_gateways(redis_url) as moving:
         spec, lose_end = await delivered_then_lost(moving)
@@ -274,8 +278,8 @@ async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_
 async def test_cancelled_resumption_leaves_no_stream(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection of its client, or the voice session, may end meanwhile: no reader would ever
-    end the stream.
+    """A resumption is cancelled because its client's connection or voice session ends: no stream
+    may remain, since no reader would ever end it.
     """
     async with two_gateways(redis_url) as moving:
         spec, stream = await moving.begin()
@@ -314,7 +318,9 @@ Send = Callable[[], Awaitable[object]]
 
 
 async def begin(client: FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
-    """Submit answers that are not read yet: each waits for its credit."""
+    """Submit `NUM_HELD` requests whose answers are not read, so that their workers wait for
+    credit.
+    """
     held: list[tuple[RequestSpec, ClientStream]] = []
     for _ in range(NUM_HELD):
         spec = fake_spec(fleet)
@@ -327,7 +333,9 @@ def fence(fleet: ThreadFleet, client: FleetClient) -> None:
 
 
 def intercept_attach(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
-    """Return a `run_async` whose first attach of the request is done by `once`."""
+    """Return a replacement for `run_async` that runs the first attach of `request` through
+    `once`.
+    """
     intercepted: list[RequestId] = []
 
     async def send(client: Redis, call: scripts.Call) -> object:
@@ -365,8 +373,8 @@ async def test_failed_reattachment_is_repeated_at_the_next_renewal(
 async def test_cancelled_caller_does_not_interrupt_the_rejoin(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a further renewal: the caller that found the fence is cancelled during the rejoin,
-    and every answer is resumed.
+    """The caller that noticed the gateway's fencing is cancelled during the rejoin: without another
+    lease renewal, every answer is resumed.
     """
     async with open_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *IN_STEP) as (
         fleet,
@@ -396,7 +404,7 @@ async def test_cancelled_caller_does_not_interrupt_the_rejoin(
 
 @pytest.fixture
 async def holder(redis_url: str, client: redis.Redis) -> AsyncIterator[FleetClient]:
-    """A gateway that holds `MANY_HELD` requests of a fleet whose workers do nothing."""
+    """A gateway that holds `MANY_HELD` requests, in a fleet whose workers do nothing."""
     gateway = await FleetClient.connect(
         redis_url, load_config(None, ("engine=fake", LONG_LEASE, "limits.max_requests=1000"))
     )

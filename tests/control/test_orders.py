@@ -1,4 +1,4 @@
-"""Orders of operators to a worker (drain, resume, stop) or about a task (redeliver) apply
+"""Operator commands to a worker (drain, resume, stop) or about a task (redeliver) take effect
 immediately.
 """
 
@@ -31,7 +31,7 @@ def notices(control: Control) -> list[str]:
 
 
 def test_orders_apply_immediately_and_may_be_repeated(control: Control) -> None:
-    """A leaving worker cannot be resumed."""
+    """Commands take effect immediately and may be repeated. A leaving worker cannot be resumed."""
     states: dict[WorkerOrder, tuple[str, str]] = {
         "drain": ("1", ""),
         "resume": ("", ""),
@@ -105,7 +105,7 @@ def test_redelivery_of_a_finished_or_unknown_task_is_refused(control: Control) -
 
 
 async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
-    """Redeliver the stage's task; a second call with the same epoch is refused."""
+    """Redeliver the stage's task; check that a second call with the same epoch is refused."""
     trace = await client.telemetry.trace(request)
     assert trace is not None
     seen = next(task for task in trace.tasks if task.stage == stage)
@@ -116,8 +116,8 @@ async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageN
 
 
 async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
-    """The task of every stage is redelivered once while it runs; the only worker of its role
-    receives it again.
+    """The answer is complete although the task of every stage is redelivered once while it runs.
+    The only worker of its role receives the task again.
     """
     async with open_fleet(redis_url, "edges.audio.credits=4") as (fleet, client):
         plain = fake_spec(fleet, num_tokens=60)

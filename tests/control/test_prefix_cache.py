@@ -1,7 +1,7 @@
-"""A conversation's next turn goes to the worker that caches its prefix, if that worker has room,
-and computes only new rows.
+"""Prefix caching: a conversation's next turn goes to the worker that caches its prefix, if that
+worker has room, and computes only the new rows.
 
-The answer is independent of the worker.
+The answer does not depend on the worker.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ NEVER_OVERDUE = ("lease.claim_timeout_s=3600", "lease.no_worker_timeout_s=3600")
 
 
 class PrefixCacheBench(Control):
-    """Two workers with one slot each, of which one caches the prefix of SESSION since its first
-    turn.
+    """Two workers with one slot each, of which one has cached the prefix of conversation SESSION
+    since its first turn.
     """
 
     def turn(self, name: str) -> RequestId:
@@ -91,8 +91,8 @@ def run_a_task(bench: PrefixCacheBench) -> None:
 
 
 def reserve_a_slot(bench: PrefixCacheBench) -> None:
-    """A slot counts as used from the moment a task is offered for it; otherwise several tasks would
-    be offered for one slot.
+    """Offer a task to the caching worker. Its slot counts as used from that moment; otherwise
+    several tasks could be offered for one slot.
     """
     bench.turn("offered")
     assert bench.waiting_at() == CACHING
@@ -109,7 +109,9 @@ CHANGES: dict[str, Callable[[PrefixCacheBench], object]] = {
     "reserved": reserve_a_slot,
     "without the prefix": lambda bench: bench.client.delete(keys.cached_prefix(SESSION)),
 }
-"""States of the caching worker in which it receives no further turn."""
+"""States of the caching worker in which it receives no further turn, each with a function that
+brings it about.
+"""
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -139,7 +141,9 @@ def test_overdue_turn_is_granted_to_the_role(bench: PrefixCacheBench) -> None:
 def test_turn_reserved_for_a_leaving_worker_is_granted_again(
     bench: PrefixCacheBench, change: str
 ) -> None:
-    """Immediately, and without counting a death: the worker never owned the task."""
+    """A turn offered to a worker that leaves is granted again immediately, and no death is counted,
+    since the worker never owned the task.
+    """
     second = bench.turn("second")
     before = bench.epoch(request=second)
     CHANGES[change](bench)
@@ -160,7 +164,7 @@ def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) 
 def make_turn(
     fleet: ThreadFleet, number: int, *, session: str = SESSION, num_tokens: int = 12
 ) -> RequestSpec:
-    """Return a turn whose prompt begins with the prompt of the preceding turn."""
+    """Return a turn whose prompt begins with the preceding turn's prompt."""
     return replace(
         fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number),
         session=session,
@@ -168,7 +172,7 @@ def make_turn(
 
 
 async def serve(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
-    """Submit a request; return the worker that answered and the number of cached rows."""
+    """Submit a request; return the worker that answered it, and its number of cached rows."""
     await answer(client, spec)
     view = await client.telemetry.trace(spec.id)
     assert view is not None
@@ -189,8 +193,8 @@ def caching_workers(fleet: ThreadFleet, session: str = SESSION) -> set[WorkerId]
 
 @pytest.fixture
 def fleet(request: pytest.FixtureRequest, redis_url: str) -> Iterator[ThreadFleet]:
-    """Two workers of one stage; a grant to a worker is never overdue, unless the test's parameter
-    overrides it.
+    """A fleet with two workers of one stage. A grant to a worker is never overdue, unless the
+    test's parameter overrides the setting.
     """
     overrides = cast("tuple[str, ...]", getattr(request, "param", ()))
     with thread_fleet(redis_url, "graph=text", *NEVER_OVERDUE, *overrides) as fleet:
@@ -259,7 +263,9 @@ async def test_full_caching_worker_is_skipped_immediately(fleet: ThreadFleet) ->
 
 
 async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
-    """A user who continues speaking after a pause aborts a turn each time."""
+    """An aborted turn leaves its prefix in the cache, since a user who continues speaking after a
+    pause aborts a turn each time.
+    """
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         for _ in range(3):
@@ -273,7 +279,9 @@ async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
 
 @pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3",)], indirect=True)
 async def test_frozen_caching_worker_loses_an_overdue_turn(fleet: ThreadFleet) -> None:
-    """Its lease is still valid, so that only the overdue claim shows the freeze."""
+    """A turn offered to a frozen caching worker goes to another worker once the claim is overdue:
+    the frozen worker's lease is still valid, so that nothing else shows the freeze.
+    """
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         stop(fleet, caching_worker)
@@ -292,7 +300,7 @@ async def test_caching_worker_running_a_suspect_claims_no_turn(fleet: ThreadFlee
 
 
 def stop(fleet: ThreadFleet, worker: WorkerId) -> None:
-    """End the loop's thread, as if the worker were frozen; its lease stands."""
+    """End the worker loop's thread, as if the worker were frozen; its lease stays valid."""
     loop = loop_of(fleet, worker)
     thread = fleet.threads[1 + fleet.loops.index(loop)]
     fleet.killed.add(worker)
@@ -334,7 +342,9 @@ async def test_prefix_cache_can_be_disabled(fleet: ThreadFleet) -> None:
 
 
 async def test_split_stage_caches_nothing(redis_url: str) -> None:
-    """The worker that finishes a task there is not the one that begins the next."""
+    """A split stage caches no prefix, since the worker that finishes a task is not the one that
+    begins the next.
+    """
     halves = ("stages.lm.split.prefill.replicas=1", "stages.lm.split.decode.replicas=1")
     with thread_fleet(redis_url, "graph=text", *NEVER_OVERDUE, *halves) as fleet:
         async with gateway(fleet) as client:
@@ -348,8 +358,8 @@ async def test_split_stage_caches_nothing(redis_url: str) -> None:
 
 
 async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
-    """The worker was fenced after its engine finished the task, and before it could write the cache
-    entry.
+    """A worker that was fenced after its engine finished a task, and before it wrote the cache
+    entry, frees the cached rows.
     """
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))

@@ -1,4 +1,4 @@
-"""A request may prescribe its answer, in whole or in part; the prescribed tokens are not
+"""A request may prescribe its answer, completely or the beginning of it; prescribed tokens are not
 sampled.
 """
 

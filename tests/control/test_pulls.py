@@ -1,5 +1,5 @@
-"""Reads of other workers' memory are counted by the reader: per edge for the fleet, per request for
-its trace.
+"""Remote reads of other workers' memory are counted by the reader: per edge for the fleet, per
+request for its trace.
 """
 
 import pytest
@@ -34,8 +34,8 @@ CONFIGS = REPO / "configs"
 async def test_recomputed_tensors_without_arena_room_leave_the_answer_the_same(
     redis_url: str, pulled: EdgeName, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All workers die, and their tensors are lost; the arenas of their successors are too small for
-    any tensor.
+    """The answer stays the same although all workers die, their tensors are lost, and the
+    successors' arenas are too small for any tensor.
     """
     graph = GRAPHS[DEFAULT_GRAPH]
     async with open_fleet(

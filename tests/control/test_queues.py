@@ -1,5 +1,5 @@
-"""Views of queues and capacity for operators and admission: grants waiting for a role, and workers
-that count for it.
+"""Views of queues and capacity for operators and admission: grants that wait for a role, and
+workers that count for the role.
 """
 
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ LEASE_US, CAPACITY = 60_000_000, 4
 
 
 class QueueBench:
-    """A gateway and a registered worker for each stage; no process."""
+    """A gateway and a registered worker for each stage, without processes."""
 
     def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
         self.client, self.gateway = client, gateway
@@ -54,7 +54,9 @@ class QueueBench:
         return spec.id
 
     def read_one(self) -> str:
-        """Deliver the next grant to the worker, as its loop reads it; return the entry's id."""
+        """Deliver the next grant to the worker as its loop would read it; return the stream entry's
+        id.
+        """
         reply = self.client.xreadgroup(
             keys.GROUP, self.workers[STAGE], {keys.role(ROLE): ">"}, count=1, noack=True
         )
@@ -110,9 +112,8 @@ async def test_ended_request_leaves_the_queue(bench: QueueBench) -> None:
 
 
 async def test_draining_worker_does_not_count_as_capacity(bench: QueueBench) -> None:
-    """A draining worker keeps its lease and finishes its tasks; a request that needs its role is
-    refused with the
-    role's name.
+    """A draining worker does not count as capacity: it keeps its lease and finishes its tasks, but
+    a request that needs its role is refused with the role's name.
     """
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)

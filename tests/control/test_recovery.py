@@ -1,5 +1,5 @@
-"""Any worker may die at any time, and no conductor is needed on the normal path: the answer is
-identical to the undisturbed one.
+"""Any worker may die at any time: the answer equals the undisturbed one, and no conductor is needed
+on the normal path.
 """
 
 import asyncio
@@ -32,7 +32,9 @@ SOURCE, SINK = OMNI.stages[0].name, OMNI.stages[-1].name
 async def test_answers_with_joined_tokens_are_complete_after_their_worker_is_killed(
     redis_url: str,
 ) -> None:
-    """Few credits, so that no answer is over when its worker is killed."""
+    """Answers whose tokens are joined in chunks are complete after their worker is killed. Few
+    credits keep every answer unfinished until then.
+    """
     joined = ("edges.text.policy={kind: each, max_chunks_per_s: 100}", "edges.text.credits=4")
     async with open_fleet(redis_url, "graph=text", *joined) as (fleet, client):
         expected = await answer(client, fake_spec(fleet, num_tokens=2000))
@@ -51,8 +53,8 @@ async def test_answers_with_joined_tokens_are_complete_after_their_worker_is_kil
 
 
 async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> None:
-    """Its workers die one after another before it has input: no death is counted, and it is
-    answered as usual.
+    """A task that waits for its first input is no suspect: its workers die one after another, no
+    death is counted, and the task is answered as usual.
     """
     async with open_fleet(redis_url) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
@@ -68,8 +70,8 @@ async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> Non
 
 
 async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> None:
-    """Its producer is lost during the answer. A death is not counted once the task runs alone and
-    idles.
+    """A task that waits for more input becomes no dead letter: its producer is lost during the
+    answer, and no death is counted while the task runs alone and idles.
     """
     slow_source = f"stages.{SOURCE}.extra={{step_ms: 20}}"
     async with open_fleet(redis_url, slow_source) as (fleet, client):

@@ -1,5 +1,5 @@
-"""Chunks lost by Redis are recomputed with other sizes where sizes depend on timing: each row is
-still received once.
+"""Chunks that Redis lost are recomputed with other sizes where sizes depend on timing; the client
+still receives each row once.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ pytestmark = pytest.mark.one_file_in(2, "control with many processes")
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
 NUM_FRAMES = 110
 FIRST = (2, 4, 8, 16, 25)
-"""Windows of the first owner, which streams frame by frame."""
+"""Audio window sizes, in frames, of the first owner, which streams frame by frame."""
 
 
 class Windows(FakeTask):
-    """Audio in windows of the given sizes, the last of them repeated: one item each, as a codec
-    produces them.
+    """Fake codec task that emits audio in windows of the given sizes, one item per window; the last
+    size is repeated.
     """
 
     def __init__(self, spec: RequestSpec, options: BuildOptions, sizes: Sequence[int]) -> None:
@@ -69,9 +69,9 @@ class Windows(FakeTask):
 
 
 def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltStage]:
-    """Give a task's later owners other window sizes than its first owner. A step computes one
-    frame, so that the credit of the audio edge limits the chunks exactly: a step that computed all
-    frames at hand could complete the answer.
+    """Return a stage builder that gives a task's later owners the window sizes `again`. A step
+    computes one frame: then the audio edge's credit limits the chunks exactly, while a step that
+    computed all available frames could complete the answer.
     """
 
     def build_stage(config: FleetConfig, stage: StageName) -> BuiltStage:
@@ -91,15 +91,15 @@ def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName
 
 
 class AppendOnlyFile:
-    """The append-only file of a server, which can be truncated to an earlier size."""
+    """Append-only file of a Redis server, which can be truncated to an earlier size."""
 
     def __init__(self, server: RedisProcess, folder: Path) -> None:
         self._server, self._folder = server, folder
         self._sizes: Mapping[Path, int] = {}
 
     def record_size(self) -> None:
-        """Record the file's size once everything acknowledged so far is written: a slow fsync may
-        delay that for seconds.
+        """Record the file's size once it contains every acknowledged write, which a slow fsync may
+        delay for seconds.
         """
         with connect(self._server.url) as client:
             wait_until(
@@ -126,7 +126,9 @@ def sizes_of(url: str, request: RequestId) -> list[int]:
 async def answer_with_actions(
     client: FleetClient, spec: RequestSpec, actions: Mapping[int, Callable[[], object]]
 ) -> EdgeArrays:
-    """Return the answer; run each action after the audio chunk with its index is received."""
+    """Return the answer. `actions`: functions to run after the audio chunk with their index has
+    arrived.
+    """
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         async for chunk in await client.requests.submit(spec, None):
@@ -151,8 +153,9 @@ async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat
     num_kept: int,
     num_received: int,
 ) -> None:
-    """The client has chunks up to `num_received`; the restarted Redis has those up to `num_kept`,
-    and perhaps one more.
+    """Audio recomputed with other chunk boundaries has no gap and no repetition. The client has the
+    chunks up to `num_received`; the restarted Redis has the chunks up to `num_kept`, and perhaps
+    one more.
     """
     paced = (*in_step(OMNI, credits=3), f"edges.{AUDIO}.credits=1")
     config = load_config(
@@ -182,7 +185,7 @@ async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat
 
 
 class BlockingCodec(FakeEngine):
-    """A codec that blocks within one step after a number of frames."""
+    """A codec engine that blocks within a step after a number of frames."""
 
     def __init__(self) -> None:
         super().__init__(max_batch=8, autoregressive=False)
@@ -201,8 +204,8 @@ class BlockingCodec(FakeEngine):
 async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(
     own_redis: RedisProcess, tmp_path: Path
 ) -> None:
-    """The worker has consumed chunks that the log lost; they are produced again with other
-    sizes.
+    """A worker is in a step while Redis loses writes: the chunks that it has consumed are gone from
+    the log and are produced again with other sizes, so the worker recomputes its task.
     """
     settings = (
         "engine=fake",

@@ -1,5 +1,5 @@
-"""A Redis that would lose or delete the fleet's data is refused with the remedy, or a warning names
-the risk.
+"""Checks of Redis at the start: a server that would lose or delete the fleet's data is refused with
+the remedy, or a warning names the risk.
 """
 
 import re
@@ -199,8 +199,8 @@ def test_difference_of_clocks_excludes_the_round_trip(redis_s: float, verdict: s
 def test_server_that_refuses_undeclared_keys_is_refused_with_its_remedy(
     message: str, remedy: str
 ) -> None:
-    """The replies are quoted from the documents of Dragonfly and Tair; neither can be installed
-    here.
+    """A server that refuses undeclared keys is refused with its remedy. The error messages are
+    quoted from the documentation of Dragonfly and Tair; neither can be installed here.
     """
     assert remedy in explain_script_refusal(message)
     assert explain_script_refusal("OOM command not allowed when used memory > 'maxmemory'") == ""
@@ -211,8 +211,8 @@ def test_every_script_has_the_flag_for_undeclared_keys_in_its_first_line() -> No
 
 
 class RefusingHandler(socketserver.StreamRequestHandler):
-    """Answers as a server that accepts connections and scripts, and refuses undeclared keys: no
-    such server is installed here.
+    """Fake server that accepts connections and scripts but refuses undeclared keys; no real server
+    of this kind is installed here.
     """
 
     def handle(self) -> None:

@@ -1,5 +1,5 @@
-"""Redis that refuses writes, or is a replica for a while, is away: workers and conductor wait, and
-every answer is complete.
+"""A Redis that refuses writes, or is a replica for a while, is treated as unreachable: workers and
+conductor wait, and every answer is complete.
 """
 
 import asyncio
@@ -29,9 +29,8 @@ pytestmark = pytest.mark.one_file_in(2, "control with many processes")
 
 
 class RedisFault(ABC):
-    """A fault of a running Redis, which then refuses writes, and the end of the fault. `folder` is
-    the data
-    folder of the server.
+    """A fault of a running Redis that makes it refuse writes: `begin` causes it, `end` repairs it.
+    `folder`: data folder of the server.
     """
 
     def __init__(self, client: redis.Redis, folder: Path) -> None:
@@ -61,7 +60,9 @@ class MissingReplicas(RedisFault):
 
 
 class FailedSave(RedisFault):
-    """A directory in the place of the snapshot makes saving fail, as a full disk does."""
+    """Fault: saving fails, as on a full disk, because a directory is in the place of the
+    snapshot.
+    """
 
     def begin(self) -> None:
         self.client.config_set("save", "3600 1000000")
@@ -79,7 +80,7 @@ class FailedSave(RedisFault):
 
 
 class Demoted(RedisFault):
-    """The server becomes a replica of a primary that does not answer."""
+    """Fault: the server becomes a replica of a primary that does not answer."""
 
     def begin(self) -> None:
         self.client.execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -118,8 +119,8 @@ def test_refused_write_is_an_outage_inside_and_outside_of_scripts(
 async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
     server: RedisProcess, admin: redis.Redis, tmp_path: Path, kind: type[RedisFault]
 ) -> None:
-    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer equals an
-    undisturbed one.
+    """Workers keep their incarnation while Redis refuses writes. The refusals begin in mid-answer
+    and leases lapse meanwhile; the answer equals an undisturbed one.
     """
     config, refusal = config_in_step(), kind(admin, tmp_path)
     async with open_processes(server.url, config) as (workers, client):
@@ -159,7 +160,9 @@ async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
 async def test_each_worker_joins_again_once_after_its_redis_was_a_replica(
     server: RedisProcess, admin: redis.Redis, tmp_path: Path
 ) -> None:
-    """A primary that was a replica for a while may lack the last writes, as after a restart."""
+    """Every worker joins again, once, after its Redis was a replica for a while: like a restarted
+    primary, it may lack the last writes.
+    """
     config, demotion = config_in_step(), Demoted(admin, tmp_path)
     async with open_processes(server.url, config) as (workers, client):
         before = [worker.last_id for worker in workers]
@@ -187,6 +190,6 @@ def time_us(client: redis.Redis) -> int:
 
 
 def lease_deadline(client: redis.Redis) -> float:
-    """Return the first deadline of all leases, in us of Redis's clock."""
+    """Return the earliest deadline of all leases, in us of Redis's clock."""
     first = cast("list[tuple[bytes, float]]", client.zrange(keys.WORKERS, 0, 0, withscores=True))
     return first[0][1]

@@ -1,4 +1,4 @@
-"""Redis may be killed during an answer and restarted, with or without its last writes: every answer
+"""Redis may be killed during an answer and restarted with or without its last writes: every answer
 is complete.
 """
 
@@ -55,8 +55,8 @@ async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
     claims: list[tuple[RequestId, StageName, Epoch]],
     seed: int,
 ) -> None:
-    """Any part of the last writes may be lost, at any moment of the answers: no epoch is granted
-    twice.
+    """Every answer is complete although Redis loses any part of its last writes at any moment, and
+    no epoch is granted twice.
     """
     rng = random.Random(seed)
     at, cut_bytes = rng.randrange(5, 35), rng.randrange(1, 30_000)

@@ -1,5 +1,5 @@
-"""A worker joins only if it computes, reads tensors and signs its record as the listed workers do;
-else it ends with one line that names the difference and the remedy.
+"""Registration: a worker joins only if its numerics, transfer and record signature match the listed
+workers'; otherwise it ends with one line that names the difference and the remedy.
 """
 
 import logging
@@ -110,8 +110,8 @@ def register(
 def test_worker_with_other_kernels_is_refused_where_numerics_are_invariant(
     client: redis.Redis, role: str
 ) -> None:
-    """Another instruction set or build of torch rounds differently: a recovered answer would have
-    other bytes.
+    """With invariant numerics, a worker with another instruction set or torch build is refused: it
+    rounds differently, so that a recovered answer would have other bytes.
     """
     register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
     own = re.escape(str(record_of(INVARIANT, role)["kernels"]))
@@ -277,7 +277,7 @@ def overrides_of(config: FleetConfig) -> tuple[str, ...]:
 
 @pytest.fixture
 def transfers() -> Iterator[tuple[NixlTransfer, NixlTransfer]]:
-    """A worker's transfer, and one that a stranger opened under its own name."""
+    """A worker's transfer, and a transfer that a stranger opened under its own name."""
     opened = tuple(open_transfer("nixl", worker, MIB, MIB) for worker in (LISTED, STRANGER))
     yield cast("tuple[NixlTransfer, NixlTransfer]", opened)
     for transfer in opened:
@@ -372,7 +372,7 @@ def test_reach_is_registered(redis_url: str) -> None:
 
 
 class MetadataOnlyTransfer(NixlTransfer):
-    """A transfer with metadata only."""
+    """A transfer that has only metadata."""
 
     def __init__(self) -> None:
         pass
@@ -384,7 +384,9 @@ class MetadataOnlyTransfer(NixlTransfer):
 def check_refusals(
     control: Control, listed: str, role: str, fields: dict[str, str], other: dict[str, str]
 ) -> None:
-    """Check that a worker is refused for each field that differs from the listed worker."""
+    """Check that a worker is refused for each field in which it differs from the worker
+    `listed`.
+    """
     assert join(control.client, listed, **fields) == ["ok"]
     for field, own_value in other.items():
         answer = join(control.client, f"{role}@{field}", **{**fields, field: own_value})
@@ -417,7 +419,9 @@ def test_split_stage_workers_with_different_page_layout_are_refused(control: Con
 
 
 def test_stored_refusals_are_bounded_in_age_and_number_while_more_come(control: Control) -> None:
-    """A worker that is started again and again has a new id each time."""
+    """Stored refusals are bounded in age and number, although a worker that is restarted again and
+    again has a new id each time.
+    """
     assert join(control.client, "lm@new:1:a", package="2.0") == ["ok"]
     long_ago_us = int(control.client.time()[0] - 3700) * 1_000_000
     control.client.zadd(keys.REFUSED, {"lm@old:1:a its package is 1.0": long_ago_us})
@@ -429,7 +433,9 @@ def test_stored_refusals_are_bounded_in_age_and_number_while_more_come(control: 
 
 
 def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
-    """The listed workers were not fenced yet, but their leases have lapsed."""
+    """Workers whose leases have lapsed but that are not fenced yet do not cause a worker of another
+    version to be refused.
+    """
     assert join(control.client, "lm@dead:1:a", checkpoint="old") == ["ok"]
     assert join(control.client, "lm@next:1:a", checkpoint="new")[0] == "skew", (
         "the first worker may still be alive"

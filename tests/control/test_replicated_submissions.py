@@ -1,5 +1,5 @@
-"""With `redis.wait_replicas` an admitted request is on a replica already, so that a failover does
-not lose it.
+"""With `redis.wait_replicas`, a request is admitted only once it is on a replica, so that a
+failover does not lose it.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Traces, request index, workers, queues and series, as read from a real Redis, agree with the
-events of the requests.
+"""Traces, request index, workers, queues and series, read from a real Redis, agree with the
+requests' events.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
 
 
 def check_receipt(trace: RequestTrace, edge: EdgeTrace) -> None:
-    """Check what the consumer of an edge reports about it."""
+    """Check the consumer's statistics of an edge."""
     task = next(task for task in trace.tasks if task.stage == edge.target)
     (receipt,) = [receipt for receipt in task.receipts if receipt.edge == edge.name]
     assert 0 < receipt.num_chunks <= edge.produced
@@ -310,7 +310,9 @@ def test_trace_is_bounded(control: Control) -> None:
 
 
 async def test_request_id_with_a_colon_is_not_found(redis_url: str) -> None:
-    """Ids come from URLs: an id with a colon could name the key of a task or of an edge's log."""
+    """A request id with a colon is not found: ids come from URLs, and such an id could name the key
+    of a task or of an edge's log.
+    """
     async with open_fleet(redis_url) as (fleet, client):
         spec = fake_spec(fleet)
         await answer(client, spec)

@@ -1,4 +1,4 @@
-"""While a role's only worker restarts, new requests wait for it; if no worker is expected they are
+"""While a role's only worker restarts, new requests wait for it; if no worker is expected, they are
 refused immediately.
 """
 
@@ -42,7 +42,9 @@ NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"
 START_LEASE_US = 100_000_000
 SHORT_CLAIM_TIMEOUT = "lease.claim_timeout_s=0.2"
-"""A killed worker that still reads may take a grant with it; the grant is then overdue."""
+"""Setting of a short claim timeout: a killed worker that still reads may take a grant with it,
+which is then overdue.
+"""
 TALKER, THINKER, TEXT = RoleName("talker"), RoleName("thinker"), EdgeName("text")
 
 
@@ -51,7 +53,7 @@ def kill(fleet: ThreadFleet, role: str) -> None:
 
 
 def set_time_since_loss(fleet: ThreadFleet, role: str, seconds: float) -> None:
-    """Set the loss of the role's last worker to `seconds` ago."""
+    """Pretend that the role's last worker was lost `seconds` ago."""
     now_s, micros = fleet.clients[0].time()
     lost_us = now_s * 1_000_000 + micros - int(seconds * 1e6)
     fleet.clients[0].hset(keys.availability(RoleName(role)), "lost_us", lost_us)
@@ -62,7 +64,7 @@ async def submit(fleet: ThreadFleet, client: FleetClient) -> ClientStream:
 
 
 async def num_tokens(stream: ClientStream) -> int:
-    """Return the number of tokens of the whole answer."""
+    """Read the whole answer; return its number of tokens."""
     received = await asyncio.wait_for(collected(stream, stream.spec), ANSWER_TIMEOUT_S)
     return len(received[TEXT])
 
@@ -175,8 +177,8 @@ with StartAnnouncement({own_redis.url!r}, config.role("talker")) as start:
 async def test_conductor_keeps_a_request_while_a_start_is_announced(
     redis_url: str, *, joins: bool
 ) -> None:
-    """The failure of the second request shows that the conductor checks continue after the grace
-    time.
+    """The conductor keeps a request while a start of its role is announced. The failure of a second
+    request shows that the conductor still checks after the grace time.
     """
     async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as (
         fleet,
@@ -204,8 +206,8 @@ async def test_conductor_keeps_a_request_while_a_start_is_announced(
 
 
 async def test_load_longer_than_no_worker_timeout_loses_no_request(redis_url: str) -> None:
-    """The failure of a request for another role, lost during the load, shows that the load outlasts
-    `no_worker_timeout_s`.
+    """A model load longer than `no_worker_timeout_s` loses no request. The failure of a request for
+    another role, lost during the load, shows that the load was longer.
     """
     async with open_fleet(
         redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT, without=THINKER
@@ -271,7 +273,9 @@ async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProces
 async def test_keeper_repeats_the_announcement_until_the_process_exists(
     own_redis: RedisProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start may wait for a fork server, which loads for longer than an announcement lasts."""
+    """A keeper repeats its announcement until the process exists: the start may wait for a fork
+    server that loads for longer than one announcement lasts.
+    """
     monkeypatch.setattr("fleet.cli.supervise.PYTHON_START_S", 1.0)
     starts, announced = WorkerStarts(own_redis.url, TALKER), f"start:{place_here(os.getpid())}"
     with redis.Redis.from_url(own_redis.url) as client:

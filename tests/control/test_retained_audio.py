@@ -1,4 +1,4 @@
-"""Audio of ended requests is deleted when its time is over, and earlier if the memory of Redis
+"""Audio of ended requests is deleted after its retention time, and earlier if Redis's memory
 becomes scarce.
 """
 
@@ -23,8 +23,8 @@ SETTINGS = ("engine=fake", "device=cpu", "graph=text")
 
 
 def speak(control: Control, request: str, *, blob: bytes | None = b"prompt") -> RequestId:
-    """Submit a request whose edge is retained as audio, let its worker write a chunk, and abort
-    it.
+    """Submit a request whose edge is retained as audio, let its worker append a chunk, and abort
+    the request.
     """
     spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
     call = scripts.submit(

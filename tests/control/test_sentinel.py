@@ -1,4 +1,4 @@
-"""A Redis that Sentinel fails over: the fleet finds the promoted replica, and every answer is
+"""Redis failover by Sentinel: the fleet finds the promoted replica, and every answer is
 complete.
 """
 
@@ -35,7 +35,7 @@ SERVICE = "voices"
 
 @contextmanager
 def sentinel_of(folder: Path, port: int) -> Generator[str]:
-    """Run a sentinel that watches the primary on `port`; return the address of its service."""
+    """Run a sentinel that watches the primary on `port`; return the URL of the Sentinel service."""
     own_port = free_port()
     config = folder / "sentinel.conf"
     config.write_text(
@@ -64,7 +64,7 @@ def sentinel_of(folder: Path, port: int) -> Generator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A primary, its replica, and a sentinel that knows both."""
+    """A Redis primary, its replica, and a sentinel that knows both."""
 
     primary: RedisProcess
     replica: RedisProcess
@@ -79,8 +79,8 @@ class Servers:
 
 
 def is_primary(server: RedisProcess) -> bool:
-    """Return whether `server` has been promoted. Sentinel closes a replica's connections as it
-    promotes it: not yet, then.
+    """Return True if `server` has been promoted to primary. While Sentinel promotes a replica, it
+    closes the replica's connections; then the answer is False.
     """
     with redis.Redis.from_url(server.url) as client:
         try:

@@ -1,5 +1,5 @@
-"""More requests than slots, and tasks that claim slots in another order than their requests
-arrived: no deadlock.
+"""No deadlock arises with more requests than slots, or when tasks claim slots in another order than
+their requests arrived.
 """
 
 import asyncio
@@ -55,7 +55,9 @@ async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_ur
 
 
 class DelayedPrefillEngine(FakeEngine):
-    """An engine that does not read the prompt of request `last` until `last` is cleared."""
+    """Fake engine that leaves the prompt of the request `last` unread until the test clears
+    `last`.
+    """
 
     def __init__(self) -> None:
         super().__init__(max_batch=2, source=True)
@@ -66,8 +68,8 @@ class DelayedPrefillEngine(FakeEngine):
 
 
 async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str) -> None:
-    """The second has credit for its prompt but not for its answer: it holds the only decode slot,
-    its consumer is queued.
+    """A short prompt overtakes a long one without deadlock: the second request has credit for its
+    prompt but not for its answer, holds the only decode slot, and its consumer is queued.
     """
     split = "stages.thinker.split={prefill: {max_batch: 2}, decode: {max_batch: 1}}"
     role = "thinker.prefill"

@@ -1,5 +1,5 @@
-"""Span workers: one that no route uses takes the place of another without loading, and aborted
-requests leave nothing behind.
+"""Fleets with span workers: a span worker outside any route replaces a lost one without loading,
+and aborted requests leave nothing behind.
 """
 
 import asyncio
@@ -35,7 +35,9 @@ EXPIRING = "limits.max_cached_conversations=0"
 
 
 async def abort_at_random(client: FleetClient, fleet: SpanThreads, chance: random.Random) -> bool:
-    """Send a request and abort it after some chunks, or never; return True if it was aborted."""
+    """Send a request, and abort it after a random number of chunks or never; return True if it was
+    aborted.
+    """
     spec = fleet.spec(
         chance.randrange(8),
         NUM_TOKENS,
@@ -186,7 +188,7 @@ def route_of(control: redis.Redis, anchor: WorkerId | None) -> str:
 def wait_unused(
     fleet: SpanThreads, control: redis.Redis, workers: list[WorkerId | None]
 ) -> list[WorkerId]:
-    """Wait until two of the workers have an anchor, and return the others."""
+    """Wait until two of the workers serve an anchor; return the other workers."""
 
     def unused() -> list[WorkerId]:
         return [

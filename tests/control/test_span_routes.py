@@ -1,4 +1,6 @@
-"""Routes over span workers, and deaths of span workers, are recorded only with the right to it."""
+"""Routes over span workers, and span-worker deaths, are recorded only for callers with the right to
+do so.
+"""
 
 import pytest
 
@@ -14,15 +16,19 @@ FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:a") for number in (7, 8
 
 
 class Routes(Control):
-    """Two anchors and three span workers."""
+    """A control plane with two anchors and three span workers."""
 
     def set_route(self, anchor: WorkerId, *hops: WorkerId) -> list[str]:
-        """Set a route over workers with a layer each; return all words of the answer."""
+        """Set the anchor's route over span workers with one layer each; return all words of the
+        answer.
+        """
         spans = [(hop, f"{at}:{at}") for at, hop in enumerate(hops)]
         return texts(run(self.client, scripts.set_route(anchor, spans)))
 
     def route(self, anchor: WorkerId, *hops: WorkerId) -> int:
-        """Set a route; return its generation."""
+        """Set the anchor's route over span workers with one layer each; return the route's
+        generation.
+        """
         word, generation = self.set_route(anchor, *hops)
         assert word == "ok"
         return int(generation)
@@ -31,7 +37,7 @@ class Routes(Control):
         return texts(run(self.client, scripts.order(worker, action)))
 
     def field(self, name: str, *workers: WorkerId) -> list[str]:
-        """Return a field of each worker's hash."""
+        """Return a field of every given worker's hash."""
         return [text(self.client.hget(keys.worker(worker), name)) for worker in workers]
 
     def anchor_of(self, worker: WorkerId) -> str:
@@ -88,7 +94,9 @@ def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: 
 
 
 def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Routes) -> None:
-    """A worker that stands by is free too; one in another route, or that leaves itself, is not."""
+    """A span worker in a route may leave only if another is free to replace it. A worker that
+    stands by is free; a worker in another route, or one that is leaving, is not.
+    """
     fleet.route(ANCHOR, FIRST)
     fleet.route(OTHER_ANCHOR, SECOND)
     assert fleet.order("drain", THIRD) == "ok", "no anchor uses it"
@@ -198,7 +206,9 @@ def test_second_death_without_progress_grants_the_task_alone(control: Control) -
 
 
 def test_task_that_ran_alone_is_left_lost_after_a_further_death(control: Control) -> None:
-    """The conductor decides: it is the task itself that ends its workers."""
+    """A task that ran alone is left lost after a further span-worker death: the conductor concludes
+    that the task kills its workers.
+    """
     epoch = control.own()
     assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
     alone = control.epoch()

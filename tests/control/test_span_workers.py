@@ -1,5 +1,5 @@
-"""Missing layers, a request that kills span workers, and span workers that another secret or a
-changed record excludes.
+"""Fleets with span workers: missing layers, a request that kills span workers, and span workers
+that are refused for another secret or a changed record.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def test_requests_fail_while_layers_stay_missing_and_run_again_afterwards(
 
 @dataclass(frozen=True, slots=True)
 class PoisonedLayers(SpanLayers):
-    """Layers whose computation of one embedding ends the process."""
+    """Layers of a span worker that end its process when they compute a certain embedding."""
 
     layers: SpanLayers
     poison_H: Tensor
@@ -113,7 +113,9 @@ def build_poisoned_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
 async def test_request_that_kills_span_workers_becomes_a_dead_letter(
     redis_url: str, tmp_path: Path
 ) -> None:
-    """The requests beside it are answered as without it."""
+    """A request that kills span workers becomes a dead letter; concurrent requests get the same
+    answers as without it.
+    """
     with span_threads(redis_url, tmp_path, REVERSE) as fleet:
         fleet.add_anchor()
         for _ in range(2):
@@ -187,8 +189,8 @@ def gap_of(control: redis.Redis, anchor: WorkerId) -> str:
 async def test_figures_of_each_process_are_published_and_shown(
     redis_url: str, tmp_path: Path, setting: str
 ) -> None:
-    """All processes have computed the same passes and rows, and the bytes sent equal the bytes
-    received.
+    """The step statistics of every process of a divided model are published and shown: all have the
+    same numbers of steps and rows, and bytes sent equal bytes received.
     """
     with span_threads(redis_url, tmp_path, setting, SHORT_LEASE) as fleet:
         fleet.add_anchor()
@@ -239,7 +241,7 @@ async def test_figures_of_each_process_are_published_and_shown(
 
 
 async def count_commands(fleet: SpanThreads, control: redis.Redis) -> float:
-    """Return the number of Redis commands for a long answer, less the commands of an idle fleet in
+    """Return the number of Redis commands for a long answer, minus the commands of an idle fleet in
     the same time.
     """
     pause = threading.Event()

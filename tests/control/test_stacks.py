@@ -35,7 +35,7 @@ def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
 
 @pytest.fixture
 def client(client: redis.Redis) -> redis.Redis:
-    """A client of a Redis in which the worker is registered."""
+    """A fleet client of a Redis in which the worker is registered."""
     run(client, scripts.register(WORKER, "lm", 60_000_000, {"kind": "test"}))
     return client
 

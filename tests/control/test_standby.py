@@ -1,5 +1,5 @@
-"""A standby worker is loaded and claims nothing; when a worker of its role is lost it is promoted,
-in the same script.
+"""A standby worker has its model loaded and claims no tasks. When a worker of its role is lost, the
+same script promotes the standby worker.
 """
 
 import pytest
@@ -26,7 +26,7 @@ TEXT = get_graph("text")
 
 
 class RoleBench(Control):
-    """The workers of one role, as listed in Redis; no process."""
+    """The workers of one role as listed in Redis, without processes."""
 
     def join(self, names: str, *, standby: int, replicas: int = 1, role: str = ROLE) -> list[str]:
         return [
@@ -46,7 +46,7 @@ class RoleBench(Control):
         }
 
     def num_promotions(self, name: str) -> int:
-        """Return the number of promotions the worker was notified of."""
+        """Return the number of promotion notices that the worker has received."""
         return len(self.inbox(WorkerId(name)))
 
 

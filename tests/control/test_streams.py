@@ -1,5 +1,5 @@
-"""Edges without processes: chunks are identified by index, the first copy counts, and no chunk
-spans a walk transition.
+"""Edges without processes: chunks are identified by index, the first copy of a chunk counts, and no
+chunk spans two walks.
 """
 
 import random
@@ -61,8 +61,8 @@ def chunks_of(
     ids=["far faster than speech", "twice as fast", "no faster", "slower"],
 )
 def test_ramped_chunks_grow_with_the_producers_lead(step_ms: int, sizes: list[int]) -> None:
-    """The listener plays items of 80 ms from the first chunk on; no chunk is held back while the
-    buffered audio runs out.
+    """Ramped chunks grow with the producer's lead. The listener plays items of 80 ms from the first
+    chunk on; no chunk is held back while the buffered audio runs out.
     """
     now_ms = 0
     edge = OutboundEdge(
@@ -97,8 +97,8 @@ def test_first_chunk_grows_with_load_up_to_a_bound(num_answers: int, first: int)
 
 
 class Answers:
-    """Answers of one worker on an edge of at most 1,000 chunks a second, one token each per
-    `step_ms`.
+    """Answers of one worker on an edge with a limit of 1,000 chunks a second; an answer yields one
+    token per `step_ms`.
     """
 
     def __init__(self, num_answers: int) -> None:
@@ -111,7 +111,7 @@ class Answers:
         ]
 
     def step(self, number: int, step_ms: float, *, final: bool = False) -> list[list[int]]:
-        """Return the tokens of each chunk that is released."""
+        """Let every answer produce a token; return the tokens of each released chunk."""
         self.now_ms += step_ms
         item = EdgeItem(
             edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([number], np.int32)}, final=final
@@ -147,8 +147,8 @@ def test_end_of_an_answer_releases_tokens_held_for_the_rate() -> None:
 
 
 def test_recovered_edge_sends_its_first_chunk_early() -> None:
-    """Logged chunks are not sent again, and the next item is sent immediately, since the recovery
-    was a long enough pause.
+    """After a recovery, logged chunks are not sent again, and the next item is sent immediately,
+    since the recovery was a long enough pause.
     """
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
@@ -199,7 +199,9 @@ def test_items_are_sent_once_in_order_without_straddling_a_walk(
 def test_consumer_receives_each_chunk_once_in_order_in_its_walk(
     policy: ChunkPolicy, prefill: int, decode: int, producer_drives: bool, rng: random.Random
 ) -> None:
-    """In any order of arrival, with repeats, and with producer-driven or conductor-driven walks."""
+    """The consumer receives each chunk once, in order and in its walk, for any order of arrival,
+    with repetitions, and with walks driven by the producer or the conductor.
+    """
     drafts = chunks_of(policy, prefill, decode, marks=producer_drives)
     arrivals = [to_chunk(draft) for draft in drafts] * 2
     rng.shuffle(arrivals)
@@ -265,8 +267,8 @@ def test_credit_is_the_bound_less_unconsumed_chunks() -> None:
 
 
 def test_logged_chunks_are_recomputed_without_credit() -> None:
-    """The consumer may be lost as well; its successor waits for tensors of chunks that count as
-    consumed or under way.
+    """Logged chunks are recomputed without credit: if the consumer is lost too, its successor waits
+    for tensors of chunks that count as consumed or under way.
     """
     edge = OutboundEdge(
         replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)),

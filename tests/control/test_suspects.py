@@ -1,5 +1,5 @@
-"""A task that is to run alone is reserved by one worker until it has run; other requests are served
-meanwhile.
+"""Suspects: a task that must run alone is reserved by one worker until it has run; other requests
+are served meanwhile.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def reserved_tasks(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
 
 @pytest.fixture
 def granted(control: Control) -> Control:
-    """A task granted to run alone, and two workers of its role."""
+    """A control plane with a task granted to run alone, and two workers of its role."""
     control.register(OTHER)
     assert control.grant(control.epoch(), alone=True) == "ok"
     return control
@@ -94,12 +94,14 @@ def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(
 
 
 NUM_OVERDUE = 4
-"""Number of times the conductor finds the suspect unclaimed before a test continues."""
+"""Number of times that the conductor finds the suspect unclaimed before a test continues."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BusyFleet:
-    """Two workers, each with an unread answer, and a suspect that a worker has reserved."""
+    """Two workers, each busy with an answer that is not read, and a suspect that one of the workers
+    has reserved.
+    """
 
     fleet: ThreadFleet
     client: FleetClient
@@ -123,7 +125,9 @@ class BusyFleet:
 async def begin_answer(
     client: FleetClient, fleet: ThreadFleet, at: WorkerLoop
 ) -> tuple[RequestSpec, ClientStream]:
-    """Submit a request and wait until it runs at the worker, where it pauses for its client."""
+    """Submit a request, and wait until it runs at the worker `at`, where it pauses for its
+    client.
+    """
     spec = fake_spec(fleet)
     stream = await client.requests.submit(spec, None)
     await asyncio.to_thread(
@@ -171,7 +175,9 @@ async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: s
 
 
 async def test_suspect_is_claimed_by_an_idle_worker(redis_url: str) -> None:
-    """The worker that had reserved the suspect still has work, and claims new tasks again."""
+    """A suspect is claimed by an idle worker. The worker that had reserved it still has work, and
+    claims new tasks again.
+    """
     async with open_busy_fleet(redis_url) as fleet:
         (reserving_worker,) = fleet.reserving_workers()
         other = next(loop for loop in fleet.fleet.loops if loop is not reserving_worker)

@@ -1,4 +1,4 @@
-"""The rights of workers and gateways to a task: deaths are counted over its work, and a right that
+"""Rights of workers and gateways to a task: worker deaths are counted per task, and a right that
 Redis lost is attached again.
 """
 
@@ -25,7 +25,9 @@ ROWS, IDS = EdgeName("rows"), EdgeName("ids")
 
 
 def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) -> None:
-    """The worker owns the task no more, and may claim it again."""
+    """A failed step counts as a death. The worker stays registered but no longer owns the task, and
+    may claim it again.
+    """
     for _ in range(2):
         assert control.lose_task(control.own()) == "ok"
     task = control.task()
@@ -36,8 +38,8 @@ def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) ->
 
 
 def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
-    """Only a death with unprocessed input counts, even if the input would have to be consumed again
-    from the beginning.
+    """A death counts only if the task had unprocessed input, even if a new owner must consume all
+    input again from the beginning.
     """
 
     def report_idle(epoch: Epoch, rested: int) -> str:
@@ -73,7 +75,9 @@ def test_death_counts_as_alone_only_for_a_dead_worker_with_an_alone_grant(contro
 def test_attach_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(
     control: Control,
 ) -> None:
-    """Redis lost the writes since `before`: the attach of the other gateway."""
+    """Redis lost the other gateway's attach. An attach that holds a higher epoch than Redis is
+    accepted and raises the epoch in Redis, so that the lost holder's calls are refused.
+    """
     control.register(OTHER_GATEWAY, "")
     before = control.epoch(CLIENT)
     lost = Epoch(before + 3_600_000_000)
@@ -96,7 +100,9 @@ def test_attach_notifies_the_gateway_that_held_the_request(control: Control) -> 
 
 
 def test_detach_gives_up_a_request(control: Control) -> None:
-    """A repeated call finds that its epoch is over."""
+    """A gateway that detaches gives the request up; a repeated call is refused, since its epoch is
+    over.
+    """
     held = control.epoch(CLIENT)
     assert [control.detach(GATEWAY, held) for _ in range(2)] == ["ok", "stale"]
     assert control.task(CLIENT)["owner"] == "" and control.tasks_of(GATEWAY) == set()

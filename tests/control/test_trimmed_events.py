@@ -1,5 +1,5 @@
-"""`events` is trimmed: a conductor that is further behind reads every live request from its hashes,
-and misses no fact.
+"""The stream `events` is trimmed: a conductor that is further behind reads every live request from
+its hashes, and misses nothing.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,9 @@ SETTINGS = (
 
 @pytest.fixture
 def driver(redis_url: str) -> Iterator[Driver]:
-    """A conductor that leads and has read every event; a gateway and a worker are registered."""
+    """Driver of a conductor that leads and has read every event; a gateway and a worker are
+    registered.
+    """
     with connect(redis_url, one_connection=True) as client:
         driver = Driver(load_config(None, SETTINGS), client, WorkerId("conductor@test"))
         driver.turn()
@@ -45,13 +47,17 @@ def plane(client: redis.Redis, driver: Driver) -> Control:
 
 
 def read_all(driver: Driver) -> None:
-    """Run the conductor until it has read every event, including events of its own commands."""
+    """Run the conductor until it has read every event, including events caused by its own
+    commands.
+    """
     while driver.client.xread({keys.EVENTS: driver.last_id}, count=1):
         driver.turn()
 
 
 def trim(plane: Control) -> None:
-    """Remove all events but the last, which is of no request: what many later events do."""
+    """Remove all events except the last one, which belongs to no request, as many later events
+    would.
+    """
     plane.register(OTHER)
     plane.leave(OTHER)
     plane.client.xtrim(keys.EVENTS, maxlen=1, approximate=False)
@@ -104,7 +110,9 @@ def test_death_alone_with_a_trimmed_event_fails_the_request(plane: Control, driv
 def test_leader_that_reads_slowly_notices_trimmed_events(
     plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader reads the first of several events, then the rest is trimmed."""
+    """A leader notices trimmed events although it reads slowly: it reads the first of several
+    events, then the rest is trimmed.
+    """
     requests = [RequestId(f"req-{number}") for number in range(3)]
     assert [plane.submit(request)[0] for request in requests] == ["ok"] * 3
     monkeypatch.setattr(driver_loop, "BATCH", 1)
@@ -118,7 +126,7 @@ def test_leader_that_reads_slowly_notices_trimmed_events(
 def test_complete_events_are_read_without_the_hashes(
     plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trimmed events are those that the conductor has read."""
+    """If only events are trimmed that the conductor has read, it does not read the hashes."""
 
     def refuse(_client: redis.Redis) -> list[RequestId]:
         raise AssertionError("the live requests are read again")

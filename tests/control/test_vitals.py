@@ -1,5 +1,5 @@
-"""A worker's vitals are written with the renewals of its lease: once per lease, and only those that
-changed.
+"""A worker's vitals are written with the renewals of its lease: all once per lease, otherwise only
+the changed ones.
 """
 
 from typing import cast
@@ -17,7 +17,7 @@ from tests.control_plane import WORKER
 
 
 class VitalsBench:
-    """A registered worker, whose lease the test renews itself. `written`: the vitals in each
+    """A registered worker whose lease the test renews. `written`: vitals written by each
     renewal.
     """
 
@@ -72,7 +72,9 @@ def test_unchanged_vitals_are_not_written_again(bench: VitalsBench) -> None:
 
 
 def test_all_vitals_are_written_after_a_failed_renewal(bench: VitalsBench) -> None:
-    """Redis may have restarted, and lost the last writes."""
+    """After a failed renewal all vitals are written, since Redis may have restarted and lost its
+    last writes.
+    """
     bench.renew(2)
     bench.breaks = True
     bench.renew()

@@ -1,5 +1,5 @@
-"""A voice session has one holder at a time, and belongs to the credential that opened it; the
-sessions of one client secret are bounded across the fleet.
+"""Voice sessions in Redis: a session has one holder at a time, and belongs to the credential that
+opened it; the number of sessions per client secret is bounded across the fleet.
 """
 
 from typing import cast
@@ -83,8 +83,9 @@ def test_voice_session_expires(control: Control) -> None:
 def test_save_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(
     control: Control,
 ) -> None:
-    """Redis lost the call that gave the session to its holder: the former holder must not get it
-    back.
+    """Redis lost the call that gave the session to its holder. The holder's save at the higher
+    epoch is accepted and raises the epoch in Redis, so that the former holder does not get the
+    session back.
     """
     former, *_ = hold(control, "sess_1", new=True)
     before = control.client.hgetall(keys.voice("sess_1"))
@@ -198,7 +199,9 @@ def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
 
 
 def test_unrenewed_session_is_not_counted(control: Control) -> None:
-    """A session's record and its count expire together, even if its gateway is gone."""
+    """An unrenewed session is not counted: a session's record and its count expire together, even
+    if its gateway is gone.
+    """
     client: redis.Redis = control.client
     assert open_session(control, "a", SECRET)
     assert 0 < client.pttl(keys.voices_of(SECRET)) <= KEEP_MS
@@ -213,8 +216,8 @@ def test_expired_sessions_leave_the_list_without_being_read(control: Control) ->
 
 
 def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
-    """The age of a queued session restarts when it is held again; a session with stored state keeps
-    its start.
+    """A session's age counts from its beginning on Redis's clock. A queued session's age restarts
+    when it is held again; a session with stored state keeps its start.
     """
     held = hold(control, "a", API, new=True)
     began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US

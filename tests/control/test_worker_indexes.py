@@ -30,7 +30,9 @@ FEW, MANY = 3, 300
 
 
 class Members:
-    """Random calls of every script that changes which workers are listed, or how."""
+    """Makes random calls of every script that changes which workers are listed, or their listed
+    state.
+    """
 
     def __init__(self, client: redis.Redis, seed: int) -> None:
         client.flushdb()
@@ -71,7 +73,7 @@ class Members:
         run(self.client, call)
 
     def check(self, after: int) -> set[str]:
-        """Compare every index with the hashes; return the statuses that occur."""
+        """Compare every index with the hashes; return the worker states that occur."""
         listed = cast(
             "list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True)
         )
@@ -148,7 +150,7 @@ def test_indexes_equal_the_hashes_after_any_sequence_of_scripts(client: redis.Re
 
 
 def fill(client: redis.Redis, number: int) -> str:
-    """List the only worker of a role that the others do not serve, then others; return a leader's
+    """Register the only worker of a role and `number` workers of two other roles; return a leader's
     token.
     """
     client.flushdb()
@@ -213,7 +215,9 @@ def test_standby_renewal_reads_no_more_in_a_larger_fleet(client: redis.Redis) ->
 
 
 def test_process_is_known_by_its_place_until_its_last_incarnation_ends(control: Control) -> None:
-    """A new incarnation may join before its former one is fenced."""
+    """A process is found by its place until its last incarnation ends; a new incarnation may join
+    before the former one is fenced.
+    """
     role, child = RoleName(role_of(WORKER)), "test:1"
     announced = scripts.announce_start(
         role, "keeper:1", LEASE_US, child=child, begins_us=0, number=1

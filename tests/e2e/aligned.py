@@ -1,5 +1,5 @@
-"""Word ends in Pocket's speech, by alignment with the teacher's speech of the same text. Knows no
-server.
+"""Word ends in Pocket's speech, by alignment with the teacher model's speech of the same text.
+Knows no server.
 """
 
 import numpy as np
@@ -14,8 +14,8 @@ from tests.web.voice.probe import Pcm
 
 
 def word_ends(text: str, voice: str, pcm: Pcm) -> list[int]:
-    """Return for each word of `text` the index after its last sample. Surrounding silence is left
-    out of the alignment.
+    """Return, for each word of `text`, the index after its last sample in `pcm`. Silence at the
+    beginning and end of `pcm` is left out of the alignment.
     """
     (teacher,) = speak_all([(text, VOICES[voice])])
     samples = pcm.astype(np.float32) / np.float32(32768)

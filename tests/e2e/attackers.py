@@ -26,11 +26,14 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
 NICENESS = 10
-"""Attackers would have machines of their own, so here they yield the processor to the fleet."""
+"""Niceness of the attackers. Real attackers would have their own machines, so here they yield the
+processor to the fleet.
+"""
 NUM_IDLE, NUM_HALF_OPEN, NUM_UNREAD = 1000, 400, 8
 NUM_FLOODS, NUM_VALIDATIONS, NUM_DECODERS, NUM_EVENTS = 4, 2, 2, 1
 MAX_HEADER_BYTES = 64 * 1024 * 1024
-"""Header bytes sent on one connection; a gateway without bounds reads all of them."""
+"""Number of header bytes sent on one connection; a gateway without limits would read all of them.
+"""
 BOMB_BYTES = 1024 * 1024
 HEADER_LINES = b"".join(b"x-%d: %s\r\n" % (number, b"a" * 1000) for number in range(64))
 AUTOGROUP = Path("/proc/self/autogroup")
@@ -40,7 +43,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Attack:
-    """Connections of every kind, and a count of each kind."""
+    """All attackers of one run: their connections, and the number of attacks by kind."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -51,10 +54,10 @@ class Attack:
         self.counts: Counter[str] = Counter()
 
     async def dial(self, kind: str, *, small: bool = False) -> socket.socket:
-        """Return a connected socket, from the next address. Raises: OSError.
+        """Return a socket connected from the next client address. Raises: OSError.
 
-        `small`: little kernel buffer. With loopback's large segments it would hold 3 MB of the
-        gateway's output.
+        `small`: use a small receive buffer and small segments. With loopback's large segments, the
+        kernel's buffers would hold 3 MB of the gateway's output.
         """
         sock = socket.socket()
         sock.setblocking(False)
@@ -79,14 +82,14 @@ class Attack:
             writer.transport.abort()
 
     async def repeat(self, attack: Callable[[], Awaitable[None]]) -> None:
-        """Repeat an attack whenever the gateway has ended it, until `stop`."""
+        """Start an attack again whenever the gateway has ended it, until `stop` is set."""
         while not self._stopped.is_set():
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, WebSocketException):
                 await attack()
             await self.pause(RETRY_S)
 
     async def pause(self, seconds: float) -> None:
-        """Wait for `seconds`, or until `stop`."""
+        """Wait for `seconds`, or until `stop` is set."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopped.wait(), seconds)
 
@@ -94,7 +97,7 @@ class Attack:
         self._stopped.set()
 
     async def hold(self, kind: str, sent: bytes) -> None:
-        """Send some bytes, then nothing, until the gateway closes the connection."""
+        """Send `sent`, then nothing, until the gateway closes the connection."""
         async with self.open(kind) as (reader, writer):
             writer.write(sent)
             await reader.read()
@@ -112,7 +115,7 @@ class Attack:
     async def post(
         self, kind: str, path: str, body: bytes, content_type: str = "application/json"
     ) -> None:
-        """Send one complete request and read its answer."""
+        """Send one complete request and read its response."""
         async with self.open(kind) as (reader, writer):
             writer.write(head(path, len(body), content_type) + body)
             status = await reader.readline()
@@ -120,7 +123,7 @@ class Attack:
             await reader.read()
 
     async def leave_unread(self, body: bytes) -> None:
-        """Request a long stream and read nothing of it until the gateway resets the connection."""
+        """Request a long stream and read nothing of it, until the gateway resets the connection."""
         with await self.dial("unread", small=True) as sock:
             await asyncio.get_running_loop().sock_sendall(sock, head(CHAT, len(body)) + body)
             closed = select.poll()
@@ -131,7 +134,7 @@ class Attack:
                 await asyncio.Event().wait()  # holds the connection until this process ends
 
     async def bomb_events(self) -> None:
-        """Send events that are as large as allowed, and invalid, over a voice session."""
+        """Send invalid events of the largest allowed size over a voice session."""
         self.counts["event_bomb"] += 1
         metadata = {str(number): 0 for number in range(BOMB_BYTES // 10)}
         event = json.dumps({"type": "response.create", "response": {"metadata": metadata}})
@@ -160,7 +163,7 @@ def clip(num_channels: int, rate_hz: int, seconds: int, container: str, subtype:
 
 
 def spoken(model: str, file: bytes) -> bytes:
-    """Encode a chat whose prompt is an audio file."""
+    """Return the JSON body of a chat request whose prompt is an audio file."""
     part = {
         "type": "input_audio",
         "input_audio": {"data": base64.b64encode(file).decode(), "format": "wav"},
@@ -219,8 +222,8 @@ async def run(port: int, seconds: float, model: str) -> None:
 
 
 def step_back() -> None:
-    """Yield the processors to the fleet. Linux may schedule each session as a whole (autogroup),
-    where niceness counts only within a session.
+    """Lower this process's priority to the fleet's advantage. Linux may schedule each session as a
+    whole (autogroup); then niceness counts only within a session.
     """
     os.nice(NICENESS)
     if AUTOGROUP.exists():

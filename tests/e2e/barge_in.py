@@ -1,7 +1,7 @@
 """Measure barge-in latency in Chromium on a real fleet: `python -m tests.e2e.barge_in [TIMES]`.
 
-From the first voiced sample in the microphone's worklet to the last sample of the answer that was
-played, by the browser's clocks. Numbers from a busy machine mean little.
+The latency lasts from the first voiced sample in the microphone's worklet to the last sample of the
+answer that was played, by the browser's clocks. Numbers from a busy machine mean little.
 """
 
 import statistics

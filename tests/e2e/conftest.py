@@ -1,6 +1,4 @@
-"""Fixture of the tests that run `fleet up`; each module has a fixture `fleet` with settings of its
-own.
-"""
+"""Fixture of the tests that run `fleet up`; each test module defines its own fixture `fleet`."""
 
 from collections.abc import Iterator
 

@@ -25,7 +25,7 @@ FAKE = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFleet:
-    """A fleet that `fleet up` runs in `folder`. `url`: address of its gateway."""
+    """A fleet of processes that `fleet up` runs in `folder`. `url`: address of its gateway."""
 
     running: Running
     folder: Path
@@ -37,12 +37,12 @@ class ProcessFleet:
 
     @property
     def resolved(self) -> Path:
-        """The configuration that its processes read."""
+        """Return the configuration that the fleet's processes read."""
         return self.folder / ".fleet" / "resolved.yaml"
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment that makes a command one of this fleet."""
+        """Return the environment in which `fleet` commands address this fleet."""
         return {"FLEET_CONFIG": str(self.resolved)}
 
     @property
@@ -72,8 +72,8 @@ def fleet_up(
 
 
 def worker_ids(control: redis.Redis) -> set[WorkerId]:
-    """Return the ids of all workers and gateways; one whose lease lapses rejoins under another
-    id.
+    """Return the ids of all listed workers and gateways. A process whose lease lapses rejoins under
+    a new id.
     """
     return {
         WorkerId(text(worker))
@@ -86,7 +86,7 @@ def process_of(worker: WorkerId) -> psutil.Process:
 
 
 def owner_of(control: redis.Redis, request: RequestId, stage: StageName) -> tuple[WorkerId, Epoch]:
-    """Return the owner and epoch of a stage's task; the owner is "" between two owners."""
+    """Return the owner and epoch of a stage's task; the owner is "" while no worker owns it."""
     fields = cast(
         "list[bytes | None]", control.hmget(keys.task(request, stage), ["owner", "epoch"])
     )
@@ -105,7 +105,7 @@ def wait_for_workers(control: redis.Redis, role: str, num: int) -> None:
 def wait_for_another_owner(
     control: redis.Redis, request: RequestId, stage: StageName, lost: WorkerId
 ) -> WorkerId:
-    """Wait until another worker than the lost one has claimed the task; return it."""
+    """Wait until a worker other than `lost` has claimed the task; return its id."""
 
     def successor() -> WorkerId | None:
         owner, _ = owner_of(control, request, stage)

@@ -15,7 +15,7 @@ from tests.support import Running, set_options, start_cli, wait_until
 
 @contextmanager
 def another_gateway(fleet: ProcessFleet) -> Iterator[tuple[Running, int]]:
-    """Start another gateway of the fleet, without a keeper; yield it and its port once it is
+    """Start a second gateway of the fleet, without a keeper; yield its process and port once it is
     ready.
     """
     with start_cli("web", *set_options("web.port=0"), cwd=fleet.folder, env=fleet.env) as running:
@@ -34,9 +34,9 @@ def _is_ready(port: int) -> bool:
 
 
 class Switch:
-    """A proxy that forwards connections to one gateway; later connections may go to another.
+    """A TCP proxy that forwards new connections to one gateway, until the test sets another.
 
-    `tls`: whether the proxy itself accepts TLS, for a server that is built without TLS.
+    `tls`: whether the proxy itself accepts TLS, for a server built without TLS.
     """
 
     def __init__(self, target: int, tls: ssl.SSLContext | None = None) -> None:

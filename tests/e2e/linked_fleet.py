@@ -1,8 +1,8 @@
-"""A divided language model in three network namespaces whose links have a delay: an anchor, two
-span workers, one that stands by.
+"""A language model divided over three network namespaces whose links have a delay: an anchor, two
+span workers in a route, and a span worker that stands by.
 
-Redis is in the namespace of the anchor. This process and the conductor reach it by its Unix socket,
-so that the links have only the rows and what the workers exchange with Redis.
+Redis is in the anchor's namespace. This process and the conductor reach it by its Unix socket, so
+that the links carry only hidden states and the workers' traffic with Redis.
 """
 
 import json
@@ -30,14 +30,16 @@ from tests.support import Running, default_server, redis_answers, set_options, s
 ANCHOR, FIRST, SECOND = "anchor", "first", "second"
 DELAY_S, START_S = 0.01, 60.0
 LEASE_S = 2
-"""Long enough for processes that share two cores with others."""
+"""Lease duration in seconds, long enough for processes that share two cores with others."""
 REDIS_PORT = 6379
 OVER_TCP = {"UCX_TLS": "tcp"}
-"""Without it, UCX uses shared memory between namespaces of one host."""
+"""Environment that restricts UCX to TCP; otherwise UCX uses shared memory between namespaces of one
+host.
+"""
 
 
 def whole_settings(checkpoint: Path) -> tuple[str, ...]:
-    """Return the settings of the same model in one process."""
+    """Return the settings of a fleet with the same model in one process."""
     same = (
         "device=cpu",
         "dtype=float32",
@@ -68,7 +70,7 @@ class LinkedFleet:
     requests: list[RequestId] = field(default_factory=list[RequestId])
 
     def start_worker(self, role: str, name: str) -> Running:
-        """Start a worker in a namespace."""
+        """Start a worker of `role` in the network namespace `name`."""
         env = {**OVER_TCP, "REDIS_URL": f"redis://{self.links.address(ANCHOR)}:{REDIS_PORT}"}
         options = set_options(*self.settings)
         started = start_cli(
@@ -88,11 +90,11 @@ class LinkedFleet:
 
     @property
     def generation(self) -> int:
-        """The generation of the anchor's route."""
+        """Return the generation of the anchor's route."""
         return int(text(self.control.hget(keys.worker(self.anchor), "generation")) or 0)
 
     def route(self) -> dict[str, WorkerId]:
-        """Return the span workers by span, once they are all listed."""
+        """Return the route's span workers by span, once all are listed."""
 
         def listed_route() -> dict[str, WorkerId]:
             hops = json.loads(text(self.control.hget(keys.worker(self.anchor), "route")) or "[]")
@@ -105,7 +107,7 @@ class LinkedFleet:
         return {worker for worker in worker_ids(self.control) if role_of(worker) == SPAN_ROLE}
 
     def namespace_of(self, worker: WorkerId) -> str:
-        """Return where a span worker listens; "" once it has left."""
+        """Return the network namespace in which a span worker listens; "" once it has left."""
         address = text(self.control.hget(keys.worker(worker), "span_address"))
         return next(
             (
@@ -120,7 +122,9 @@ class LinkedFleet:
         return next(each for each in self.processes if each.process.pid == place_of(worker)[1])
 
     def num_row_bytes(self, source: str, destination: str) -> tuple[int, int]:
-        """Return the bytes that have crossed a link on span connections, and those by UCX."""
+        """Return the number of bytes that have crossed the link between two namespaces on span
+        connections, and the number by UCX.
+        """
         flows = self.links.flows(source, destination)
         addresses = [
             text(self.control.hget(keys.worker(worker), "span_address"))
@@ -145,7 +149,9 @@ class LinkedFleet:
 
 @contextmanager
 def linked_fleet(folder: Path, checkpoint: Path, nixl_kib: int) -> Iterator[LinkedFleet]:
-    """Run the fleet; the span worker that stands by is in the namespace of the route's last one."""
+    """Run the fleet. The span worker that stands by is in the namespace of the route's last span
+    worker.
+    """
     spans = (
         f"stages.{STAGE}.spans={{anchor: '0:0', workers: ['1:1', '2:output'], standby: 1, "
         f"nixl_kib: {nixl_kib}}}"
@@ -184,7 +190,7 @@ def linked_fleet(folder: Path, checkpoint: Path, nixl_kib: int) -> Iterator[Link
 
 @contextmanager
 def redis_within(command: list[str], host: str, data_dir: Path) -> Iterator[str]:
-    """Run Redis in a namespace; yield its address by its Unix socket."""
+    """Run Redis in a network namespace; yield the URL of its Unix socket."""
     data_dir.mkdir()
     server = server_command(
         default_server(), ServerOptions(data_dir=data_dir, port=REDIS_PORT, host=host)

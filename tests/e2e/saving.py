@@ -1,4 +1,6 @@
-"""Conversations of a divided fleet that are saved while a test disturbs its processes."""
+"""Clients that save conversations of a divided fleet while a test disturbs the fleet's
+processes.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -43,8 +45,8 @@ class DisturbedSaves:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Save the conversations during the block, then load them; at least one save must have been
-        struck by each fault.
+        """Save conversations during the block, then load them. Fail unless each fault of the test
+        struck at least one save.
         """
         self._load.record_reference(lambda: None)
         with self._load.running(time.perf_counter, lambda: None):
@@ -52,8 +54,8 @@ class DisturbedSaves:
         self.report = report_saves(self._load.finish(), self._faults)
 
     def strike(self, role: str, disturb: Callable[[WorkerId], None]) -> None:
-        """Disturb a process of the role in the middle of a save; wait until the next one begins
-        after it.
+        """Disturb a process of `role` in the middle of a save, and wait until a later save
+        begins.
         """
         while True:
             save = self._load.clock.next_save(self._stage, share=0.3, timeout_s=PATIENCE_S)

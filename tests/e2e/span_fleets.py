@@ -1,5 +1,5 @@
-"""A fleet whose language model is divided among an anchor and span workers, and answers of it that
-a test disturbs.
+"""A process fleet whose language model is divided among an anchor and span workers, and answers of
+it that a test disturbs.
 """
 
 import asyncio
@@ -71,25 +71,23 @@ class SpanFleet:
         )
 
     def route_of(self, anchor: WorkerId) -> dict[str, WorkerId]:
-        """Return the span workers of an anchor's last route, by span, in the order of the
-        layers.
-        """
+        """Return the span workers of an anchor's last route, by span, in layer order."""
         hops = json.loads(text(self.control.hget(keys.worker(anchor), "route")) or "[]")
         return {span: WorkerId(worker) for worker, span in hops}
 
     def live_routes(self) -> list[dict[str, WorkerId]]:
-        """Return the routes whose members are all listed."""
+        """Return the routes whose workers are all listed."""
         listed = worker_ids(self.control)
         routes = [self.route_of(anchor) for anchor in self.anchors]
         return [route for route in routes if route and set(route.values()) <= listed]
 
     def route(self) -> dict[str, WorkerId]:
-        """Return the route of the only anchor, once its members are all listed."""
+        """Return the only anchor's route, once its workers are all listed."""
         (route,) = wait_until(self.live_routes, "a route of listed workers", PATIENCE_S)
         return route
 
     def start_worker(self) -> None:
-        """Start a span worker, with a keeper, in addition to the span workers of `fleet up`."""
+        """Start a span worker, with a keeper, in addition to the ones of `fleet up`."""
         self.extras.enter_context(
             start_cli("worker", self.span_role, "--keep", cwd=self.up.folder, env=self.up.env)
         )
@@ -98,7 +96,7 @@ class SpanFleet:
         return httpx.post(f"{self.up.url}/v1/fleet/workers/{worker}/{action}", timeout=30)
 
     def num_deaths(self) -> int:
-        """Return the deaths that are counted over the tasks of the last answers."""
+        """Return the number of deaths counted over the tasks of the last answers."""
         counts = [
             self.control.hget(keys.task(request, self.stage), "deaths") for request in self.requests
         ]
@@ -106,8 +104,8 @@ class SpanFleet:
 
     @contextmanager
     def no_starts(self) -> Iterator[Path]:
-        """Let no process of the fleet start until the end of the block; yield a file with the
-        configuration.
+        """Prevent process starts in the fleet until the end of the block; yield a configuration
+        file.
         """
         good, copy = self.up.resolved.read_text(), self.up.folder / "copy.yaml"
         copy.write_text(good)
@@ -139,8 +137,8 @@ class SpanFleet:
 def span_fleet(
     folder: Path, anchor: str, workers: Sequence[str], *settings: str, num_layers: int = 3
 ) -> Iterator[SpanFleet]:
-    """Run a fleet of the graph `text` with real layers, whose answers keep pace with their
-    clients.
+    """Run a fleet of the graph `text` with real layers, where answers are produced only as fast as
+    clients read. `anchor` and `workers`: spans of their layers.
     """
     write_tiny_checkpoint(folder / "checkpoint", num_layers=num_layers)
     spans = (
@@ -155,7 +153,9 @@ def span_fleet(
 def automatic_fleet(
     folder: Path, anchor: str, num_workers: int, num_layers: int
 ) -> Iterator[SpanFleet]:
-    """Run a fleet whose span workers divide the layers that the anchor lacks."""
+    """Run a fleet in which `num_workers` span workers divide the layers that the anchor lacks
+    automatically.
+    """
     write_tiny_checkpoint(folder / "checkpoint", num_layers=num_layers)
     with fleet_of_spans(
         folder,
@@ -186,7 +186,9 @@ def fleet_of_spans(folder: Path, spans: str, *settings: str) -> Iterator[SpanFle
 
 
 def seeded_spec(config: FleetConfig, seed: int) -> RequestSpec:
-    """A sampled answer of `NUM_TOKENS`; prompts differ in length."""
+    """Return a request for a sampled answer of `NUM_TOKENS`; the prompt length depends on
+    `seed`.
+    """
     return RequestSpec(
         id=new_request_id(),
         graph=config.graph,
@@ -205,8 +207,8 @@ async def answer_streams(fleet: SpanFleet, disturb: Callable[[], None]) -> list[
 async def answer_seeds(
     redis_url: str, config: FleetConfig, disturb: Callable[[], None], requests: list[RequestId]
 ) -> list[EdgeArrays]:
-    """Receive `NUM_STREAMS` answers at a time; call `disturb` in the middle of the first one.
-    `requests`: receives their ids.
+    """Receive answers, `NUM_STREAMS` at a time, and return them by seed. `disturb` is called in the
+    middle of the first answer. `requests`: list that receives the request ids.
     """
 
     def after_chunk(_edge: object, index: int) -> None:
@@ -225,7 +227,9 @@ async def answer_seeds(
 
 
 async def compare_disturbed_streams(fleet: SpanFleet, disturb: Callable[[], None]) -> None:
-    """Compare disturbed answers with undisturbed ones."""
+    """Receive answers while `disturb` acts, and compare them with the undisturbed fleet's
+    answers.
+    """
     if not fleet.expected:
         undisturbed = await answer_streams(fleet, lambda: None)
         fleet.expected.update(enumerate(undisturbed))

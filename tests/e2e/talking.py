@@ -1,4 +1,4 @@
-"""Shared by tests of the Voice page on a real fleet: the fleet, a page with a microphone, and
+"""Helpers for tests of the Voice page on a real fleet: the fleet, a page with a microphone, and
 interruptions.
 """
 
@@ -33,19 +33,21 @@ LIVE_PAGE_CUT = (
     "ERR_EMPTY_RESPONSE",
     "ERR_CONNECTION_RESET",
 )
-"""Errors of the browser for an event stream that is cut, as some tests do."""
+"""Browser errors for an event stream that is cut, as some tests do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceFleet(ProcessFleet):
-    """A fleet whose browsers connect to `switch`, which forwards to its gateway unless a test sets
-    another gateway.
+    """A fleet whose browsers connect to the proxy `switch`, which forwards to the fleet's gateway
+    unless a test sets another gateway.
     """
 
     switch: Switch
 
     def audio(self, request: str) -> Pcm:
-        """Return an answer's audio from the log, without the leading silence that is not sent."""
+        """Return an answer's audio from the log, without the leading silence, which the gateway
+        does not send.
+        """
         silence = LeadingSilenceTrimmer(speech_samples.RATE_HZ, WebConfig().max_leading_silence_ms)
         return np.frombuffer(
             silence.feed(self.api.answer_audio(request)[44:]) + silence.finish(), "<i2"
@@ -55,7 +57,7 @@ class VoiceFleet(ProcessFleet):
         return self.get(f"/v1/fleet/requests/{answer['requestId']}")
 
     def ask(self, question: str, voice: str) -> tuple[str, Pcm]:
-        """Return the transcript and the audio of the answer to a typed question."""
+        """Return the transcript and audio of the answer to a typed question."""
         messages, audio = (
             (ChatMessage(role="user", content=question),),
             OutputAudio(voice=voice, format="pcm16"),
@@ -83,7 +85,7 @@ def silence(seconds: float) -> Pcm:
 
 @cache
 def speech(text: str) -> Pcm:
-    """Return a spoken text at the microphone's rate."""
+    """Return speech of `text` at the microphone's rate."""
     pcm = np.frombuffer(speech_samples.speech(text), "<i2").astype(np.float32)
     return np.clip(soxr.resample(pcm, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(
         np.int16
@@ -92,7 +94,9 @@ def speech(text: str) -> Pcm:
 
 @contextmanager
 def microphone(browsers: Browsers, fleet: VoiceFleet) -> Iterator[Page]:
-    """Open a page, ready to talk, whose microphone holds the question once, after `LEAD_IN_S`."""
+    """Open a Voice page, ready to talk, whose microphone plays the question once, after
+    `LEAD_IN_S`.
+    """
     pcm = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
     with visiting(
         browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True
@@ -103,7 +107,7 @@ def microphone(browsers: Browsers, fleet: VoiceFleet) -> Iterator[Page]:
 
 
 def answers(page: Page) -> list[dict[str, Any]]:
-    """Return the page's answers, oldest first."""
+    """Return the answers that the page has recorded, oldest first."""
     answers = "fleetVoice.conversation.responses.byId.values()"
     wanted = (
         "({ responseId, requestId, serial, text, historyText, received, played, cut, done, "

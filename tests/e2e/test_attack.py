@@ -29,16 +29,16 @@ pytestmark = pytest.mark.one_file_in(4, "processes")
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]
 SHORT_S = 5.0
-"""Duration of the attack without `--attack-s`."""
+"""Duration of the attack in seconds without `--attack-s`."""
 MAX_RSS, MAX_LEFT_RSS, ABORT_RSS = 600 << 20, 250 << 20, 3 << 30
-"""Resident memory of the gateway: the bound; the bound of what remains above its start after the
-attack (the allocator keeps what decoding one long clip needed); and the size at which the attack is
+"""Limits of the gateway's resident memory in bytes: during the attack; growth that may remain after
+it (the allocator keeps what decoding one long clip needed); and the size at which the attack is
 stopped to protect the machine.
 """
 MAX_HEALTH_MS = 200.0
 FREED_S = 35.0
-"""Time from the end of the attack until the gateway has closed what attackers still hold; its
-longest time-out is 30 s.
+"""Seconds after the attack within which the gateway must close the connections that attackers still
+hold; its longest timeout is 30 s.
 """
 NUM_STREAMS, FRAMES, STEP_MS, PROBE_S = 4, 25, 40, 0.05
 SETTINGS = (
@@ -52,16 +52,16 @@ SHORT_TIMEOUTS = (
     "web.send_timeout_s=1",
     "lease.gateway_timeout_s=4",
 )
-"""Longer than a stall of this process, whose own requests must not be refused, on a busy
-machine.
+"""Settings of short timeouts, longer than a stall of this process on a busy machine, whose own
+requests must not be refused.
 """
 Stream = tuple[str, bytes]
 
 
 @dataclass(slots=True, kw_only=True)
 class Attacked:
-    """The attacked fleet and the observations. `health_ms`: duration of each probe, infinite if it
-    was not answered.
+    """The attacked fleet, and observations of it. `health_ms`: duration of each /health probe,
+    infinite if it was not answered.
     """
 
     url: str
@@ -81,14 +81,14 @@ class Attacked:
         return self.process.memory_info().rss
 
     def connections(self) -> int:
-        """Connections of clients that the gateway holds."""
+        """Return the number of client connections that the gateway holds."""
         held = self.process.net_connections(kind="tcp")
         return sum(bool(one.raddr) and one.laddr.port == self.port for one in held)
 
 
 @pytest.fixture
 def attacked(tmp_path: Path, attack_s: float | None) -> Iterator[Attacked]:
-    """A fleet to attack; a long attack meets the gateway's default time-outs."""
+    """A fleet to attack; in a long attack the gateway has its default timeouts."""
     with (
         fleet_up(tmp_path, *SETTINGS, *(SHORT_TIMEOUTS if attack_s is None else ())) as fleet,
         connect(fleet.redis_url) as control,
@@ -100,8 +100,8 @@ def attacked(tmp_path: Path, attack_s: float | None) -> Iterator[Attacked]:
 
 
 async def listen(attacked: Attacked, seed: int) -> Stream:
-    """Return the text and audio of a streamed answer. Raises: HTTPError, AssertionError,
-    StreamError if it is incomplete.
+    """Return the text and audio of a streamed answer. Raises: HTTPError, AssertionError or
+    StreamError if the answer is incomplete.
     """
     body = {
         "model": attacked.model,
@@ -121,7 +121,7 @@ async def listen(attacked: Attacked, seed: int) -> Stream:
 
 
 async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: asyncio.Event) -> None:
-    """Request one answer after another, and compare each with `expected`."""
+    """Request one answer after another until `over` is set, and compare each with `expected`."""
     while not over.is_set():
         try:
             got = await listen(attacked, seed)
@@ -137,7 +137,7 @@ async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: async
 
 async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
     """Request /health at a steady rate, each time on a new connection, without waiting for earlier
-    answers.
+    responses.
     """
     probes: list[asyncio.Task[float]] = []
     while not over.is_set():
@@ -147,7 +147,7 @@ async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
 
 
 async def health_ms(attacked: Attacked) -> float:
-    """Return the time until /health is answered; infinite if it is not."""
+    """Return the time until /health is answered, in ms; infinite if it is not answered."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     try:
@@ -205,7 +205,9 @@ async def attackers_of(attacked: Attacked, seconds: float) -> AsyncGenerator[Pro
 async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(
     attacked: Attacked, attack_s: float | None
 ) -> None:
-    """`--attack-s 60` extends the attack, and checks the latency of /health."""
+    """An attacked gateway keeps its memory, its lease and its streams. `--attack-s 60` extends the
+    attack, and checks the latency of /health.
+    """
     expected = await asyncio.gather(*(listen(attacked, seed) for seed in range(NUM_STREAMS)))
     assert all(audio for _, audio in expected) and len(set(expected)) == NUM_STREAMS
     before, members, over = attacked.rss(), worker_ids(attacked.control), asyncio.Event()

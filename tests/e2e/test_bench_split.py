@@ -1,5 +1,5 @@
-"""The hand-off and interference benchmarks on small fleets: the reports are complete. No number is
-checked against a target.
+"""The hand-off and interference benchmarks on small fleets: their reports are complete. No number
+is checked against a target.
 """
 
 from pathlib import Path

@@ -13,7 +13,9 @@ SESSIONS, TURNS = 6, 2
 
 @pytest.mark.one_in(5, "benchmarks")
 def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> None:
-    """Underruns depend on the machine; they are measured, not tested."""
+    """A session beyond the limit is queued, then admitted. Underruns depend on the machine, so they
+    are measured and not tested.
+    """
     out = tmp_path / "out.json"
     arguments = [
         "--voice",

@@ -1,4 +1,4 @@
-"""`fleet chaos` as a command: a real fleet, a real model, real signals."""
+"""`fleet chaos` as a command, with a real fleet, a real model and real signals."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,11 +17,15 @@ from tests.support import REPO, run_cli, set_options
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 ROLES = [*STAGES, CONDUCTOR, GATEWAY]
 SHORT = "--requests 4 --concurrency 4 --how kill --spacing 0.2 --set lease.worker_ttl_s=20".split()
-"""A lease that outlasts the run: each death is detected by its keeper."""
+"""Options of a short run, with a lease that outlasts it, so that each death is detected by the
+process's keeper.
+"""
 
 
 def passed_verdict(folder: Path) -> Verdict:
-    """Return the verdict of a run in which nothing was lost, different or left."""
+    """Return the verdict of the run in `folder`, and check that nothing was lost, different or
+    left.
+    """
     verdict = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict)
     assert verdict.passed and not verdict.lost and not verdict.different
     assert verdict.residue.is_empty
@@ -30,7 +34,9 @@ def passed_verdict(folder: Path) -> Verdict:
 
 @pytest.mark.timeout(600)
 def test_chaos_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> None:
-    """Duration: less than a minute on two idle cores, several on busy ones."""
+    """Killing a worker of each role loses and changes nothing. Duration: less than a minute on two
+    idle cores, several minutes on busy ones.
+    """
     reports = "--json verdict.json --png verdict.png".split()
     done = run_cli(
         "chaos", "--set", "checkpoint=tiny", *SHORT, *reports, cwd=tmp_path, timeout_s=580
@@ -57,7 +63,7 @@ def test_chaos_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> No
 
 
 def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
-    """Run faults in Redis under requests and voice sessions, on an engine that computes nothing;
+    """Run `fleet chaos` with Redis faults during requests and voice sessions, on the fake engine;
     return the verdict.
     """
     paced = (
@@ -102,7 +108,9 @@ def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_
 @pytest.mark.one_in(2, "chaos")
 @pytest.mark.timeout(400)
 def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
-    """Too short for a verdict on growth: processes are still warming up."""
+    """A soak run reports memory, files and threads over time. This run is too short for a verdict
+    on growth: processes are still warming up.
+    """
     options = "--soak 300 --minutes 0.5 --json soak.json --png soak.png".split()
     done = run_cli("chaos", *options, cwd=tmp_path, timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,4 @@
-"""The `fleet` command as its users see it: help, one line for each mistake, signals and exit
-statuses.
-"""
+"""The `fleet` command as users see it: help, one line per mistake, signals and exit statuses."""
 
 import contextlib
 import json
@@ -176,7 +174,7 @@ def test_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def guarded_port(tmp_path: Path) -> Iterator[int]:
-    """Port of a Redis whose password is "right"."""
+    """Port of a Redis server whose password is "right"."""
     port = free_port()
     command = [
         *server_command(find_server(), ServerOptions(data_dir=tmp_path, port=port)),
@@ -199,8 +197,8 @@ def guarded_port(tmp_path: Path) -> Iterator[int]:
 def test_wrong_redis_password_is_reported_without_waiting(
     user: str, message: str, guarded_port: int, tmp_path: Path
 ) -> None:
-    """`worker` waits ten seconds for a Redis that does not answer, but not for one that refuses the
-    password.
+    """A wrong Redis password is reported without waiting: `worker` waits ten seconds for a Redis
+    that does not answer, but not for one that refuses the password.
     """
     for command in (["status"], ["worker", GRAPHS[DEFAULT_GRAPH].stages[0].name]):
         done = call_cli(
@@ -248,7 +246,9 @@ def test_redis_data_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_redis_returns_the_memory_of_large_values(tmp_path: Path) -> None:
-    """Small values between them stay, and must not hold what is free."""
+    """Redis returns the memory of large values to the system after they are deleted, although small
+    values allocated between them stay.
+    """
     data, num_values, large, small = tmp_path / "data", 200, 300_000, 5000
     with start_cli("redis", *redis_options(Path("data")), cwd=tmp_path) as server:
         wait_until(lambda: ping(data), "Redis to answer")
@@ -269,7 +269,9 @@ def test_redis_returns_the_memory_of_large_values(tmp_path: Path) -> None:
 
 
 def test_redis_reads_append_only_file_of_older_server(tmp_path: Path) -> None:
-    """Redis before 7 keeps one file; newer servers and Valkey keep a folder of them."""
+    """Redis reads the append-only file of an older server: Redis before 7 keeps one file, newer
+    servers and Valkey keep a folder.
+    """
     data = tmp_path / "data"
     data.mkdir()
     file = data / "appendonly.aof"

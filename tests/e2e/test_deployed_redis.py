@@ -1,5 +1,5 @@
-"""Redis as `deploy/` runs it: its certificate, its users, and a fleet with a job worker that uses
-both.
+"""The Redis configuration in `deploy/` with its certificate and users, used by a fleet with a job
+worker.
 """
 
 import re
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.one_file_in(4, "processes")
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """Start a server with the users of the example and an unrestricted `tester`; yield its port,
-    which has no TLS.
+    """Port without TLS of a Redis server that has the example's users and an unrestricted user
+    `tester`.
     """
     users, port = tmp_path / "users.acl", free_port()
     users.write_text(
@@ -60,8 +60,8 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def url(port: int, tmp_path: Path) -> Iterator[str]:
-    """Yield the REDIS_URL of the example in `deploy/`, changed to reach the test's server of `port`
-    over TLS. The certificates are made by the commands in deploy/README.md.
+    """The example's REDIS_URL from `deploy/`, changed to reach the test's server over TLS. The
+    certificates are made by the commands in deploy/README.md.
     """
     tls = tmp_path / "tls"
     tls.mkdir()
@@ -137,7 +137,9 @@ def test_deployed_redis_user_is_denied_administration_and_other_keys(url: str, p
 
 
 def test_deployed_redis_url_accepts_no_other_certificate(url: str) -> None:
-    """Authority and name are both checked, which excludes a server in between."""
+    """The deployed REDIS_URL accepts no other certificate: authority and name are both checked,
+    which excludes a man in the middle.
+    """
     name = url.replace("@localhost:", "@127.0.0.1:")
     authority = re.sub(r"\?.*", "", url)
     for wrong in (name, authority):

@@ -1,5 +1,5 @@
-"""`fleet doctor` beside running workers, and the part of it that `fleet up` runs before it starts
-anything.
+"""`fleet doctor` with running workers, and the part of its checks that `fleet up` runs before it
+starts anything.
 """
 
 import re
@@ -121,7 +121,9 @@ def test_up_refuses_a_redis_that_evicts_and_warns_of_one_without_append_only_fil
 
 
 def test_conductor_logs_refused_settings_and_leads(own_redis: RedisProcess, tmp_path: Path) -> None:
-    """A restarted conductor must not end a fleet whose Redis was changed while it served."""
+    """A conductor logs refused Redis settings and leads nevertheless: a restarted conductor must
+    not end a fleet whose Redis settings were changed while it served.
+    """
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory", "1gb")
         client.config_set("maxmemory-policy", "allkeys-lru")

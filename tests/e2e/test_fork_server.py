@@ -1,5 +1,5 @@
-"""Workers of a fleet with torch as forks of one process: killed, restarted and serving; with that
-process killed too.
+"""Workers of a torch fleet that are forked from one server process: killed, restarted and serving,
+even after that server process is killed.
 """
 
 import signal
@@ -32,14 +32,14 @@ def fleet(tmp_path: Path) -> Iterator[ProcessFleet]:
 
 
 def server_of(worker: WorkerId) -> psutil.Process:
-    """Return the process that the worker was forked from."""
+    """Return the fork-server process that the worker was forked from."""
     server = process_of(worker).parent()
     assert server is not None and MODULE in server.cmdline()
     return server
 
 
 def kill(control: redis.Redis, role: str) -> WorkerId:
-    """Kill the worker of a role, and return the next one once it is registered."""
+    """Kill the worker of a role; return the next worker of the role once it is registered."""
     killed = worker_of(control, role)
     process_of(killed).kill()
     return worker_of(control, role, other_than=killed)

@@ -1,4 +1,6 @@
-"""Background jobs through a real worker process: submitted, run, failed, interrupted, listed."""
+"""Background jobs through a real job-worker process: submitted, run, failed, interrupted,
+listed.
+"""
 
 import datetime
 import json
@@ -37,8 +39,8 @@ def connection(redis_url: str) -> Iterator[Redis]:
 
 @contextmanager
 def hanging_job(folder: Path, redis_url: str) -> Iterator[tuple[Running, list[psutil.Process]]]:
-    """Run a worker whose first job hangs on a gateway that never answers; yield it and its
-    processes while it hangs.
+    """Run a job worker whose first job hangs on a gateway that never answers; yield the worker and
+    its processes while it hangs.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = f"web.port={server.getsockname()[1]}"
@@ -115,8 +117,8 @@ def test_finished_job_leaves_its_report_in_its_own_folder(
 def test_job_records_not_written_by_submit_are_refused(
     connection: Redis, redis_url: str, tmp_path: Path
 ) -> None:
-    """Records of an older version and hand-written ones: code, callbacks, an id that is a path, no
-    JSON.
+    """Job records not written by `submit` are refused: records of an older version and hand-written
+    ones with code, callbacks, a path as id, or invalid JSON.
     """
     queue, bench, target = open_queue(connection), FUNCTIONS["bench"], tmp_path / "written"
     limits = {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
@@ -145,7 +147,7 @@ def test_job_records_not_written_by_submit_are_refused(
 
 
 PLANTED, PICKLED = "planted.run", b"cplanted\nrun\n."
-"""A function whose import writes a file, and a pickle that imports it."""
+"""Name of a function whose import writes a file, and a pickle that imports it."""
 BENCH, HOP = FUNCTIONS["bench"], {"measure": "hop"}
 FORMS: dict[str, dict[str, object]] = {
     "a function": {"data": [PLANTED, None, [], {}]},
@@ -173,7 +175,7 @@ FORMS: dict[str, dict[str, object]] = {
     "repeats": {"data": [PLANTED, None, [], {}], "repeats_left": 3, "repeat_intervals": [0]},
     "a group": {"data": [PLANTED, None, [], {}], "group_id": "planted"},
 }
-"""Fields of a record that replace those written by `submit`."""
+"""Fields of malicious job records, which replace the ones that `submit` writes."""
 
 
 def test_job_record_or_command_of_any_form_runs_no_code(
@@ -265,7 +267,9 @@ def test_stopped_job_worker_fails_its_job(
 def test_running_job_is_stopped_with_its_processes(
     connection: Redis, redis_url: str, tmp_path: Path
 ) -> None:
-    """The benchmark hangs on a server that never answers, until it is stopped."""
+    """A running job is stopped with its processes. The benchmark hangs on a server that never
+    answers until it is stopped.
+    """
     hanging = submit(connection, "bench", {})
     waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
     with hanging_job(tmp_path, redis_url) as (worker, family):
@@ -300,7 +304,9 @@ def test_running_job_is_stopped_with_its_processes(
 def test_job_of_a_killed_worker_ends_with_it_and_is_failed_by_the_next_one(
     connection: Redis, redis_url: str, tmp_path: Path, with_child: bool
 ) -> None:
-    """The benchmark runs a Redis and a producer of its own, which must not remain either."""
+    """The job of a killed job worker ends with it, and the next job worker marks it as failed. The
+    benchmark's own Redis and producer must end too.
+    """
     lost = submit(connection, "bench", {"measure": "hop", "hops": 100_000})
     waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
     with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:

@@ -1,5 +1,5 @@
-"""A worker that is lost during an answer: frozen past its lease and resumed, or killed beside a
-standby worker.
+"""A worker that is lost during an answer: frozen past its lease and resumed, or killed while a
+standby worker is loaded.
 """
 
 import json
@@ -43,8 +43,8 @@ OUT = GRAPH.edges_from(STAGE)[0]
 async def compare_disturbed_answer(
     fleet: ProcessFleet, disturb: Callable[[RequestId], None]
 ) -> RequestId:
-    """Call `disturb` in the middle of an answer, which must equal an undisturbed one; return its
-    request.
+    """Call `disturb` in the middle of an answer, and compare the answer with an undisturbed one;
+    return its request id.
     """
     async with gateway_at(fleet.redis_url, fleet.config) as client:
         expected = await answer(client, fake_spec_of(fleet.config))
@@ -62,7 +62,7 @@ def output_log(control: redis.Redis, request: RequestId) -> list[Chunk]:
 
 
 def late_write(control: redis.Redis, request: RequestId, epoch: Epoch) -> str:
-    """Append as the owner at `epoch`, and return the reply of the script."""
+    """Append a chunk as the task's owner at `epoch`; return the script's reply."""
     chunk = Chunk(
         request=request, edge=OUT.name, index=len(output_log(control, request)), epoch=epoch
     )
@@ -71,7 +71,9 @@ def late_write(control: redis.Redis, request: RequestId, epoch: Epoch) -> str:
 
 
 async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path) -> None:
-    """SIGSTOP the task's owner until another has claimed the task, then SIGCONT."""
+    """A frozen worker that resumes changes nothing, and rejoins: SIGSTOP until another worker has
+    claimed its task, then SIGCONT.
+    """
     settings = (*FAKE, "lease.worker_ttl_s=1", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
         wait_for_workers(control, STAGE, 2)
@@ -109,7 +111,9 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
 
 
 async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Path) -> None:
-    """SIGSTOP the conductor; SIGKILL the task's owner, which its keeper fences."""
+    """An answer needs no conductor even if a worker is killed: the conductor gets SIGSTOP, and the
+    task's owner SIGKILL, after which its keeper fences it.
+    """
     settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
         wait_for_workers(control, STAGE, 2)
@@ -134,7 +138,7 @@ async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Pa
 
 
 def reported_workers(fleet: ProcessFleet, *, standby: bool) -> set[str]:
-    """Return the stage's active or standby workers, as `fleet status` reports them."""
+    """Return the stage's workers, active or on standby, as `fleet status` reports them."""
     workers = json.loads(run_cli("status", "--json", cwd=fleet.folder, env=fleet.env).stdout)[
         "workers"
     ]
@@ -148,8 +152,8 @@ def reported_workers(fleet: ProcessFleet, *, standby: bool) -> set[str]:
 async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(
     tmp_path: Path,
 ) -> None:
-    """The answer resumes without a load, since the lease outlasts the test and the standby was
-    loaded.
+    """A standby worker replaces a killed one, and the restarted worker stands by. The answer
+    resumes without a model load, since the standby is loaded and the lease outlasts the test.
     """
     settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.standby=1", *in_step(GRAPH))
     stands_by = rf"worker {STAGE}@\S+ stands by\n"

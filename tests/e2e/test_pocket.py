@@ -1,7 +1,7 @@
-"""Pocket through the API of `fleet up`, without a named checkpoint: spoken questions, speech,
+"""Pocket through the API of `fleet up` without a configured checkpoint: spoken questions, speech,
 transcription, and the demo.
 
-The correctness of answers is measured by `fleet pocket eval`.
+`fleet pocket eval` measures whether answers are correct.
 """
 
 import base64
@@ -34,8 +34,8 @@ QUESTIONS = (
     "what is the capital of france",
 )
 UNDERSTOOD = 0.5
-"""Share of recognised words; the teacher's own speech has about 0.85, speech played backwards
-nearly none.
+"""Required share of recognised words; the teacher model's speech has about 0.85, speech played
+backwards almost none.
 """
 
 Samples = NDArray[np.float32]
@@ -48,7 +48,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 def ask_spoken(url: str, question: SynthesizedSpeech, voice: str) -> tuple[str, Samples]:
-    """Return the transcript of the answer, and its audio."""
+    """Ask a spoken question; return the answer's transcript and audio."""
     file = io.BytesIO()
     soundfile.write(file, question.samples, SAMPLE_RATE_HZ, format="WAV")
     audio = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
@@ -70,14 +70,14 @@ def ask_spoken(url: str, question: SynthesizedSpeech, voice: str) -> tuple[str, 
 
 
 def understood(texts: Sequence[str], recognised: Sequence[str]) -> float:
-    """Return the share of all words of the texts that were recognised in their place."""
+    """Return the share of the words in `texts` that were recognised at their place."""
     aligned = jiwer.process_words(list(texts), list(recognised))
     return aligned.hits / (aligned.hits + aligned.substitutions + aligned.deletions)
 
 
 def test_spoken_question_is_answered_in_intelligible_speech(url: str) -> None:
-    """The recogniser has a language model, but not the texts; played backwards, the speech is not
-    recognised.
+    """A spoken question is answered in intelligible speech. The recogniser has a language model,
+    but does not know the texts; played backwards, the speech is not recognised.
     """
     voices = [sorted(VOICES)[index % len(VOICES)] for index in range(len(QUESTIONS))]
     questions = speak_all([(text, Voice()) for text in QUESTIONS])
@@ -99,7 +99,7 @@ def test_spoken_question_is_answered_in_intelligible_speech(url: str) -> None:
 
 
 def test_text_is_spoken_and_transcribed_again(url: str) -> None:
-    """The texts share no words with Pocket's own answers."""
+    """Text is spoken and transcribed again. The texts share no words with Pocket's own answers."""
     texts = (
         "We go to the garden with Peter.",
         "The blue brush is under the house.",

@@ -1,5 +1,5 @@
-"""Isolation of a fleet on its machine: other users reach neither Redis nor files; processes have
-only secrets they use.
+"""Isolation of a fleet on its machine: other users reach neither its Redis nor its files, and a
+process has only the secrets that it uses.
 """
 
 import os
@@ -45,7 +45,7 @@ PASSED_ON = {
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A folder that every user may enter, unlike pytest's own."""
+    """A folder that every user may enter, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory(prefix="fleet-private-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -53,8 +53,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def fleet(folder: Path) -> Iterator[ProcessFleet]:
-    """Run `fleet up` with defaults, in a data folder that an older version left open to other
-    users.
+    """A fleet of `fleet up` with default settings, in a data folder that an older version left open
+    to other users.
     """
     redis_folder = folder / ".fleet" / "redis"
     redis_folder.mkdir(parents=True)
@@ -69,8 +69,8 @@ def fleet(folder: Path) -> Iterator[ProcessFleet]:
 
 @contextmanager
 def another_user() -> Iterator[None]:
-    """Run the block as user `nobody` if this process is root; otherwise unchanged, and only the
-    modes are checked.
+    """Run the block as user `nobody` if this process is root; otherwise as the same user, where
+    tests check only file modes.
     """
     if os.geteuid() != 0:
         yield
@@ -88,7 +88,7 @@ def another_user() -> Iterator[None]:
 
 
 def commands_of(fleet: ProcessFleet) -> dict[str, psutil.Process]:
-    """Return the fleet's processes without keepers, by command: `redis`, `conductor`, `web`,
+    """Return the fleet's processes, without keepers, by command: `redis`, `conductor`, `web`,
     `worker ROLE`, `jobs`.
     """
     found: dict[str, psutil.Process] = {}
@@ -112,8 +112,8 @@ def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: ProcessFleet) ->
 
 
 def test_fleet_on_torch_listens_only_with_its_gateway(tmp_path: Path) -> None:
-    """Workers that save conversations, and those with a span of the layers, accept connections by
-    Unix sockets.
+    """A fleet on torch listens only with its gateway. Workers that save conversations, and workers
+    with a span of the layers, accept connections only on Unix sockets.
     """
     spans = "stages.thinker.spans={anchor: '0:0', workers: ['1:output']}"
     with fleet_up(tmp_path, "device=cpu", "web.port=0", spans) as fleet:
@@ -159,7 +159,7 @@ def test_data_folder_is_closed_to_other_users(fleet: ProcessFleet, folder: Path)
 
 
 def test_redis_socket_refuses_another_user(fleet: ProcessFleet, folder: Path) -> None:
-    """Also if both folders above it are open."""
+    """The Redis socket refuses another user, even if both folders above it are open."""
     data, path = folder / ".fleet", folder / ".fleet" / "redis" / "redis.sock"
     assert fleet.running.process.poll() is None and stat.S_IMODE(path.stat().st_mode) == 0o600
     with another_user(), socket.socket(socket.AF_UNIX) as client:
@@ -246,7 +246,7 @@ def test_redis_with_a_port_requires_the_password_of_its_private_file(tmp_path: P
 
 
 def is_refused(client: redis.Redis) -> bool:
-    """Return True once the server answers NOAUTH."""
+    """Return True once the server answers a command with NOAUTH."""
     try:
         client.ping()
     except redis.AuthenticationError:
@@ -257,7 +257,9 @@ def is_refused(client: redis.Redis) -> bool:
 
 
 def test_redis_is_found_in_a_folder_with_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
-    """The path holds every character that an address must quote; the port is tested as well."""
+    """Redis is found in a folder whose path is too long for a Unix socket. The path contains every
+    character that a URL must quote; the TCP port is tested as well.
+    """
     deep = tmp_path / ("deep" * 20) / "a b%25@c#d?e"
     deep.mkdir(parents=True)
     options = ["--set", f"redis.port={free_port()}"]

@@ -1,5 +1,5 @@
-"""Network reach of a worker's memory, and transfer settings that end a command before it loads
-anything.
+"""Network reach of a worker's memory, and invalid transfer settings that end a command before it
+loads anything.
 """
 
 import ipaddress

@@ -1,5 +1,5 @@
-"""Redis over TLS, with an authority and client certificates of the operator: every process of a
-fleet, and clear refusals.
+"""Redis over TLS with the operator's certificate authority and client certificates, for every
+process of a fleet; refusals are clear.
 """
 
 import os
@@ -31,8 +31,8 @@ COMPLETE = CERTIFICATE + "&ssl_keyfile={0}/client.key"
 
 @contextmanager
 def tls_port(folder: Path, server: RedisProcess, certificate: tuple[Path, Path]) -> Iterator[str]:
-    """Serve TLS in front of a server that is built without it, and require certificates of clients;
-    yield the address.
+    """Serve TLS in front of a Redis server that is built without TLS, and require client
+    certificates; yield the `rediss://` URL.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
@@ -56,7 +56,9 @@ def address(own_redis: RedisProcess, authority: Authority, tmp_path: Path) -> It
 
 
 def test_every_process_of_a_fleet_uses_redis_over_tls(address: str, tmp_path: Path) -> None:
-    """The keeper too: it fences the worker that dies."""
+    """Every process of a fleet uses Redis over TLS, also the keeper, which fences a worker that
+    dies.
+    """
     env = {"REDIS_URL": address + COMPLETE.format(tmp_path)}
     with start_cli("up", *set_options(*SETTINGS), cwd=tmp_path, env=env) as fleet:
         fleet.wait_for("fleet: ready at", timeout_s=120)
@@ -89,8 +91,8 @@ async def test_asynchronous_connection_uses_the_authority_and_the_certificate(
 def test_session_tickets_are_not_taken_for_a_reply(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server sends them behind the handshake; they may arrive before the first call, or after
-    it.
+    """TLS session tickets are not taken for a reply. The server sends them after the handshake;
+    they may arrive before or after the first call.
     """
     connect_socket = Connection.connect
 
@@ -149,6 +151,8 @@ def test_expired_certificate_of_redis_is_named(
 
 
 def test_missing_certificate_of_the_client_is_named(address: str, tmp_path: Path) -> None:
-    """The server may also end a connection because it restarts, so this is waited for."""
+    """A missing client certificate is named in the error. Redis then ends the connection, as a
+    restarting server does, so commands wait before they report it (here 0 s).
+    """
     with pytest.raises(RedisUnreachable, match="if Redis requires certificates of clients"):
         connect(f"{address}?ssl_ca_certs={tmp_path}/ca.crt", patience_s=0)

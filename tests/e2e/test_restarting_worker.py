@@ -1,5 +1,4 @@
-"""Kill of the only workers of two roles, of which one is a half of a split stage: requests during
-the
+"""The only workers of two roles, including a role of a split stage, are killed: requests during the
 restart are answered.
 """
 
@@ -46,7 +45,9 @@ async def ask(client: AsyncOpenAI) -> str:
 
 
 async def take_turn(connection: Any) -> str:
-    """Take a voice turn, and return the reason for its end."""
+    """Send a text over the realtime connection and request a response; return the reason with which
+    the response ended.
+    """
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
     await connection.conversation.item.create(item=item)
     await connection.response.create(response={"max_output_tokens": 5})

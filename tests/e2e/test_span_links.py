@@ -1,8 +1,8 @@
-"""A divided language model over three network namespaces whose links have a delay of 10 ms, one
-way; links that are cut.
+"""A divided language model over three network namespaces whose links have a delay of 10 ms one way;
+links that are cut.
 
-Each answer is byte-equal to the answer of the whole model in one process. Rows use no shared
-memory: their bytes are counted on the links.
+Each answer is byte-equal to the answer of the whole model in one process. Hidden states use no
+shared memory: their bytes are counted on the links.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def linked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
 ) -> Iterator[LinkedFleet]:
-    """A fleet whose rows travel on the connections, and one whose passes of 1 KiB and more are read
-    by NIXL, over TCP.
+    """A fleet whose hidden states travel on the span connections and, in a second run, a fleet in
+    which NIXL reads passes of 1 KiB and more over TCP.
     """
     with linked_fleet(tmp_path_factory.mktemp("linked"), checkpoint, request.param) as fleet:
         yield fleet
@@ -44,7 +44,7 @@ def linked(
 
 @pytest.fixture(scope="module")
 def whole_answers(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> list[EdgeArrays]:
-    """The answers of the whole model in one process."""
+    """Answers of the whole model in one process."""
     server = RedisProcess(tmp_path_factory.mktemp("redis"))
     server.start()
     try:
@@ -72,7 +72,9 @@ def assert_whole(answers: list[EdgeArrays], whole: list[EdgeArrays], fleet: Link
 async def check_rows(
     linked: LinkedFleet, whole_answers: list[EdgeArrays], checkpoint: Path
 ) -> None:
-    """Compare answers, whose rows must have crossed the links."""
+    """Compare answers with the whole model's, and check that the hidden states have crossed the
+    links.
+    """
     first, second = (linked.namespace_of(worker) for worker in linked.route().values())
     links = ((ANCHOR, first), (first, second), (second, ANCHOR))
     before = [linked.num_row_bytes(*link) for link in links]
@@ -103,8 +105,9 @@ async def check_rows(
 async def test_rows_cross_the_links_and_one_that_is_cut_beyond_the_lease_loses_no_answer(
     linked: LinkedFleet, whole_answers: list[EdgeArrays], checkpoint: Path
 ) -> None:
-    """Passes of the worker that is cut off arrive after a standby worker has replaced it, and are
-    refused.
+    """Hidden states cross the links, and a link that is cut for longer than the lease loses no
+    answer: passes of the worker that was cut off arrive after a standby worker has replaced it, and
+    are refused.
     """
     await check_rows(linked, whole_answers, checkpoint)
     before, generation = linked.route(), linked.generation

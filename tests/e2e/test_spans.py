@@ -1,4 +1,4 @@
-"""Loss of span workers, anchors, the conductor and Redis in mid-answer, by signals to real
+"""Span workers, anchors, the conductor and Redis are lost in mid-answer, by signals to real
 processes.
 
 Each answer is byte-equal to the answer of an undisturbed run.
@@ -41,15 +41,15 @@ SHORT_LEASE = "lease.worker_ttl_s=1"
 
 @pytest.fixture(scope="module")
 def forward_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
-    """Three span workers after the anchor."""
+    """A fleet with an anchor that has the first layers, and three span workers after it."""
     with span_fleet(tmp_path_factory.mktemp("forward"), *FORWARD, num_layers=4) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="module")
 def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
-    """Two span workers before the anchor, and one that stands by. Rows of prompts and of several
-    answers are read by NIXL.
+    """A fleet with an anchor that has the last layers, two span workers before it, and one that
+    stands by. NIXL reads the hidden states of prompts and of several answers.
     """
     own = (
         "stages.lm.spans.standby=1",
@@ -63,7 +63,7 @@ def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
 
 @pytest.fixture(scope="module")
 def two_anchors_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
-    """Two anchors, each with one span worker."""
+    """A fleet with two anchors, each with one span worker."""
     with span_fleet(
         tmp_path_factory.mktemp("two"), "0:0", ("1:output",), "stages.lm.replicas=2"
     ) as fleet:
@@ -86,7 +86,9 @@ def reverse(reverse_up: SpanFleet) -> Iterator[SpanFleet]:
 
 
 def checked(fleet: SpanFleet, num_span_workers: int, num_anchors: int = 1) -> Iterator[SpanFleet]:
-    """Yield a complete fleet; afterwards no request and no key without a row may be left."""
+    """Yield a complete fleet; afterwards check that no request is live, and that every Redis key
+    has a row in the key table.
+    """
     fleet.wait_complete(num_anchors, num_span_workers)
     yield fleet
     ours = [text(key) for key in fleet.control.scan_iter(match=f"{PREFIX}*")]
@@ -106,7 +108,7 @@ def wait_unlisted(control: redis.Redis, *workers: WorkerId) -> None:
 
 
 def kill_workers(fleet: SpanFleet, *spans: str) -> Callable[[], None]:
-    """Return a fault: SIGKILL to the span workers that have these spans."""
+    """Return a function that kills (SIGKILL) the span workers that have these spans."""
 
     def kill() -> None:
         route = fleet.route()
@@ -143,7 +145,9 @@ async def test_killed_span_workers_before_the_anchor_change_no_answer(
 
 
 async def test_large_rows_between_processes_are_read_by_nixl(reverse: SpanFleet) -> None:
-    """The log line of a closed connection has the number of blocks NIXL read, per direction."""
+    """Large hidden states between processes are read by NIXL. The log line of a closed connection
+    has the number of blocks that NIXL read, per direction.
+    """
     await compare_disturbed_streams(reverse, kill_workers(reverse, "1:1"))
 
     def counts() -> list[int]:
@@ -156,7 +160,9 @@ async def test_large_rows_between_processes_are_read_by_nixl(reverse: SpanFleet)
 
 
 async def test_killed_anchor_leaves_span_workers_loaded(forward: SpanFleet) -> None:
-    """The next anchor resumes with the same processes, each with the span that it has loaded."""
+    """A killed anchor leaves its span workers loaded: the next anchor resumes with the same
+    processes, which keep their loaded spans.
+    """
     (anchor,), before = forward.anchors, forward.route()
     num_loads = forward.up.running.output().count("loading layers")
 
@@ -173,7 +179,9 @@ async def test_killed_anchor_leaves_span_workers_loaded(forward: SpanFleet) -> N
 async def test_frozen_span_worker_is_replaced_and_joins_again(
     reverse: SpanFleet, span: str
 ) -> None:
-    """SIGSTOP until a route without it is set up, then SIGCONT while the answers continue."""
+    """A frozen span worker is replaced and joins again: SIGSTOP until a route without it is set up,
+    then SIGCONT while the answers continue.
+    """
     before = reverse.route()
     frozen = before[span]
 
@@ -195,7 +203,9 @@ async def test_frozen_span_worker_is_replaced_and_joins_again(
 
 
 async def test_span_worker_that_stops_is_replaced_before_it_ends(reverse: SpanFleet) -> None:
-    """SIGTERM. Its keeper ends with it, so another process is started in its place."""
+    """A span worker that is stopped by SIGTERM is replaced before it ends. Its keeper ends with it,
+    so that the test starts another process in its place.
+    """
     before = reverse.route()
 
     def terminate() -> None:
@@ -209,7 +219,9 @@ async def test_span_worker_that_stops_is_replaced_before_it_ends(reverse: SpanFl
 
 
 async def test_drained_span_worker_is_replaced_while_it_computes(reverse: SpanFleet) -> None:
-    """While one worker is drained, no other can be: no worker is left to replace it."""
+    """A drained span worker is replaced while it computes. Meanwhile no other worker can be
+    drained, since no worker is left to replace it.
+    """
     before = reverse.route()
     drained, other = before["0:0"], before["1:1"]
 
@@ -265,7 +277,9 @@ async def test_killed_conductor_and_restarted_redis_change_no_answer(forward: Sp
 
 
 async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> None:
-    """Requests sent during the gap are claimed by no worker, and answered when it ends."""
+    """Requests sent while layers are missing are claimed by no worker, and answered once the layers
+    are there.
+    """
     layer = "no span worker has layer 2 of lm"
     (anchor,) = forward.anchors
 
@@ -298,7 +312,9 @@ async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> Non
 
 
 async def test_tasks_of_a_killed_anchor_continue_on_another(two_anchors: SpanFleet) -> None:
-    """The two anchors have separate chains; the killed anchor is not restarted meanwhile."""
+    """Tasks of a killed anchor continue on another anchor, which has a separate chain; the killed
+    anchor is not restarted meanwhile.
+    """
     routes = two_anchors.live_routes()
     assert len({worker for route in routes for worker in route.values()}) == 2
     killed, other = two_anchors.anchors
@@ -330,8 +346,8 @@ async def test_tasks_of_an_anchor_without_layers_continue_on_another(
 
 
 def assert_saved(saves: DisturbedSaves, num_faults: int) -> None:
-    """Check that each save was whole or failed with an error that says why, and that the last files
-    were loaded again.
+    """Check that each save was complete or failed with an error that gives the reason, and that the
+    last files were loaded again.
     """
     report = saves.report
     assert report is not None and not report.wrong and report.whole and report.struck >= num_faults

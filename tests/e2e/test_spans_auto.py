@@ -1,7 +1,7 @@
-"""Span workers that come and go while they divide the layers by their number: real processes,
-answers in progress.
+"""Span workers join and leave while their number determines the division of the layers, with real
+processes and answers in progress.
 
-The answers are byte-equal to those before.
+The answers are byte-equal to earlier ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,22 +27,22 @@ FORWARD, REVERSE = (
 def auto_up(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SpanFleet]:
-    """An anchor and two span workers."""
+    """A fleet with an anchor and two span workers."""
     with automatic_fleet(tmp_path_factory.mktemp("auto"), request.param, 2, NUM_LAYERS) as fleet:
         yield fleet
 
 
 @pytest.fixture
 def auto(auto_up: SpanFleet) -> SpanFleet:
-    """Two span workers, or three after the test in which a third one comes: all of them share the
-    layers.
+    """The fleet with two span workers, or with three after the test in which a third one joins; all
+    of them share the layers.
     """
     wait_divided(auto_up, len(auto_up.span_workers))
     return auto_up
 
 
 def sizes(route: dict[str, WorkerId]) -> list[int]:
-    """Return the numbers of layers of a route's workers."""
+    """Return the number of layers of each worker in a route."""
     spans = [LayerSpan.parse(span, "span").of_model(NUM_LAYERS, "span") for span in route]
     return [span.final - span.first + 1 for span in spans]
 

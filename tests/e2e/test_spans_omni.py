@@ -1,5 +1,5 @@
-"""The fleet of configs/spans_omni.yaml: speech as of whole stages, also when a span worker is
-killed in mid-answer.
+"""The fleet of configs/spans_omni.yaml produces the speech of undivided stages, even when a span
+worker is killed in mid-answer.
 """
 
 import asyncio
@@ -59,13 +59,13 @@ CASES = (
         voice="chelsie",
     ),
 )
-"""So long that no stage has ended when its span worker is killed."""
+"""Cases with answers so long that no stage has ended when its span worker is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedFleet:
-    """`stages`: the divided ones. `expected`: the answers of whole stages in one process, by
-    case.
+    """A fleet whose stages `stages` are divided. `expected`: answers of undivided stages in one
+    process, by case.
     """
 
     stages: dict[StageName, SpanFleet]
@@ -74,7 +74,9 @@ class DividedFleet:
     expected: list[EdgeArrays] = field(default_factory=list[EdgeArrays])
 
     async def answers(self, disturb: Callable[[RequestId, object, int], None]) -> list[EdgeArrays]:
-        """Receive the answers together; `disturb` is called after each chunk of the first one."""
+        """Receive the answers concurrently; `disturb` is called after each chunk of the first
+        answer.
+        """
         specs = [replace(spec, id=new_request_id()) for spec in self.specs]
         blobs = [self.blobs.get(spec.id) for spec in self.specs]
         up = self.stages[THINKER].up
@@ -116,7 +118,7 @@ def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DividedFleet]:
 
 
 def endless(spec: RequestSpec, blob: bytes | None) -> tuple[RequestSpec, bytes | None]:
-    """Return the request with answers that do not end by themselves."""
+    """Return the request with an answer that does not end by itself."""
     sampling = {stage: replace(own, ignore_eos=True) for stage, own in spec.sampling.items()}
     return replace(spec, sampling=sampling), blob
 
@@ -152,7 +154,7 @@ async def test_speech_of_divided_stages_is_that_of_whole_ones(divided: DividedFl
 async def test_killed_span_worker_changes_no_sample(
     divided: DividedFleet, stage: StageName, at: tuple[object, int]
 ) -> None:
-    """SIGKILL in the middle of an answer."""
+    """A span worker that is killed (SIGKILL) in the middle of an answer changes no audio sample."""
     fleet = divided.stages[stage]
     fleet.wait_complete(1, 1)
     (before,) = fleet.route().values()

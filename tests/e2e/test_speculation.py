@@ -1,5 +1,5 @@
-"""A fleet of processes whose drafter is switched by the command and by the API; its answers stay
-the same.
+"""A process fleet whose drafter is switched by the command and by the API; its answers stay the
+same.
 """
 
 import re
@@ -25,7 +25,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
 
 
 def answer(fleet: ProcessFleet, number: int, **more: object) -> str:
-    """Return the text of an answer, sampled with a seed of its own."""
+    """Return the text of an answer, sampled with the seed `number`."""
     body = {
         "model": fleet.api.model(),
         "messages": [{"role": "user", "content": f"Question {number}: one two one two one"}],

@@ -39,7 +39,9 @@ SIX_SECONDS = {
         "talker": {"temperature": 0, "max_tokens": 76},
     }
 }
-"""Greedy, since one of a hundred sampled texts leads the Talker to its end token earlier."""
+"""Sampling fields for an answer of six seconds. Greedy, since one of a hundred sampled texts leads
+the Talker to its end token earlier.
+"""
 NUM_REQUESTS, NUM_THOROUGH_REQUESTS = 100, 300
 MAX_ROUNDING = 2
 
@@ -75,7 +77,9 @@ def spoken_question() -> dict[str, object]:
 
 
 def test_spoken_question_is_answered_in_text_and_speech(model: str, client: OpenAI) -> None:
-    """The unmodified client, not streamed."""
+    """A spoken question is answered in text and speech, not streamed, with the unmodified
+    client.
+    """
     answer = client.chat.completions.create(
         model=model,
         messages=[spoken_question()],  # pyright: ignore[reportArgumentType]
@@ -94,8 +98,8 @@ def test_spoken_question_is_answered_in_text_and_speech(model: str, client: Open
 
 
 def test_chat_audio_streams_while_it_is_generated(model: str, client: OpenAI) -> None:
-    """The first audio of a six-second answer arrives in the first quarter of its time, along with
-    text.
+    """Chat audio streams while it is generated: the first audio of a six-second answer arrives in
+    the first quarter of its time, along with text.
     """
     shares: list[float] = []
     for _ in range(5):
@@ -125,8 +129,8 @@ def test_chat_audio_streams_while_it_is_generated(model: str, client: OpenAI) ->
 
 
 def test_speech_streams_while_it_is_generated(model: str, client: OpenAI) -> None:
-    """The first byte of six seconds arrives in the first quarter of their time, as audio and as
-    events.
+    """Speech streams while it is generated: the first byte of six seconds of speech arrives in the
+    first quarter of the time, as audio and as events.
     """
     shares: list[float] = []
     for number in range(6):
@@ -171,7 +175,9 @@ def test_disconnect_from_a_long_speech_frees_everything(
 
 
 def test_transcription_is_returned_whole_and_streamed(model: str, client: OpenAI) -> None:
-    """The tiny checkpoint answers with noise; only the delivery is checked, whole and streamed."""
+    """A transcription is returned whole and streamed. The tiny checkpoint answers with noise, so
+    only the delivery is checked.
+    """
     file = io.BytesIO()
     soundfile.write(file, spoken(36_000), RATE_HZ, format="FLAC")
     call = {"model": model, "file": ("a.flac", file.getvalue())}
@@ -194,7 +200,9 @@ def speech_body(
 
 
 def test_greedy_and_seeded_answers_are_reproducible(fleet: ProcessFleet, model: str) -> None:
-    """With `numerics: fast` the audio may differ in rounding, since batches depend on timing."""
+    """Greedy and seeded answers are reproducible. With `numerics: fast` the audio may differ in
+    rounding, since batches depend on timing.
+    """
 
     def ask(**settings: object) -> tuple[str, NDArray[np.int16]]:
         body = speech_body(
@@ -219,8 +227,8 @@ def test_greedy_and_seeded_answers_are_reproducible(fleet: ProcessFleet, model: 
 def test_many_requests_a_third_of_them_disconnected_free_everything(
     fleet: ProcessFleet, model: str, control: redis.Redis, thorough: bool
 ) -> None:
-    """Clients disconnect at random moments; pools and arenas are empty afterwards, and every
-    remaining key expires.
+    """Of many requests, a third disconnects at random moments; afterwards KV pools and arenas are
+    empty, and every remaining Redis key expires.
     """
     num_requests = NUM_THOROUGH_REQUESTS if thorough else NUM_REQUESTS
     rng = random.Random(11)
@@ -266,7 +274,7 @@ def wait_until_freed(control: redis.Redis) -> None:
 
 
 def holdings(control: redis.Redis) -> list[bytes]:
-    """Return the counts of tasks, pages and arena slots that the workers report."""
+    """Return the numbers of tasks, KV pages and arena slots that the workers report as in use."""
     reports = [
         control.hmget(keys.worker(worker), ["running", "pages_used", "slots_used"])
         for worker in worker_ids(control)

@@ -1,5 +1,5 @@
-"""`fleet up` as a supervisor: a dead process is logged, fenced and restarted; after its own death
-no process is left.
+"""`fleet up` as a supervisor: a dead process is logged, fenced and restarted; after the death of
+`fleet up` itself no process is left.
 """
 
 import os
@@ -29,7 +29,9 @@ pytestmark = pytest.mark.one_file_in(4, "processes")
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SETTINGS = (*FAKE, "lease.worker_ttl_s=3600")
-"""A lease that outlasts the tests: work resumes only because a death was seen."""
+"""Settings with a lease that outlasts the tests, so that work resumes only because a death was
+detected.
+"""
 
 
 @pytest.fixture
@@ -47,14 +49,14 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def dead_pid() -> int:
-    """The id of a process that has ended."""
+    """The pid of a process that has ended."""
     with psutil.Popen([sys.executable, "-c", ""]) as dead:
         dead.wait(timeout=20)
     return dead.pid
 
 
 def worker_of(control: redis.Redis, role: str, *, other_than: str = "") -> WorkerId:
-    """Return the id of the only worker of a role, once there is one other than `other_than`."""
+    """Return the id of the role's only worker, once it differs from `other_than`."""
 
     def found() -> list[WorkerId]:
         return [
@@ -68,7 +70,7 @@ def worker_of(control: redis.Redis, role: str, *, other_than: str = "") -> Worke
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return False also for a zombie."""
+    """Return True if a process is running, and not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -108,8 +110,8 @@ def test_dead_worker_is_fenced_and_restarted_with_growing_pauses(
 
 
 def failures(fleet: ProcessFleet) -> list[tuple[str, str]]:
-    """Return (pause in seconds, first of the last lines) for each report of a worker that ended
-    with status 1.
+    """Return (pause in seconds, first of the worker's last lines) for each report of a worker that
+    ended with status 1.
     """
     pattern = (
         rf"worker {ROLE} ended with status 1; restarting it in ([0-9.]+) s; its last "
@@ -147,8 +149,8 @@ def test_kept_worker_without_fleet_up_is_fenced(
 
 
 def give_request_to(client: redis.Redis, worker: WorkerId) -> RequestId:
-    """Submit a request whose client reads nothing, and wait until the worker owns its first
-    stage.
+    """Submit a request whose client reads nothing, and wait until the worker owns its first stage's
+    task.
     """
     graph, gateway = GRAPHS[DEFAULT_GRAPH], WorkerId("gateway@test:1:a")
     sampling = {stage.name: Sampling(max_tokens=1000, seed=1) for stage in graph.stages}
@@ -177,7 +179,9 @@ def log_lines(client: redis.Redis) -> list[LogLine]:
 def test_death_of_an_unregistered_process_is_logged(
     client: redis.Redis, redis_url: str, dead_pid: int
 ) -> None:
-    """A conductor that led, one that did not, and a worker that died while it was loading."""
+    """Deaths of processes that are not registered are logged: a conductor that led, one that did
+    not, and a worker that died while it was loading.
+    """
     leader = WorkerId(f"conductor@{socket.gethostname()}:{dead_pid}:a")
     run(client, scripts.lead(leader, "", 60_000))
     assert fence_process(redis_url, dead_pid, "conductor", "SIGKILL")

@@ -1,4 +1,6 @@
-"""Telemetry of real processes: log lines, a trace, a worker that is stopped, one that is killed."""
+"""Telemetry of real processes: log lines, a trace, a worker that is stopped, and one that is
+killed.
+"""
 
 import os
 import signal
@@ -28,7 +30,7 @@ def http(tmp_path: Path) -> Iterator[httpx.Client]:
 
 
 def workers(http: httpx.Client, of: str = "data") -> dict[str, str]:
-    """Return the state of the stage's workers, by id."""
+    """Return the state of each worker of the stage, by worker id."""
     return {
         view["id"]: view["state"]
         for view in http.get("/v1/fleet/workers").json()[of]
@@ -84,7 +86,9 @@ def retry(http: httpx.Client, request: str) -> None:
 
 
 def stop_and_kill(http: httpx.Client, first: str, second: str) -> None:
-    """Stop the first worker by an order and kill the second; wait until it is replaced."""
+    """Stop the worker `first` by an operator command and kill the worker `second`; wait until it is
+    replaced.
+    """
     assert http.post(f"/v1/fleet/workers/{first}/stop").status_code == 200
     wait_until(
         lambda: workers(http, "gone") == {first: "left"}, "the worker to leave", timeout_s=30

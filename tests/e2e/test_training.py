@@ -1,5 +1,5 @@
-"""A fleet of processes that trains a draft head: runs survive the death of every process that takes
-part, and leave nothing.
+"""A process fleet that trains a draft head: runs survive the death of every process that takes
+part, and leave nothing behind.
 """
 
 import json
@@ -57,15 +57,15 @@ def pool(fleet: ProcessFleet) -> Path:
 
 @contextmanager
 def training(fleet: ProcessFleet, pool: Path) -> Iterator[Running]:
-    """Begin a run, and continue once it has trained on some samples."""
+    """Begin a training run; yield it once it has trained on some samples."""
     with start_cli("train", "--pool", str(pool), cwd=fleet.folder, env=fleet.env) as run:
         run.wait_for(r"running: [1-9]\d* of \d+ samples trained on")
         yield run
 
 
 def pid_of(fleet: ProcessFleet, role: str) -> int:
-    """Return the process of the active trainer, of the worker that computes captures, of the
-    conductor or of Redis.
+    """Return the pid of the active trainer, of the worker that computes captures, of the conductor,
+    or of Redis, by `role`.
     """
     if role in ("conductor", "redis"):
         with connect(fleet.redis_url) as control:
@@ -85,7 +85,7 @@ def pid_of(fleet: ProcessFleet, role: str) -> int:
 
 
 def assert_finished(run: Running) -> int:
-    """Return the number of the version that the run made."""
+    """Check that the run has finished; return the number of the head version that it made."""
     done = run.wait_for(
         rf"finished: {NUM_SAMPLES} of {NUM_SAMPLES} samples trained on, \d+ windows, version (\d+)",
         timeout_s=90,

@@ -1,4 +1,4 @@
-"""`fleet up`: a whole fleet from one command, the death of a worker, and the end of every
+"""`fleet up`: a whole fleet started by one command, the death of a worker, and the end of every
 process.
 """
 
@@ -48,7 +48,9 @@ def _status(fleet: ProcessFleet) -> dict[str, Any]:
 
 
 def _pid_of(role: str, fleet: ProcessFleet) -> int | None:
-    """Return the pid of the role's newest worker: a killed one is listed until its lease ends."""
+    """Return the pid of the role's newest worker, since a killed one stays listed until its lease
+    ends.
+    """
     of_role = [worker for worker in _status(fleet)["workers"] if worker["role"] == role]
     return max(of_role, key=lambda worker: worker["started_us"])["pid"] if of_role else None
 
@@ -80,7 +82,7 @@ def test_served_data_folder_is_refused_before_any_change(tmp_path: Path) -> None
 
 
 def _weightless(folder: Path) -> Path:
-    """Make a folder that is accepted as a checkpoint until its weights are read."""
+    """Create a folder that is accepted as a checkpoint until its weights are read."""
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")

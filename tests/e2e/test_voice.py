@@ -1,5 +1,5 @@
-"""A spoken conversation with Pocket over `WS /v1/realtime`: an answer, a barge-in, and the history
-after it.
+"""A spoken conversation with Pocket over `WS /v1/realtime`: an answer, a barge-in, and the
+conversation's history after it.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 class RealtimeTalk:
-    """A session whose user audio is sent in real time."""
+    """A voice session client that sends the user's audio in real time."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.events: list[dict[str, Any]] = []
 
     async def speak(self, pcm: bytes) -> None:
-        """Send each block at its time, as a microphone does."""
+        """Send the audio in blocks, each at its time, as a microphone does."""
         began, loop = time.monotonic(), asyncio.get_running_loop()
         for number, block in enumerate(blocks(pcm, BLOCK_MS), 1):
             await self._connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())

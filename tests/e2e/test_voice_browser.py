@@ -80,7 +80,9 @@ def wait_until_played(page: Page) -> None:
 
 
 def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, Any]) -> None:
-    """Check that every sample of the stages was played, despite any fault, and every word shown."""
+    """Check that every audio sample of the answer was played, despite any fault, and every word
+    shown.
+    """
     whole = fleet.audio(answer["requestId"])
     assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "the audio is silent"
     probe.wait_until_recorded(page)

@@ -1,5 +1,5 @@
-"""A voice session whose gateway is killed during an answer resumes at another: no sample and no
-history is lost.
+"""A voice session whose gateway is killed during an answer resumes at another gateway: no audio
+sample and no history is lost.
 """
 
 import base64
@@ -26,7 +26,9 @@ pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 FRAMES, STEP_MS = 75, 40
-"""Six seconds of audio, generated in three."""
+"""Number of codec frames of an answer (six seconds of audio) and time in ms to generate each (three
+seconds in all).
+"""
 SETTINGS = (
     *FAKE,
     "web.max_leading_silence_ms=null",
@@ -46,7 +48,9 @@ QUESTION = "what is the opposite of hot"
 
 @pytest.fixture
 def gateways(tmp_path: Path) -> Iterator[tuple[Running, int, int]]:
-    """Start two gateways beside the one of `fleet up`; yield the first gateway and both ports."""
+    """Start two gateways in addition to the one of `fleet up`; yield the first of them and both
+    ports.
+    """
     with (
         fleet_up(tmp_path, *SETTINGS) as fleet,
         another_gateway(fleet) as (first, port),
@@ -61,7 +65,7 @@ def address(port: int, **query: object) -> str:
 
 
 def audio_of(client: SocketClient) -> bytes:
-    """Return the audio that has arrived."""
+    """Return the audio that the client has received."""
     return b"".join(
         base64.b64decode(event["delta"])
         for event in client.events
@@ -131,7 +135,9 @@ async def test_voice_session_resumes_at_another_gateway_after_kill_9(
 async def take_another_turn(
     client: SocketClient, http: httpx.AsyncClient, done: dict[str, Any], spoken: str
 ) -> None:
-    """The answer has the whole history: the spoken question, its answer, and the new question."""
+    """Ask a new question, and check that its request has the whole history: the spoken question,
+    its answer, and the new question.
+    """
     (answer,) = done["output"]
     assert (await item_of(client, answer["id"]))["content"][0]["transcript"] == answer["content"][
         0

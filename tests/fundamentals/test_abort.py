@@ -11,7 +11,9 @@ from tests.support import wait_until
 
 
 def test_abort_is_accepted_from_the_present_gateway_and_the_api(control: Control) -> None:
-    """After another gateway attached, the first one's late disconnect has no effect."""
+    """An abort by the gateway that reads the answer, or by the API, is accepted. After another
+    gateway has attached, the first gateway's late disconnect has no effect.
+    """
     old = control.epoch(CLIENT)
     control.register(OTHER_GATEWAY, "")
     assert control.attach(OTHER_GATEWAY) == "ok"
@@ -35,7 +37,9 @@ async def test_abort_ends_every_stage(redis_url: str) -> None:
 
 
 async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
-    """300 requests, a third aborted at random moments."""
+    """Of 300 requests, a third is aborted at random moments; afterwards Redis holds no task or key
+    of them.
+    """
     rng = random.Random(7)
     async with open_fleet(redis_url, "limits.max_requests=400") as (fleet, client):
         slots = asyncio.Semaphore(40)

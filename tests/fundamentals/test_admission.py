@@ -1,5 +1,5 @@
-"""A request is admitted if a place is free and workers serve its roles; the script that admits a
-request grants its tasks.
+"""Admission: a request is admitted if a place is free and workers serve its roles; the script that
+admits a request also grants its tasks.
 """
 
 from fleet.control import keys, scripts
@@ -10,7 +10,9 @@ from fleet.core.request import RequestSpec
 from tests.control_plane import GATEWAY, HALVES, REQUEST, ROLE, TEXT, Control
 
 RETRY_US = "5000000"
-"""Time after which a client is to try again if nothing is known about the starts of a role."""
+"""Time in us after which a refused client should try again, if nothing is known about starting
+workers of the role.
+"""
 
 
 def test_submission_grants_a_task_of_each_stage_to_its_first_role(control: Control) -> None:

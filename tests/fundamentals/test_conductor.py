@@ -43,7 +43,9 @@ def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.Event:
 
 
 def running(stage: StageName, *more: ev.Event) -> ConductorState:
-    """Return the state in which the stage runs since epoch 5, after `more` events."""
+    """Return the conductor's state in which `stage` runs since epoch 5, after the events in
+    `more`.
+    """
     return step_all([SUBMITTED, granted(stage, 5), claimed(stage, 5), *more])[0]
 
 
@@ -60,14 +62,18 @@ def step_all(
 
 
 def ends(commands: Iterable[Command]) -> list[tuple[str, str, str, StageName | None]]:
-    """Return how requests are ended: state, code, message, and the stage that kills its workers."""
+    """Return how the commands end requests: state, code, message, and the stage that kills its
+    workers.
+    """
     return [
         (c.state, c.code, c.message, c.dead_stage) for c in commands if isinstance(c, EndRequest)
     ]
 
 
 def test_life_of_a_request_needs_no_command_in_any_order() -> None:
-    """The scripts grant its tasks and close it."""
+    """In any order of events, the conductor sends no command for an undisturbed request: scripts
+    grant its tasks and close it.
+    """
     rng = random.Random(3)
     for _ in range(50):
         pending = [
@@ -112,7 +118,9 @@ def test_request_of_a_lost_gateway_waits_for_another_and_is_then_aborted() -> No
 
 
 def test_lost_task_needs_no_command() -> None:
-    """The script that took it from its owner has granted it again."""
+    """The conductor sends no command for a lost task: the script that took the task from its owner
+    has granted it again.
+    """
     state, commands = step_all([lost(9, deaths=1), granted(SECOND, 10)], running(SECOND))
     assert commands == [] and state.requests[R].tasks[SECOND].state is TaskState.GRANTED
     assert step(state, lost(9, deaths=1)) == (state, ())
@@ -130,7 +138,9 @@ def test_overdue_task_stays_alone_after_two_deaths_and_fails_after_a_death_alone
 
 
 def test_finished_task_that_is_granted_again_finishes_again() -> None:
-    """A finished task recomputes tensors that were lost. An earlier event changes nothing."""
+    """A finished task runs again if its tensors were lost, and finishes again. A repeated earlier
+    event changes nothing.
+    """
     state = running(FIRST, finished(FIRST, 5))
     assert step_all([granted(FIRST, 5)], state)[0] == state
     again, _ = step_all([granted(FIRST, 8)], state)
@@ -147,8 +157,8 @@ def test_overdue_grant_is_repeated_unless_claimed() -> None:
 
 
 def test_grant_for_a_role_without_workers_fails_its_request_naming_the_role() -> None:
-    """The role of a split stage is the half that the task waits for: the stage's own name is not a
-    role there.
+    """A grant for a role without workers fails its request. The error of a split stage names the
+    role of the half that the task waits for; the stage's own name is not a role.
     """
     deserted = ev.RoleDeserted(request=R, stage=FIRST, epoch=Epoch(5))
     halves = (RoleName("a.prefill"), RoleName("a.decode"))

@@ -1,5 +1,6 @@
-"""Any worker may die at any time: another continues where the log ends, and the answer is the
-undisturbed one. A task over which workers die again and again runs alone, then is a dead letter.
+"""Recovery: after the death of a worker, a successor continues where the log ends, and the answer
+equals the undisturbed one. A task whose workers die again and again runs alone, then becomes a dead
+letter.
 """
 
 import asyncio
@@ -54,8 +55,8 @@ def test_task_is_granted_again_by_the_script_that_loses_it(control: Control, nam
 
 
 def test_lost_client_is_not_granted(control: Control) -> None:
-    """A request's client side is a task of its gateway. Once that gateway gives it up, the script
-    offers it to nobody: another gateway attaches, or the leader aborts the request.
+    """The client's end of a request is a task of its gateway. When the gateway gives that task up,
+    no script grants it: another gateway attaches, or the leader aborts the request.
     """
     assert control.detach(GATEWAY, control.epoch(CLIENT)) == "ok"
     assert control.task(CLIENT)["state"] == "lost"
@@ -63,7 +64,9 @@ def test_lost_client_is_not_granted(control: Control) -> None:
 
 
 def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control) -> None:
-    """After progress, the next death is counted as the first again."""
+    """Deaths without progress are counted, and a worker that leaves does not count. After progress,
+    the count starts again.
+    """
     for num_chunks in (0, 0, 1, 1):
         epoch = control.own()
         if num_chunks > int(control.task().get("produced:text", 0)):
@@ -78,8 +81,9 @@ def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control
 def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(
     control: Control,
 ) -> None:
-    """The leader fails the request of the latter: `TaskLost` says that it died alone, and how
-    often.
+    """After two deaths a task runs alone; if its worker dies again, the task is left lost.
+    `TaskLost` then says how many workers died, and that the last one ran the task alone, and the
+    leader fails the request.
     """
     seen: list[tuple[str, bool]] = []
     for _ in range(MAX_DEATHS + 1):
@@ -99,7 +103,9 @@ def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(
 async def test_answer_is_complete_after_each_stage_is_killed_twice(
     redis_url: str, graph: Graph, at: int, conductor: bool
 ) -> None:
-    """Scripts grant the tasks of a fenced worker: no conductor is needed."""
+    """The answer is complete although every stage's worker is killed twice. Scripts grant the tasks
+    of a fenced worker, so no conductor is needed.
+    """
     async with open_fleet(redis_url, *in_step(graph), conductor=conductor) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
         for stage in graph.stages:
@@ -129,7 +135,9 @@ async def test_answer_is_complete_after_all_stages_are_killed_together(redis_url
 
 
 async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> None:
-    """A slow worker is fenced: all its later writes are refused, and it drops its tasks."""
+    """A worker that resumes after its lease lapsed is fenced: all its later writes are refused, and
+    it drops its tasks.
+    """
     async with open_fleet(redis_url, *in_step(OMNI)) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
         spec = fake_spec(fleet)
@@ -165,8 +173,8 @@ async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(
 def kill_with_tasks(
     fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int
 ) -> None:
-    """Add workers, then kill the request's worker while it runs exactly these requests, all
-    paused.
+    """Add `num_new` workers, then kill the request's worker at a moment when it runs exactly the
+    requests in `together`, all paused.
     """
     dying = fleet.owner(request, STAGE)
     wait_until(lambda: set(dying.tasks) == together, f"{together} to run together")

@@ -1,4 +1,6 @@
-"""Chunks go from task to task once, in order, and as far as the consumer gives credit."""
+"""Edges: each chunk goes from task to task once, in order, and only as far as the consumer gives
+credit.
+"""
 
 from msgspec.structs import replace
 
@@ -38,7 +40,9 @@ async def test_every_client_edge_is_delivered_and_the_request_ends(redis_url: st
 
 
 async def test_slow_client_blocks_only_its_own_producers(redis_url: str) -> None:
-    """A stream that is not read stops at its credit; another request finishes meanwhile."""
+    """An answer that its client does not read stops at its credit; another request finishes
+    meanwhile.
+    """
     credits = ("edges.text.credits=8", "edges.audio.credits=4")
     async with open_fleet(redis_url, *credits) as (fleet, client):
         slow = await client.requests.submit(fake_spec(fleet, num_tokens=200), None)
@@ -51,8 +55,8 @@ async def test_slow_client_blocks_only_its_own_producers(redis_url: str) -> None
 
 
 async def test_stage_that_ends_early_does_not_block_its_producer(redis_url: str) -> None:
-    """The audio is limited to far less than the text, and the edge between them has few credits:
-    the text is still complete.
+    """The stage that produces audio ends long before the text does, and the edge between them has
+    few credits: the text is still complete.
     """
     talker = StageName("talker")
     async with open_fleet(redis_url, "edges.thought.credits=4") as (fleet, client):

@@ -1,5 +1,5 @@
-"""The script that ends a request's last task closes it, in whichever order the tasks end and
-however often; the answer is retained for a while.
+"""The end of a request: the script that ends its last task closes it, in any order of the tasks'
+ends, and closes it once. The answer is retained for a while.
 """
 
 import pytest
@@ -35,8 +35,8 @@ def test_delivery_after_the_last_chunk_closes_the_request(control: Control) -> N
 
 
 def test_last_chunk_after_the_delivery_closes_the_request(control: Control) -> None:
-    """The client may acknowledge the answer as delivered before the stage has finished its task;
-    the request stays live until the stage's last chunk.
+    """The client may acknowledge the whole answer before the stage has finished its task; the
+    request stays live until the stage's last chunk.
     """
     epoch = control.own()
     assert control.acknowledge(delivered=True) == "ok"
@@ -47,8 +47,8 @@ def test_last_chunk_after_the_delivery_closes_the_request(control: Control) -> N
 
 
 def recompute(control: Control) -> Epoch:
-    """Lose the tensors of the finished task, and claim it again; return its epoch at the new
-    owner.
+    """Report the finished task's tensors lost, and claim the task for another worker; return the
+    epoch.
     """
     assert control.append(control.own(), finish=True) == "ok"
     control.register(OTHER)
@@ -57,7 +57,9 @@ def recompute(control: Control) -> Epoch:
 
 
 def test_delivery_during_a_recomputation_waits_for_its_end(control: Control) -> None:
-    """If the worker that recomputes is lost, its successor ends the request."""
+    """A request whose answer is delivered while its task is recomputed stays live until that task
+    ends. If the worker that recomputes is lost, its successor ends the request.
+    """
     recompute(control)
     assert control.acknowledge(delivered=True) == "ok"
     assert is_live(control), "a worker still runs the task"
@@ -76,7 +78,9 @@ def test_delivery_after_a_recomputation_closes_the_request(control: Control) -> 
 
 
 def test_new_owner_of_a_complete_log_closes_the_request(control: Control) -> None:
-    """Redis lost the end of the task and not its last chunk, which the next owner repeats."""
+    """Redis lost the end of the task but not its last chunk; the next owner appends that chunk
+    again, which closes the request.
+    """
     assert control.append(control.own()) == "ok"
     assert control.acknowledge(delivered=True) == "ok"
     control.kill()
@@ -96,7 +100,9 @@ def test_closed_request_is_retained_as_submitted(control: Control) -> None:
 
 
 async def test_ended_answer_can_be_read_until_its_audio_is_deleted(redis_url: str) -> None:
-    """The log of the audio expires before the log of the text."""
+    """An ended answer can be read as long as all its logs exist; the log of the audio expires
+    before the log of the text.
+    """
     async with open_fleet(redis_url) as (fleet, client):
         spec = fake_spec(fleet)
         expected = await answer(client, spec)

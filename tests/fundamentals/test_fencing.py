@@ -1,5 +1,5 @@
-"""The former holder of a right can no longer write: each script compares the epoch, the lease or
-the lead of its caller, and a refused call changes nothing.
+"""Fencing: the former holder of a right can no longer write. Scripts compare the epoch, lease or
+lead of the caller, and a refused call changes nothing.
 """
 
 from collections.abc import Callable
@@ -25,19 +25,25 @@ from tests.control_plane import (
 )
 
 Call = Callable[[Control, Epoch], scripts.Call | str]
-"""Make a call with a former right, which may be an epoch; return the call, or its answer."""
+"""Function that calls a script with a former right (an epoch, for example); it returns the call to
+make, or the answer.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LostRight:
-    """A way to lose a right, and the answer of each script to the former holder."""
+    """A way to lose a right (`begin`), and the expected answer of each script to the former holder
+    (`calls`).
+    """
 
     begin: Callable[[Control], Epoch]
     calls: dict[str, tuple[Call, str]]
 
 
 def lose_task(control: Control) -> Epoch:
-    """Fence the worker of the task, which another worker runs now; return the former epoch."""
+    """Let the task's owner be fenced and another worker claim the task; return the former owner's
+    epoch.
+    """
     old = control.own()
     assert [control.append(old), control.relocate(old, WORKER)] == ["ok", "ok"]
     assert control.run(scripts.set_task_metadata(REQUEST, STAGE, old, "news", b"true")) == "ok"
@@ -48,7 +54,7 @@ def lose_task(control: Control) -> Epoch:
 
 
 def lose_client(control: Control) -> Epoch:
-    """Attach the request to another gateway; return the epoch of the former one."""
+    """Attach the request to another gateway; return the former gateway's epoch."""
     old = control.epoch(CLIENT)
     assert control.append(control.own(), finish=True) == "ok"
     control.register(OTHER_GATEWAY, "")
@@ -63,7 +69,7 @@ def lose_lease(control: Control) -> Epoch:
 
 
 def lose_lead(control: Control) -> Epoch:
-    """Depose the leader, which continues with its former token."""
+    """Depose the leader, which then continues to call scripts with its former token."""
     control.client.zadd(keys.RETAINED_AUDIO, {"req-ended|": 1})
     control.leader = control.depose()
     return control.epoch()
@@ -76,7 +82,7 @@ def end(control: Control) -> Epoch:
 
 
 def lose_voice(control: Control) -> Epoch:
-    """Let another gateway hold the voice session; return the epoch of the former holder."""
+    """Let another gateway hold the voice session; return the former holder's epoch."""
     control.register(OTHER_GATEWAY, "")
     assert control.run(hold_voice(GATEWAY, new=True)) != "full"
     old = Epoch(int(control.client.hget(keys.voice("talk"), "epoch") or 0))
@@ -268,7 +274,7 @@ def test_former_right_is_refused_and_changes_nothing(
 
 
 def contents(client: redis.Redis) -> dict[object, object]:
-    """Return the value of every key, serialized."""
+    """Return every key of Redis with its serialized value."""
     return {key: client.dump(key) for key in client.scan_iter()}
 
 

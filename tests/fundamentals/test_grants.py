@@ -1,4 +1,6 @@
-"""A task is granted at an epoch, waits in the queue of its role, and is claimed by one worker."""
+"""Grants: a task is granted at an epoch, waits in the queue of its role, and is claimed by one
+worker.
+"""
 
 import asyncio
 
@@ -19,7 +21,9 @@ def test_epochs_only_rise_and_follow_the_clock_of_redis(control: Control) -> Non
 
 
 def test_grant_is_made_once_per_epoch_and_not_of_an_owned_task(control: Control) -> None:
-    """An overdue grant that was claimed at the last moment remains with its owner."""
+    """A second grant at the same epoch is refused, and so is a grant of an owned task: an overdue
+    grant that was claimed at the last moment remains with its owner.
+    """
     old = control.epoch()
     assert [control.grant(old), control.grant(old)] == ["ok", "stale"]
     assert control.claim() == "ok"
@@ -41,7 +45,9 @@ def test_repeated_grant_replaces_the_first(control: Control) -> None:
 
 
 def test_task_to_run_alone_is_reserved_by_one_worker(control: Control) -> None:
-    """A busy worker reserves the task, and claims it once nothing else runs there."""
+    """A worker that still runs other tasks reserves a task that must run alone, and claims it once
+    nothing else runs there.
+    """
 
     def reserve(worker: WorkerId) -> str:
         entry = control.task()["entry"]
@@ -57,7 +63,9 @@ def test_task_to_run_alone_is_reserved_by_one_worker(control: Control) -> None:
 
 
 async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
-    """Grants wait until a slot is free; the oldest request always has all of its slots."""
+    """With more requests than slots, grants wait until a slot is free. The oldest request always
+    gets all slots it needs, so every request ends.
+    """
     slots = ("stages.thinker.max_batch=2", "stages.talker.max_batch=3")
     async with open_fleet(redis_url, *slots) as (fleet, client):
         specs = [fake_spec(fleet, seed=number, num_tokens=20) for number in range(12)]

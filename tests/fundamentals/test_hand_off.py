@@ -1,5 +1,5 @@
-"""A split stage passes its task and its blocks from one half to the other: the owner offers the
-blocks once; the next owner confirms the import, or the source withdraws the offer.
+"""Hand-off: a split stage passes a task with its KV blocks from one role to the other. The owner
+offers the blocks once; the next owner confirms the import, or the source withdraws the offer.
 """
 
 from fleet.control import keys, scripts
@@ -52,7 +52,9 @@ def test_lost_task_is_granted_to_its_last_role(control: Control) -> None:
 
 
 def test_hand_off_that_overtakes_a_refused_append_waits_for_it(control: Control) -> None:
-    """Memory may have been freed between the append, which was refused, and the hand-off."""
+    """A hand-off that overtakes a refused append is refused too, until the chunk is appended:
+    memory may have been freed between the two calls, so that Redis would accept the second one.
+    """
     epoch = control.own()
     assert control.hand_off(epoch, produced={TEXT: 1}) == "behind" and control.epoch() == epoch
     assert control.append(epoch) == "ok"
@@ -60,8 +62,8 @@ def test_hand_off_that_overtakes_a_refused_append_waits_for_it(control: Control)
 
 
 def test_lost_tensors_that_the_new_owner_skips_revoke_its_task(control: Control) -> None:
-    """An owner that imported the blocks does not compute the chunks published before; after the
-    next grant it computes them.
+    """An owner that imported KV blocks does not compute the chunks published before. If the tensors
+    of such chunks are lost, its task is revoked, and the next owner computes them.
     """
     assert control.hand_off(control.own()) == "ok"
     control.register(OTHER)

@@ -1,4 +1,4 @@
-"""Answers survive a gateway that leaves and a Redis that restarts: what is missing is attached,
+"""Answers survive a gateway that leaves and a Redis that restarts: what Redis lost is attached,
 appended or acknowledged again.
 """
 
@@ -76,8 +76,8 @@ async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(
 async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(
     redis_url: str,
 ) -> None:
-    """A client whose network broke resumes its answer, perhaps long before its old connection is
-    known to be gone.
+    """A client whose network broke resumes its answer at the same gateway, perhaps long before its
+    old connection is known to be dead; the end of the old connection must not abort the answer.
     """
     async with open_fleet(redis_url, "lease.worker_ttl_s=0.5", *IN_STEP) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
@@ -141,7 +141,7 @@ async def test_request_that_no_gateway_resumes_is_aborted(redis_url: str) -> Non
 async def test_answer_survives_a_killed_redis(
     server: RedisProcess, tmp_path: Path, cut_bytes: int
 ) -> None:
-    """Redis may have lost its last writes."""
+    """The answer is complete although Redis is killed and may lose its last writes."""
     config = config_in_step()
     async with open_processes(server.url, config) as (_, client):
         restart = partial(restart_redis, server, tmp_path, cut_bytes)
@@ -150,8 +150,8 @@ async def test_answer_survives_a_killed_redis(
 
 
 async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
-    """The chunks remain but their acknowledgements are lost: the chunks are not recomputed, and the
-    producer waits for credit.
+    """Redis keeps the chunks of an edge but loses their acknowledgements: the consumer acknowledges
+    again, so that the producer, which waits for credit, continues. Nothing is recomputed.
     """
     async with open_fleet(redis_url, "numerics=invariant", *IN_STEP) as (fleet, client):
         spec = fake_spec(fleet)

@@ -1,5 +1,5 @@
-"""Tensors of a chunk stay in the memory of their producer, where consumers read them; they are
-recomputed when they are lost.
+"""Tensors of a chunk stay in the producer's memory, where consumers read them; lost tensors are
+recomputed.
 """
 
 from fleet.control import keys
@@ -15,7 +15,9 @@ from tests.support import REPO
 async def test_consumers_read_tensors_and_blocks_from_the_memory_of_their_producers(
     redis_url: str, pulled: EdgeName
 ) -> None:
-    """Reads are counted by the reader: per edge for the fleet, per request in its trace."""
+    """Consumers read tensors and KV blocks from the producer's memory. The reader counts its reads:
+    per edge for the fleet, per request in its trace.
+    """
     file = REPO / "configs" / "thinker_pd.yaml"
     async with open_fleet(redis_url, file=file, transfer="nixl") as (fleet, client):
         spec = fake_spec(fleet)
@@ -40,8 +42,8 @@ async def test_consumers_read_tensors_and_blocks_from_the_memory_of_their_produc
 def test_lost_tensors_of_a_finished_task_are_recomputed_by_another_worker(
     control: Control,
 ) -> None:
-    """The former worker may then write nothing more; the new one publishes the tensors and
-    finishes the task again.
+    """Lost tensors of a finished task are recomputed by another worker, which finishes the task
+    again; the former worker can write nothing more.
     """
     old = control.own()
     assert [control.append(old, finish=True), control.relocate(old, WORKER)] == ["ok", "ok"]
@@ -65,8 +67,8 @@ def test_lost_tensors_of_a_finished_task_are_recomputed_by_another_worker(
 
 
 def test_lost_tensors_are_reported_only_by_the_owner_of_the_consumer(control: Control) -> None:
-    """A producer that runs recomputes them without an order; a finished one is granted again,
-    once.
+    """Only the owner of the consuming task may report lost tensors. A running producer recomputes
+    them without a new grant; a finished one is granted again, once.
     """
     old, producing = control.epoch(CLIENT), control.own()
     control.register(OTHER_GATEWAY, "")

@@ -1,5 +1,5 @@
-"""A consumer changes its walk where the edge says so, whether the producer marks the place or the
-conductor sets the walk.
+"""Walk changes: a consumer enters another walk where its edge declares it, whether the producer
+marks the boundary or the conductor sets the walk.
 """
 
 from dataclasses import replace

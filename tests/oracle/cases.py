@@ -1,4 +1,4 @@
-"""The requests of every comparison with the oracle: eight of different kinds, and their answers by
+"""The eight requests of every comparison with the oracle, and their expected answers by
 `transformers`.
 """
 
@@ -30,12 +30,14 @@ OF_GENERATE: Samplings = {
     TALKER: Sampling(repetition_penalty=1.05, top_k=50),
     CODE2WAV: Sampling(),
 }
-"""Sampling of `generate()` by default."""
+"""Default sampling parameters of `generate()` in `transformers`, by stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Request of a test. `tokens` and `frames` are max_tokens of the Thinker and the Talker."""
+    """A request to compare with the oracle. `tokens` and `frames`: max_tokens of the Thinker and
+    the Talker.
+    """
 
     name: str
     messages: tuple[Message, ...]
@@ -122,7 +124,7 @@ def spec_of(
 ) -> tuple[RequestSpec, bytes | None]:
     """Return the request as a gateway creates it, and its audio bytes, if any.
 
-    Sampling is greedy by default; if `temperature` is None, the temperature in `sampling` applies.
+    `temperature`: 0 for greedy sampling; with None, the temperature in `sampling` applies.
     """
     said: dict[str, float] = (
         {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}
@@ -145,7 +147,7 @@ def spec_of(
 
 
 def expected(oracle: Oracle, spec: RequestSpec, blob: bytes | None, case: Case) -> OracleAnswer:
-    """Return the answer of `transformers` to the same prompt ids and samples."""
+    """Return the oracle's answer to the same prompt ids and audio samples."""
     samples = np.frombuffer(blob or b"", dtype=np.float32)
     clips = [
         samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio

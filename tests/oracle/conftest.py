@@ -1,5 +1,5 @@
-"""Fixtures of every comparison with `transformers`, computed once per run, since they take longer
-than the comparisons.
+"""Fixtures of the comparisons with `transformers`, computed once per test run, since they take
+longer than the comparisons.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from tests.run_cache import compute_once
 
 @pytest.fixture(scope="session")
 def truth(tiny_checkpoint: Path, run_folder: Path) -> Mapping[str, OracleAnswer]:
-    """The answers of single `generate()` calls, by name of the case."""
+    """The oracle's answers, by case name, each from a `generate()` call of its own."""
 
     def compute(folder: Path) -> None:
         oracle, frontend = Oracle(tiny_checkpoint), make_frontend(tiny_checkpoint)
@@ -35,7 +35,7 @@ def truth(tiny_checkpoint: Path, run_folder: Path) -> Mapping[str, OracleAnswer]
 
 @pytest.fixture(scope="module")
 def built(tiny_checkpoint: Path) -> Built:
-    """Thinker and Talker in `fast` numerics."""
+    """Thinker and Talker stages built with the numerics `fast`."""
     return speaking_stages(tiny_checkpoint)
 
 

@@ -1,5 +1,5 @@
-"""Thinkers and Talkers whose layers are divided among span workers, and what they answer, for
-comparison with whole ones.
+"""Thinkers and Talkers whose layers are divided among span workers, and their answers, for
+comparison with undivided stages.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,28 +38,30 @@ THINKERS = {
         anchor="3:output", workers=("0:1", "2:2"), returned="rows"
     ),
 }
-"""The tiny Thinker has 4 layers, of which layer 2 is tapped."""
+"""Divisions of the tiny Thinker, which has 4 layers, of which layer 2 is tapped."""
 TALKERS = {
     "forward 1": Split(anchor="0:0", workers=("1:last",), returned="last_rows"),
     "forward 2": Split(anchor="0:0", workers=("1:1", "2:last"), returned="last_rows"),
     "reverse 1": Split(anchor="2:output", workers=("0:1",), returned="rows"),
     "reverse 2": Split(anchor="2:output", workers=("0:0", "1:1"), returned="rows"),
 }
-"""The tiny Talker has 3 layers."""
+"""Divisions of the tiny Talker, which has 3 layers."""
 Spoken = dict[str, tuple[list[int], list[list[int]], bytes]]
-"""Tokens, codes and samples of each request."""
+"""Answers by request name: tokens, codes and audio samples (PCM16)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenRequests:
-    """Requests by the names of their cases and temperatures."""
+    """Requests by name: the case and its temperature. `blobs`: audio prompts by request id."""
 
     specs: dict[str, RequestSpec]
     blobs: dict[RequestId, bytes]
 
 
 class DividedTwin(SlowTwin):
-    """The slow twin with routes of span workers, in which dead workers are replaced."""
+    """The slow twin of the graph, with divided stages; dead span workers are replaced before each
+    turn.
+    """
 
     def __init__(self, built: Built, routes: Sequence[SpanRoute] = ()) -> None:
         super().__init__(QWEN3_OMNI, built)
@@ -76,8 +78,9 @@ class DividedTwin(SlowTwin):
 
 @dataclass(slots=True)
 class SpeechStages:
-    """The three stages; `routes` of those that are divided. `most_running`: requests at one time in
-    one of these, last time.
+    """The three stages of the speaking graph. `routes`: span routes of the divided stages.
+    `most_running`: largest number of concurrent requests in a divided stage during the last
+    `speak`.
     """
 
     built: Built
@@ -88,10 +91,11 @@ class SpeechStages:
         return DividedTwin(self.built, list(self.routes.values()))
 
     def speak(self, asked: SpokenRequests, aborted: Mapping[str, int] | None = None) -> Spoken:
-        """Return the answers of the requests that are not aborted.
+        """Run the requests through the stages, and return the answers of the requests that were not
+        aborted.
 
-        `aborted`: number of the chunk, counted over all requests, at which a request is aborted,
-        by the request's name.
+        `aborted`: maps a request's name to the number of the chunk (counted over all requests) at
+        which the request is aborted.
         """
         twin, ending = self.twin(), aborted or {}
         answers: Answers = {
@@ -164,7 +168,7 @@ def divided_speech(
 
 
 def assert_all_free(stages: SpeechStages) -> None:
-    """Check that no process holds anything of an ended request, after the anchors have reported its
+    """Check that no process holds state of an ended request, once the anchors have reported its
     end.
     """
     twin = stages.twin()

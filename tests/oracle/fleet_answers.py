@@ -1,5 +1,5 @@
-"""Answers of a fleet to the cases through a gateway: tokens, code frames and samples, for
-comparison with the oracle's.
+"""Answers of a fleet to the oracle's cases, received through a gateway: tokens, code frames and
+audio samples.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenAnswer:
-    """Text, codes and samples of an answer by the fleet. Shapes: `codes` [frames, codebooks]."""
+    """A fleet's answer: text, codes and audio samples. Shapes: `codes` [frames, codebooks]."""
 
     ids: NDArray[np.int32]
     codes: NDArray[np.int32]
@@ -52,7 +52,7 @@ async def ask(
     cases: Sequence[Case] = CASES,
     sampling: Samplings = OF_GENERATE,
 ) -> dict[str, SpokenAnswer]:
-    """Return every case's answer from a running fleet, by name."""
+    """Return the running fleet's answer to every case, by case name."""
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
 
@@ -74,7 +74,7 @@ async def ask(
 
 
 async def codes_of(url: str, request: RequestId) -> NDArray[np.int32]:
-    """Return the code frames in the edge's log."""
+    """Return the code frames of a request from the log of its codes edge."""
     async with redis.asyncio.Redis.from_url(url) as client:
         entries = cast(
             "list[tuple[bytes, dict[bytes, bytes]]]", await client.xrange(keys.edge(request, CODES))

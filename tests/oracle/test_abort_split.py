@@ -1,4 +1,4 @@
-"""Aborts of real models in split stages: all pages return to their pools, and later requests are
+"""Aborts of real models in split stages: all KV pages return to their pools, and later requests are
 answered.
 """
 
@@ -22,7 +22,7 @@ WAYS = (
     "lease.worker_ttl_s=60",
     *in_step(QWEN3_OMNI),
 )
-"""With so few credits, a request is still running at any abort."""
+"""Settings with so few credits that a request is still running at any abort."""
 KINDS = ("text", "audio", "three turns", "other voice", "text outlasts speech")
 ASKED = [case for case in CASES if case.name in KINDS]
 NUM_ABORTS, AT_ONCE, MOST_TURNS = 20, 10, 12
@@ -42,7 +42,7 @@ async def test_many_aborts_leave_nothing_in_use(
     split: str,
     way: str,
 ) -> None:
-    """`--aborts 1000` makes it longer."""
+    """Many aborts leave nothing in use. `--aborts 1000` lengthens the test."""
     if way == "copied":
         monkeypatch.setattr(kv_transfer, "LENDING_SHARE", 1.0)
     file, frontend = REPO / "configs" / f"{split}.yaml", make_frontend(tiny_checkpoint)

@@ -1,5 +1,5 @@
-"""Captures in the torch engine: rows of every position as `transformers` computes them, beside
-answers that stay the same.
+"""Captures in the torch engine: hidden states of every position as `transformers` computes them,
+while concurrent answers stay the same.
 """
 
 import math
@@ -105,8 +105,8 @@ def test_captured_rows_are_those_of_transformers(target: Any, numerics: str, chu
 
 
 def test_answers_beside_captures_stay_the_same(target: Any) -> None:
-    """Byte-equal, in fixed tiles; and with pages so few that captures are evicted, no row is
-    returned twice.
+    """Answers beside captures stay the same: byte-equal, in fixed tiles. With so few pages that
+    captures are evicted, no row is returned twice.
     """
     expected = answers_of(stage(target, numerics="invariant"), PROMPTS, lambda _: SAMPLING)
     built = stage(
@@ -148,8 +148,8 @@ def test_captures_wait_for_answers_beyond_their_share(target: Any) -> None:
 
 
 def test_captures_leave_their_pages_to_answers(target: Any) -> None:
-    """An older capture that may not continue beside answers, and holds most of the pages, does not
-    keep a new answer from beginning; later it continues, and returns each row once.
+    """A new answer gets pages although an older capture holds most of them and may not continue
+    beside answers. The capture continues later, and returns each row once.
     """
     engine = engine_of(target, capture_share=0.0, kv_pages=8, prefill_chunk_tokens=3)
     num_rows = 6 * engine.pool.page_size
@@ -181,8 +181,9 @@ def test_capture_is_refused_where_none_are_computed(target: Any) -> None:
 
 
 def test_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpoint: Path) -> None:
-    """The sample contains the rows that entered the first layer, since an audio row is not the
-    embedding of its token id. Its taps depend on the Thinker's audio positions, and are equal too.
+    """The rows of a capture with audio equal `transformers`. The sample contains the rows that
+    entered the first layer, since an audio row is not the embedding of its token id. Taps, which
+    depend on the Thinker's audio positions, are equal too.
     """
     case = next(each for each in CASES if each.name == "three turns")
     spec, blob = spec_of(case, make_frontend(tiny_checkpoint))

@@ -1,5 +1,5 @@
-"""Streamed speech equals the whole decode, for any length, chunking and batching; byte for byte
-where numerics are invariant.
+"""Streamed speech equals the decode in one piece, for any length, chunking and batching; byte for
+byte with invariant numerics.
 """
 
 import json
@@ -30,11 +30,11 @@ FRAME_SAMPLES, LOOKAHEAD_SAMPLES = 1920, 555
 LENGTHS = (1, 2, 3, 10, 59, 350)
 RAMP = (2, 4, 8, 16, 25)
 SETTLING_FRAMES = 10
-"""Context of the convolutions."""
+"""Number of frames of context that the convolutions need."""
 CHUNKINGS = {"one by one": (1,), "ramp": RAMP, "all at once": (10_000,)}
 TOLERANCE = 2e-5
-"""Error over signal, both as RMS. `transformers` itself is 5e-6 from its own float64; measured
-here: 6e-6.
+"""Tolerated error relative to the signal, both as RMS. `transformers` in float32 differs by 5e-6
+from its own float64; measured here: 6e-6.
 """
 CODES, DECODE = EdgeName("codes"), Walk("decode")
 
@@ -54,13 +54,13 @@ def oracle(folder: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def codes() -> Codes:
-    """350 frames."""
+    """350 codec frames to decode."""
     return np.random.default_rng(0).integers(0, 128, (350, 16), dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
 def whole(oracle: Oracle, codes: Codes) -> dict[int, Wave]:
-    """The oracle's wave of the first n frames."""
+    """Function that returns the oracle's wave of the first n frames."""
     return {
         num_frames: oracle.decode(codes[:num_frames].T.astype(np.int64))
         for num_frames in (*LENGTHS, 120)
@@ -81,7 +81,7 @@ def invariant(folder: Path) -> BuiltStage:
 
 @dataclass(slots=True)
 class WaveCollector:
-    """Task of a request, with its remaining chunks and its output."""
+    """Codec task of one request, with its remaining chunks and its output so far."""
 
     task: TaskAdapter
     chunks: Iterator[tuple[Codes, bool]]
@@ -105,8 +105,8 @@ class WaveCollector:
 def chunked(
     codes: Codes, sizes: Sequence[int], *, late_end: bool = False
 ) -> Iterator[tuple[Codes, bool]]:
-    """Chunks of these sizes (the last repeats) and whether each is the final one; `late_end` ends
-    with an empty chunk.
+    """Yield chunks of these sizes (the last size repeats), each with a flag that marks the final
+    chunk. `late_end`: whether the final chunk is an additional empty one.
     """
     start, index = 0, 0
     while start < len(codes):
@@ -123,8 +123,8 @@ def serve(
     steps_per_round: int = 1,
     logged: LoggedOutput = NO_OUTPUT,
 ) -> dict[str, WaveCollector]:
-    """Feed every request one chunk per round and step the engine in between, until all have ended.
-    `logged`: earlier output, the same for all requests.
+    """Feed every request one chunk per round, with engine steps in between, until all have ended.
+    `logged`: earlier output, equal for all requests.
     """
     engine = stage.engine
     collectors: dict[str, WaveCollector] = {}
@@ -348,7 +348,9 @@ def test_pcm_is_rounded_and_clipped() -> None:
 
 
 def small_decoder(**changes: Any) -> tuple[Any, Code2Wav]:
-    """Return a decoder of `transformers` with random weights, and Fleet's with the same."""
+    """Return a decoder of `transformers` with random weights, and Fleet's decoder with equal
+    weights.
+    """
     modeling = import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
     sizes: dict[str, Any] = {
         "codebook_size": 32,

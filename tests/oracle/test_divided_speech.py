@@ -35,7 +35,7 @@ DIVISIONS = (
     ("reverse 2", "reverse 2"),
     ("reverse 2 tapped before the anchor", "reverse 1"),
 )
-"""Each division of the Thinker beside one of the Talker."""
+"""Pairs of a division of the Thinker and one of the Talker."""
 POINTS = ("before", "computed", "sent")
 MOST_PASSES = 11
 
@@ -71,13 +71,15 @@ def test_divided_stages_answer_as_whole_ones(
 
 
 def test_speech_differs_between_requests(expected: Spoken) -> None:
-    """The comparisons would not notice answers that are all alike."""
+    """The requests' answers differ; the comparisons would not notice answers that are all alike."""
     spoken = [pcm for name, (_, _, pcm) in expected.items() if not name.startswith("one token")]
     assert all(spoken) and len(set(spoken)) == len(spoken)
 
 
 def kill_some(route: SpanRoute, chance: random.Random) -> None:
-    """Let one or two workers die at random passes, and sometimes one that replaces them."""
+    """Let one or two span workers die at random passes, and sometimes the worker that replaces
+    one.
+    """
     for worker in chance.sample(
         route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))
     ):
@@ -146,8 +148,8 @@ def test_aborted_requests_beside_losses_change_no_other_and_leave_nothing(
 
 
 def lose_taps(route: SpanRoute, when_lost: Callable[[], None]) -> None:
-    """Lose the second message with tapped rows; once the result of its pass has arrived, kill the
-    worker that had sent them.
+    """Lose the second message with tapped hidden states. Once the result of its pass has arrived,
+    kill the worker that sent the message.
     """
     seen: list[int] = []
     route.repair()
@@ -174,8 +176,8 @@ def test_tapped_rows_lost_with_their_worker_are_computed_again(
     expected: Spoken,
     tiny_checkpoint: Path,
 ) -> None:
-    """The last worker does not compute the pass again, whose result has arrived: also not to report
-    that it fails elsewhere.
+    """Tapped hidden states lost with their worker are computed again. The last worker does not
+    repeat the pass, whose result has arrived, not even to report that it fails elsewhere.
     """
     lost: list[int] = []
     with divided_speech(
@@ -204,7 +206,9 @@ def test_pass_of_an_ended_request_ends_without_its_lost_tapped_rows(
 def test_only_rows_for_the_talker_return_from_the_tapped_layer(
     whole: SpeechStages, asked: SpokenRequests, tiny_checkpoint: Path
 ) -> None:
-    """Passes with prompt audio return tapped rows; text prompts and decode steps return none."""
+    """Only hidden states for the Talker return from the tapped layer: passes with prompt audio
+    return them, text prompts and decode steps do not.
+    """
     for name, wanted in (("audio at 0.0", True), ("text at 0.0", False)):
         with divided_speech(tiny_checkpoint, {THINKER: THINKERS["forward 1"]}, whole) as divided:
             route = divided.routes[THINKER]
@@ -215,7 +219,7 @@ def test_only_rows_for_the_talker_return_from_the_tapped_layer(
 
 
 def note_tapped(route: SpanRoute) -> list[int]:
-    """Return a list that receives the number of each pass whose tapped rows arrive."""
+    """Return a list that receives the number of each pass whose tapped hidden states arrive."""
     numbers: list[int] = []
     route.repair()
     assert route.chain is not None

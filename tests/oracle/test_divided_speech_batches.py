@@ -1,7 +1,7 @@
-"""Speech of one, two and three span workers for each of two stages, after the anchor and before it,
-also of a large batch.
+"""Speech of two stages divided among one, two or three span workers each, with the anchor at the
+beginning or the end, also in a large batch.
 
-Text, codes and samples are, to the byte, the output of undivided stages that answer each request
+Text, codes and samples are byte-equal to the output of undivided stages that answer each request
 alone.
 """
 
@@ -29,7 +29,9 @@ from tests.span_route import Split
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 FOUR_LAYERS: dict[str, Any] = {"talker_config": {"text_config": {"num_hidden_layers": 4}}}
-"""As many as the tiny Thinker has, so that three span workers beside the anchor have one each."""
+"""Configuration of a tiny Talker with four layers, as many as the tiny Thinker has, so that the
+anchor and three span workers have one layer each.
+"""
 ANCHOR_FIRST = {
     1: ("0:1", "2:{last}"),
     2: ("0:0", "1:2", "3:{last}"),
@@ -65,14 +67,16 @@ MANY = tuple(
     )
     for number in range(16)
 )
-"""Each is asked greedily and with a seed. Their lengths differ, so that the batch changes while it
-is computed.
+"""Many cases, each requested greedily and with a seed. Their lengths differ, so that the batch
+changes while it is computed.
 """
 BATCH: dict[str, Any] = {"max_batch": 32}
 
 
 def splits(count: int, *, is_first: bool) -> dict[Any, Split]:
-    """Return the division of both stages among their anchors and `count` span workers each."""
+    """Return the division of both stages among an anchor and `count` span workers each. `is_first`:
+    whether the anchor has the first layers.
+    """
 
     def split(last: str, returned: Any) -> Split:
         anchor, *workers = (ANCHOR_FIRST if is_first else ANCHOR_LAST)[count]
@@ -109,7 +113,7 @@ def many(checkpoint: Path) -> SpokenRequests:
 
 
 def alone(whole: SpeechStages, asked: SpokenRequests) -> Spoken:
-    """Return the answers of whole stages, each computed without any other request."""
+    """Return the answers of undivided stages, each computed without any other request."""
     spoken: Spoken = {}
     for name, spec in asked.specs.items():
         spoken |= whole.speak(SpokenRequests(specs={name: spec}, blobs=asked.blobs))
@@ -170,7 +174,9 @@ def test_speech_of_32_requests_in_a_batch_is_that_of_each_alone_in_whole_stages(
 
 
 def test_speech_of_the_requests_differs(many_alone: Spoken) -> None:
-    """The comparisons would not notice answers that are all alike, nor draws without effect."""
+    """The requests' answers differ; the comparisons would not notice answers that are all alike, or
+    sampling without effect.
+    """
     assert len({pcm for _, _, pcm in many_alone.values()}) == 32
     greedy, sampled = (
         [many_alone[f"{case.name} at {at}"][0] for case in MANY] for at in (0.0, 0.9)

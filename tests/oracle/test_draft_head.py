@@ -1,5 +1,5 @@
-"""The draft head of EAGLE-3 in the engine: trained on one answer it guesses that answer; answers
-never depend on it.
+"""The EAGLE-3 draft head in the engine: a head trained on one answer drafts that answer, and
+answers never depend on the head.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,8 @@ CONFIG = Eagle3Config(
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """A target, and folders of a random head and of one trained on the target's answer to the first
-    prompt.
+    """A target model, and the folders of a random head and of a head trained on the target's answer
+    to the first prompt.
     """
 
     target: Path
@@ -150,8 +150,8 @@ def shares(built: BuiltStage) -> Sequence[float]:
 
 
 def test_head_trained_on_an_answer_guesses_it(heads: Heads) -> None:
-    """At least nine of ten of the most that can be accepted: the pass of the prompt has no
-    drafts.
+    """A head trained on an answer drafts it: at least nine of ten of the tokens that can be
+    accepted. The prompt's step has no drafts.
     """
     built = drafting(heads, heads.trained)
     assert answers_of(built, PROMPTS[:1], lambda _: GREEDY) == [answer(heads.target)]
@@ -180,7 +180,9 @@ def test_answers_do_not_depend_on_the_head(heads: Heads, numerics: str, chunk: i
 def test_head_reads_the_rows_that_enter_its_layers(
     heads: Heads, numerics: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head reads every accepted row once, in position order, equal to `transformers`' row."""
+    """A draft head reads the hidden states that enter its layers: of every accepted token once, in
+    position order, equal to `transformers`.
+    """
     built = drafting(heads, heads.trained, numerics=numerics, prefill_chunk_tokens=3)
     read: list[ComputedRows] = []
     real = HeadDrafter.on_computed
@@ -244,8 +246,8 @@ def test_error_of_the_head_ends_drafting_and_no_answer(
 def test_thinker_answers_equal_with_a_head(
     tiny_checkpoint: Path, truth: Truth, tmp_path: Path
 ) -> None:
-    """The other program that a head reads: with audio in the prompt, many requests, and prompts in
-    chunks.
+    """A Thinker with a draft head gives equal answers: with audio in the prompt, many requests, and
+    prompts in chunks.
     """
     plain = speaking_stages(tiny_checkpoint)[THINKER]
     program: Any = engine(plain).program

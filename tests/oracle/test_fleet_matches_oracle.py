@@ -1,5 +1,5 @@
-"""The fleet against `transformers`, token by token and frame by frame, with real Redis, scripts and
-worker loops.
+"""A fleet with real Redis, scripts and worker loops compared with `transformers`, token by token
+and frame by frame.
 
 Each deployment (walks driven by producer or conductor, chunks or all at the end, prompts in pieces
 of 1, 7 or whole, eight concurrent requests or one by one) must give the results of single
@@ -31,7 +31,7 @@ WAYS = {
 }
 
 SAMPLED_WAYS = ("as configured", "prompts one position at a time")
-"""Sampled in the ordinary run; the other ways with `--thorough`."""
+"""Deployments tested with sampling in an ordinary run; the others only with `--thorough`."""
 
 
 @pytest.mark.one_in(2, "deployments")
@@ -52,7 +52,7 @@ async def test_sequential_requests_match_single_generate_calls(
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
-    """The first invariant answers by temperature, for comparison with the others."""
+    """The first answers in invariant numerics, by temperature, for comparison with later ones."""
     yield {}
 
 

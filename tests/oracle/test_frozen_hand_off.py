@@ -1,5 +1,5 @@
-"""A source frozen while its blocks are pulled over TCP: they are recomputed, and the answers stay
-byte-equal.
+"""A source process is frozen while its KV blocks are read over TCP: the blocks are recomputed, and
+the answers stay byte-equal.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ ONE_FLEET = (
     f"graph={QWEN3_OMNI.name}",
 )
 LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=24")
-"""2 MiB of keys and values per request, for any prompt."""
+"""Settings with large KV pages: 2 MiB of keys and values per request, for any prompt."""
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 OVER_TCP = ("transfer.kind=nixl", "transfer.interface=lo")
 IMPATIENT = ("transfer.deadline_s=1.0", "lease.worker_ttl_s=2.0")
@@ -46,7 +46,7 @@ START_S = 150.0
 
 @dataclass(slots=True)
 class FreezeOnSecondRead:
-    """Stops the source process when the second read from it begins: the first is in progress, or
+    """Stops the source process when the second read from it begins; the first is in progress, or
     has just completed.
     """
 
@@ -72,7 +72,7 @@ class FreezeOnSecondRead:
 
 
 def replace_source(fleet: ThreadFleet, freezes: FreezeOnSecondRead) -> None:
-    """Add a worker that gets the source's tasks once its lease has expired."""
+    """Add a worker that gets the frozen source's tasks once its lease has lapsed."""
     assert freezes.frozen.wait(timeout=START_S), "no second read began"
     fleet.add_worker(SOURCE)
 

@@ -1,7 +1,8 @@
-"""Answers that requests contain (`RequestSpec.given`) are spoken and continued exactly like drawn
-ones.
+"""Answers contained in requests (`RequestSpec.given`) are spoken and continued exactly like sampled
+answers.
 
-In `invariant` numerics byte-equal: whole or split, undisturbed or after a worker's death.
+In `invariant` numerics the output is byte-equal: whole or split stages, undisturbed or after a
+worker's death.
 """
 
 import dataclasses
@@ -55,7 +56,9 @@ async def fleet(
 def given_request(
     fleet: ThreadFleet, given: Sequence[int] = (), *, stop: str = "", **sampling: float
 ) -> tuple[RequestSpec, bytes | None]:
-    """Return the case's request with this sampling of its main stage."""
+    """Return a request with the given answer tokens, stop string and sampling parameters of its
+    main stage.
+    """
     temperature = sampling.pop("temperature", 0.0)
     spec, blob = spec_of(CASE, make_frontend(fleet.checkpoint), temperature=temperature, seed=4)
     of_main = msgspec.structs.replace(
@@ -72,7 +75,9 @@ def tokens(answer: dict[EdgeName, np.ndarray]) -> list[int]:
 
 
 async def test_given_answer_is_spoken_like_a_drawn_one(fleet: ThreadFleet) -> None:
-    """The end token is given too; nothing is drawn after it within the length limit."""
+    """A given answer is spoken like a sampled one. Its last token is the end token, after which
+    nothing is sampled although the length limit would allow it.
+    """
     end = min(make_frontend(fleet.checkpoint).end_ids())
     async with gateway(fleet) as client:
         drawn = await answer(client, *given_request(fleet, max_tokens=NUM_GIVEN + 1))
@@ -126,8 +131,8 @@ async def test_stop_string_is_detected_in_drawn_tokens_only(fleet: ThreadFleet) 
 
 
 async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
-    """Deaths at the first chunk of audio, when the text's log holds little more than the given
-    tokens.
+    """A given answer survives worker deaths at the first audio chunk, when the text's log holds
+    little more than the given tokens.
     """
     async with gateway(fleet) as client:
         whole = await answer(client, *given_request(fleet, temperature=0.9))
@@ -148,7 +153,9 @@ async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, stages: Sequence[StageName]) -> None:
-    """Kill the owners of these stages, each after a new worker of its role has joined."""
+    """Kill the workers that own the stages' tasks, each after a new worker of its role has
+    joined.
+    """
     for stage in stages:
         for loop in [
             loop

@@ -1,6 +1,7 @@
-"""Decode steps as graphs, against `transformers` and against `FastRunner`, the slow twin.
+"""Decode steps as captured graphs, compared with `transformers` and with `FastRunner`, the slow
+twin.
 
-On a CPU the function that a GPU captures is called in every step.
+On a CPU, the function that a GPU would capture is called in every step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,12 +61,12 @@ MIXED: Sequence[Mapping[str, Any]] = (
     {"repetition_penalty": 1.5, "min_tokens": 12},
     {"temperature": 1.0, "min_tokens": 30, "presence_penalty": 0.6},
 )
-"""Sampling parameters, one set a request."""
+"""Sampling parameters, one set per request."""
 
 
 def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any = None) -> Built:
-    """Return the stages with engines that run decode steps as graphs. `step_of` transforms a step's
-    function.
+    """Return the stages with engines that run decode steps as graphs. `step_of`: transformation of
+    a step's function.
     """
     graphed: Built = {}
     for name, stage in built.items():
@@ -81,7 +82,7 @@ def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any
 
 
 def mixed(asked: TwinRequests) -> TwinRequests:
-    """Give the requests different sampling parameters, in both stages."""
+    """Return the requests with different sampling parameters, in both stages."""
 
     def changed(spec: RequestSpec, settings: Mapping[str, Any]) -> RequestSpec:
         sampling: dict[StageName, Sampling] = {
@@ -131,7 +132,9 @@ def test_sampled_answers_of_mixed_parameters_equal_the_twins(
 
 
 def test_drafts_are_verified_beside_captured_steps(tiny_checkpoint: Path, built: Built) -> None:
-    """Rows with drafts are computed by the twin, those without by the graph, in one pass."""
+    """Drafts are verified beside captured steps: in one step, rows with drafts are computed by the
+    twin, rows without by the graph.
+    """
     asked = mixed(ask(tiny_checkpoint, SHORT))
     graphed = with_graphs(speaking_stages(tiny_checkpoint))
     thinker: LMEngine[Any] = graphed[THINKER].engine  # pyright: ignore[reportAssignmentType]
@@ -165,7 +168,9 @@ def test_keys_and_values_equal_the_twins_within_rounding(tiny_checkpoint: Path) 
 def test_small_pool_recomputes_evicted_requests_as_graphs(
     tiny_checkpoint: Path, truth: Truth
 ) -> None:
-    """12 pages of 16 positions hold any one of these requests, but not all."""
+    """Evicted requests are recomputed as graphs: 12 pages of 16 positions hold any one of the
+    requests, but not all.
+    """
     built = with_graphs(speaking_stages(tiny_checkpoint, kv_pages=12))
     asked = ask(tiny_checkpoint, SHORT)
     answers = speaking_twin(built).run(asked.specs, asked.blobs)
@@ -175,8 +180,8 @@ def test_small_pool_recomputes_evicted_requests_as_graphs(
 
 
 def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Truth) -> None:
-    """The audio's rows, which are not numbers, are computed in steps with others, and later pad
-    such steps.
+    """A failed request does not fail its step. Its audio rows contain NaN; they are computed in
+    steps with other requests, and later pad such steps.
     """
     built = with_graphs(speaking_stages(tiny_checkpoint))
     asked = ask(tiny_checkpoint)
@@ -191,10 +196,10 @@ def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Tru
 
 
 def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Path) -> None:
-    """A single page holds any context here, so that one graph serves all steps; none may depend on
-    a value.
+    """A whole step compiles as one graph for every request: one page holds any context here, and no
+    step may depend on a value.
 
-    In bfloat16, as on a GPU: the tracer refuses grouped products of other types.
+    In bfloat16, as on a GPU, since the tracer refuses grouped products of other types.
     """
 
     def compiled(step: Step) -> Step:

@@ -1,5 +1,5 @@
-"""Thinker and Talker on the torch engine, driven by hand, against single `generate()` calls of
-`transformers`.
+"""Thinker and Talker on the torch engine, driven without workers, compared with single `generate()`
+calls of `transformers`.
 """
 
 from dataclasses import replace
@@ -89,8 +89,8 @@ def test_answers_match_with_more_requests_than_a_pass_holds(
 def test_small_pool_recomputes_evicted_requests(
     tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy
 ) -> None:
-    """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker
-    waiting for text.
+    """Evicted requests are recomputed: 12 pages of 16 positions hold any one of the requests, but
+    not all. Bursts leave the Talker waiting for text.
     """
     cases = [case for case in CASES if case.frames <= 70]
     built = speaking_stages(tiny_checkpoint, kv_pages=12)

@@ -1,5 +1,5 @@
-"""Invariant numerics: a request's bits depend neither on other requests nor on how its prompt is
-cut.
+"""Invariant numerics: a request's results depend, to the bit, neither on other requests nor on how
+its prompt is cut into chunks.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +36,8 @@ SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three tu
 
 @dataclass(slots=True)
 class Bits:
-    """Results of a run: logits by noise key (of request, stage and index), accept-layer rows and
-    answers by case.
+    """Results of a run: logits by noise key (request, stage and index), accept-layer hidden states,
+    and answers by case.
     """
 
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -58,7 +58,7 @@ class Bits:
 
 @pytest.fixture
 def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bits]:
-    """Run groups of cases one after another, each group concurrently, and record the bits."""
+    """Run groups of cases one after another, each group concurrently; return the results."""
 
     def once(groups: list[list[Case]], chunk: int, temperature: float, kv_pages: int = 512) -> Bits:
         bits = Bits()

@@ -1,5 +1,5 @@
-"""The language stages: the weights they load, their output on each edge, and the end of an
-answer.
+"""The language stages (Thinker, Talker): the weights they load, their output on each edge, and the
+end of an answer.
 """
 
 import json
@@ -62,8 +62,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def rewritten(checkpoint: Path, out_dir: Path) -> Path:
-    """Write the same weights as newer tools do: experts fused, the Thinker's text model nested
-    deeper, two shards.
+    """Write the checkpoint's weights as newer tools do: experts fused, the Thinker's text model
+    nested deeper, two shards.
     """
     shutil.copytree(checkpoint, out_dir)
     weights = read_weights(out_dir)
@@ -222,7 +222,9 @@ def test_stop_string_is_not_detected_before_min_tokens(tiny_checkpoint: Path, bu
 def test_speech_has_the_requested_number_of_frames(
     wanted: Sampling, least: int, tiny_checkpoint: Path, tmp_path: Path, built: Built
 ) -> None:
-    """The checkpoint's end code is the one that the first frame would begin with."""
+    """Speech has at least the requested minimum of frames, although the checkpoint's end code is
+    the code with which the first frame would begin.
+    """
     spec = ask(tiny_checkpoint, CASES[:1]).specs[0]
     folder = shutil.copytree(tiny_checkpoint, tmp_path / "ending")
     config = json.loads((folder / "config.json").read_text())

@@ -39,7 +39,7 @@ from tests.oracle.oracle import Oracle, OracleAnswer
 
 GRAPH = get_graph("qwen3_omni")
 CASE = replace(next(case for case in CASES if case.name == "three turns"), tokens=20, frames=48)
-"""It has a system turn, two user turns, audio, earlier answers, and speech that outlasts the
+"""A case with a system turn, two user turns, audio, earlier answers, and speech that outlasts the
 text.
 """
 LONG = replace(CASE, frames=110)
@@ -52,7 +52,9 @@ def truth(tiny_checkpoint: Path) -> dict[int, OracleAnswer]:
 
 
 def late_text(edge: Edge) -> ChunkPolicy:
-    """Send answer tokens in bursts, to detect a Talker that does not wait for its text."""
+    """Return an edge with a policy that sends answer tokens in bursts, to detect a Talker that does
+    not wait for its text.
+    """
     return ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6)) if edge.transitions else edge.policy
 
 
@@ -103,8 +105,8 @@ def test_comparison_passes_without_mutation(
 def changing(
     owner: type, name: str, change: Callable[[Any, Any], Any]
 ) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a mutation in which `change` gets the object and the result of a method, and returns
-    another result.
+    """Return a mutation of the method `owner.name`: `change` gets the object and the method's
+    result, and returns another result.
     """
     right: Callable[..., Any] = getattr(owner, name)
 

@@ -1,4 +1,6 @@
-"""Spans of the Thinker and the Talker load the files of their own weights, of the planned sizes."""
+"""Spans of the Thinker and the Talker load only the files with their own weights, and have the
+planned sizes.
+"""
 
 import json
 import re
@@ -48,12 +50,12 @@ BESIDE = {
         "talker.code_predictor.",
     ),
 }
-"""Prefixes of the weights of an anchor beside its layers, norm and head."""
+"""Prefixes of an anchor's weights other than its layers, norm and head."""
 
 
 def write_in_parts(checkpoint: Path, folder: Path, *, tied: bool = False) -> Path:
-    """Write the checkpoint with a file for each layer, and several for the rest. `tied`: the
-    Thinker's head is its embedding.
+    """Write the checkpoint with one file per layer, and several for the other weights. `tied`:
+    whether the Thinker's output head is its embedding.
     """
     parts: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for file in set(file_of_each_weight(checkpoint).values()):
@@ -91,7 +93,7 @@ def names_beside(folder: Path, stage: DividedStage) -> set[str]:
 
 
 def keep_files_of(folder: Path, names: set[str]) -> None:
-    """Delete the files that have none of these weights."""
+    """Delete the weight files that contain none of these weights."""
     files = file_of_each_weight(folder)
     others = set(files.values()) - {files[name] for name in names}
     assert others
@@ -187,8 +189,8 @@ def test_thinker_notes_that_a_span_worker_has_the_accept_layer(tiny_checkpoint: 
 
 
 def bytes_held(layers: OmniSpan) -> int:
-    """Return the bytes of a span's weights, of its pool of `NUM_POSITIONS`, and of its table of
-    rotary embeddings.
+    """Return the size in bytes of a span's weights, its KV pool of `NUM_POSITIONS`, and its table
+    of rotary embeddings.
     """
     pages = NUM_POSITIONS // PAGE_SIZE * layers.kv_shape.page_bytes(PAGE_SIZE, FLOAT32)
     weights = {weight.data_ptr(): weight.nbytes for weight in layers.weights().values()}

@@ -1,5 +1,5 @@
-"""Spans of the Thinker's and the Talker's layers, each loaded by itself, compute together what all
-layers in one process do.
+"""Spans of the Thinker's and the Talker's layers, each loaded separately, compute together the
+results of all layers in one process.
 """
 
 from collections.abc import Sequence
@@ -46,16 +46,16 @@ PASSES = (
     ((1, 8, 9), (2, 0, 33)),
     ((0, 25, 26), (2, 33, 34)),
 )
-"""Request, first position and end of each extent: prompts in chunks of more and less than a tile,
-and rows of decode steps.
+"""Passes, each a tuple of extents (request, first position, end): prompts in chunks of more and
+less than a tile, and decode steps.
 """
 Work = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """Final rows, the rows that enter the tapped layer, and the logits of each extent's last
-    row.
+    """Results of a pass: final hidden states, the hidden states that enter the tapped layer, and
+    the logits of each extent's last row.
     """
 
     final_NH: Tensor
@@ -64,7 +64,7 @@ class PassResult:
 
 
 class RequestMemory:
-    """Keys and values of the requests in one process."""
+    """KV cache of the requests in one process."""
 
     def __init__(self, shape: KVShape) -> None:
         self.pool = KVPool(
@@ -86,7 +86,7 @@ class RequestMemory:
 
 
 class DividedModel:
-    """The processes that hold a division's spans."""
+    """Processes that hold the spans of a division."""
 
     def __init__(self, folder: Path, division: Division, *, tiled: bool) -> None:
         anchor = division.anchor % len(division.spans)
@@ -128,7 +128,7 @@ class DividedModel:
 
 
 class WholeModel:
-    """All layers in one process, computed by the program."""
+    """Model with all layers in one process, computed by the stage's program."""
 
     def __init__(self, folder: Path, stage: DividedStage, *, tiled: bool) -> None:
         self._program, self._tiled = (

@@ -1,5 +1,5 @@
-"""A request without memory fails with an error that names cause and remedy; other requests of its
-batch are unaffected.
+"""A request that runs out of memory fails with an error that names cause and remedy; other requests
+of its batch are unaffected.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ SMALL_POOLS = (
     "stages.talker.kv_pages=14",
     "limits.max_prompt_tokens=200",
 )
-"""224 positions in pages of 16: enough for each of the other requests alone."""
+"""Settings of small KV pools: 224 positions in pages of 16, enough for each of the other requests
+alone.
+"""
 MATES = [
     replace(case, tokens=24, frames=16)
     for case in CASES
@@ -52,8 +54,8 @@ async def ask(
 async def ask_beside_mates(
     fleet: ThreadFleet, client: FleetClient, checkpoint: Path, spec: RequestSpec, blob: bytes | None
 ) -> FleetError:
-    """Return the request's error; others beside it, and one afterwards, are answered as without
-    it.
+    """Run the request beside others; return its error, and check that the others and a later
+    request are answered as without it.
     """
     frontend = make_frontend(checkpoint)
     expected = await asyncio.gather(*(answer(client, *spec_of(case, frontend)) for case in MATES))
@@ -83,8 +85,8 @@ async def test_request_larger_than_the_pool_is_refused_with_a_remedy(
 
 
 def make_hungry(monkeypatch: pytest.MonkeyPatch, hungry: RequestId, at_row: int) -> list[int]:
-    """From this row on, make passes over the request allocate more memory than exists; return the
-    list of their sizes.
+    """From row `at_row` on, make steps with the request allocate more memory than exists; return
+    the list of their sizes.
     """
     sizes: list[int] = []
     found: list[ThinkerTask] = []

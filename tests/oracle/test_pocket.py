@@ -1,5 +1,5 @@
-"""The shipped checkpoint: a fleet's answers match `transformers`, and sampled answers end and are
-audible.
+"""The shipped checkpoint Pocket: a fleet's answers match `transformers`, and sampled answers end
+and are audible.
 
 `fleet pocket eval` judges their quality; these tests hold for any weights worth shipping.
 """
@@ -35,7 +35,9 @@ from tests.oracle.oracle import Oracle
 from web.gateway.sampling import stage_defaults
 
 TOKENS, FRAMES = 64, 100
-"""Twice the longest of these answers: one that reaches a limit does not end by itself."""
+"""Length limits, twice the longest of these answers: an answer that reaches a limit does not end by
+itself.
+"""
 SPOKEN = ("what day comes after monday", "what is my name")
 SOUND = (0.01, 0.5)
 """Range of an answer's RMS, relative to full scale; the teacher's speech has about 0.1."""
@@ -53,13 +55,15 @@ def frontend(checkpoint: Path) -> OmniFrontend:
 
 @pytest.fixture(scope="module")
 def own(frontend: OmniFrontend) -> Samplings:
-    """Default sampling of each stage."""
+    """Default sampling parameters of each stage."""
     return stage_defaults(load_config(None, ()), frontend.sampling())
 
 
 @pytest.fixture(scope="module")
 def cases() -> tuple[Case, ...]:
-    """Prompts typed and spoken by the teacher, one turn and two, in both voices."""
+    """Cases with prompts typed or spoken by the teacher model, of one turn or two, in both
+    voices.
+    """
     after_monday, my_name = (
         _spoken_by(speech.samples) for speech in speak_all([(text, Voice()) for text in SPOKEN])
     )
@@ -83,7 +87,7 @@ def _spoken_by(samples: np.ndarray) -> Message:
 
 
 def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> None:
-    """Check that text and speech end by themselves, and the speech is neither silent nor
+    """Check that text and speech end by themselves, and that the speech is neither silent nor
     clipped.
     """
     for name, answer in answers.items():
@@ -121,7 +125,9 @@ async def test_sampled_answer_ends_is_audible_and_repeats_with_its_seed(
     cases: tuple[Case, ...],
     temperature: float | None,
 ) -> None:
-    """Half of the cases, in `invariant` numerics, so that no draw depends on the batch."""
+    """Sampled answers end, are audible and repeat with their seed: half of the cases, in
+    `invariant` numerics, so that no sampled token depends on the batch.
+    """
     with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=checkpoint) as fleet:
         first, again, other = [
             await ask(

@@ -1,7 +1,7 @@
-"""Killed workers and real models: in `invariant` numerics the answer is byte-equal to the
-undisturbed one, sampled or greedy.
+"""Recovery of real models from killed workers: in `invariant` numerics the answer is byte-equal to
+the undisturbed one, sampled or greedy.
 
-In `fast` numerics published output stands, and the answer continues from there.
+In `fast` numerics the published output stays, and the answer continues from there.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ CASE = next(case for case in CASES if case.name == "audio")
 
 
 def replace(fleet: ThreadFleet, spec: RequestSpec, *stages: StageName) -> None:
-    """Kill the owners of the stages, after new workers have joined."""
+    """Kill the workers that own the stages' tasks, after new workers have joined."""
     for stage in stages:
         dying = fleet.owner(spec.id, stage)
         fleet.add_worker(stage)
@@ -38,7 +38,7 @@ def replace(fleet: ThreadFleet, spec: RequestSpec, *stages: StageName) -> None:
 
 
 def once(index: int, disturb: Callable[[], None]) -> Callable[[EdgeName, int], None]:
-    """Return a callback that acts once, at this chunk of audio."""
+    """Return a callback that calls `disturb` once, at the audio chunk `index`."""
     return lambda edge, at: disturb() if (edge, at) == (AUDIO, index) else None
 
 
@@ -82,10 +82,10 @@ async def test_recovered_answer_is_complete_in_fast_numerics(
 async def test_tensors_lost_with_their_producer_are_recomputed(
     redis_url: str, tiny_checkpoint: Path, has_finished: bool
 ) -> None:
-    """The Talker must read the prompt's rows again after the worker that held them died, perhaps
-    long after it had finished.
+    """Tensors lost with their producer are recomputed: the Talker must read the prompt's hidden
+    states again after the worker that held them died, perhaps long after it had finished.
 
-    No conductor runs: the report of the lost rows grants the finished task.
+    No conductor runs: the report of the lost tensors grants the finished task.
     """
     frontend = make_frontend(tiny_checkpoint)
     credits = (

@@ -1,6 +1,7 @@
-"""Rotary embeddings scaled by the length of the text: requests are answered as each alone.
+"""Rotary embeddings scaled by the length of the text: concurrent requests are answered like each
+request alone.
 
-`longrope` has two sets of frequencies, `dynamic` one for each length beyond the original one.
+`longrope` has two sets of frequencies, `dynamic` one set for each length beyond the original one.
 Prompts stay below the original length, reach it while they are answered, or are longer.
 """
 
@@ -119,7 +120,9 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """A checkpoint, and what `generate` of a newly loaded model answers to a prompt alone."""
+    """A checkpoint with scaled rotary embeddings, and the answers that `generate` of a newly loaded
+    model gives to each prompt alone.
+    """
 
     folder: Path
 
@@ -151,7 +154,7 @@ def answer_all(driver: TextDriver, prompts: dict[str, list[int]] = PROMPTS) -> d
 
 
 def history_request(name: str, prompt: Sequence[int], drawn: Sequence[int]) -> EngineRequest:
-    """Return the request of an answer whose first tokens another engine has drawn."""
+    """Return the request for an answer whose first tokens another engine has sampled."""
     return EngineRequest(
         request_id=RequestId(name),
         sampling=sampling(),
@@ -165,7 +168,9 @@ def wanted(scaled: Scaled) -> dict[str, list[int]]:
 
 
 def test_scaling_changes_the_answers_of_these_models(scaled: Scaled) -> None:
-    """Otherwise the other checks say nothing."""
+    """Scaling changes the answers of these models; otherwise the other tests would prove
+    nothing.
+    """
     model: Any = load_model(scaled.folder, "model", torch.float32)
     positions = torch.arange(32)[None]
     more = {"layer_type": "full_attention"} if "gemma" in model.config.model_type else {}
@@ -201,7 +206,9 @@ def test_logits_do_not_depend_on_a_long_request_beside(scaled: Scaled) -> None:
 def test_continued_answer_is_the_one_without_interruption(
     scaled: Scaled, numerics: str, num_drawn: int
 ) -> None:
-    """An answer whose first tokens another worker has drawn, up to or past the original length."""
+    """A continued answer equals the uninterrupted one, where another worker has sampled the first
+    tokens, up to or past the original length.
+    """
     driver = single(scaled.folder, numerics=numerics, prefill_chunk_tokens=16)
     for name, prompt in PROMPTS.items():
         request = history_request(name, prompt, scaled.alone(prompt)[:num_drawn])
@@ -262,7 +269,9 @@ def test_next_turn_reuses_only_rows_with_its_own_scaling(scaled: Scaled) -> None
 def test_rows_of_a_longer_text_are_not_reused_for_a_shorter_one(
     scaled: Scaled, order: tuple[str, str]
 ) -> None:
-    """Two texts of a session with the same beginning."""
+    """Rows of a longer text are not reused for a shorter one: two texts of a session with the same
+    beginning.
+    """
     text = PROMPTS["long"]
     lengths = {"short": 40, "crossing": 58, "long": 150}
     driver = single(scaled.folder, numerics="invariant")
@@ -273,7 +282,9 @@ def test_rows_of_a_longer_text_are_not_reused_for_a_shorter_one(
 
 
 class KnownAnswers(MatchingDrafter):
-    """Guesses the tokens of known answers; every third guess is wrong if `errs`."""
+    """Drafter double that proposes tokens of known answers; every third token is wrong if
+    `errs`.
+    """
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], *, errs: bool) -> None:
         super().__init__()
@@ -340,7 +351,9 @@ def test_attention_that_is_scaled_by_position_is_answered_as_each_alone(tmp_path
 def test_unknown_scaling_by_length_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A form of a later `transformers`, whose frequencies depend on the longest position."""
+    """An unknown kind of scaling by length is refused by name: one of a later `transformers`, whose
+    frequencies depend on the longest position.
+    """
     folder = write_model(Family(name="Llama", more={"max_position_embeddings": 256}), tmp_path)
     rotary: Any = import_module("transformers.models.llama.modeling_llama").LlamaRotaryEmbedding
     forward = rotary.forward
@@ -359,7 +372,9 @@ def test_unknown_scaling_by_length_is_refused_by_name(
 def test_scaling_that_rows_do_not_follow_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trial at start runs rows beyond the original length beside others."""
+    """Scaling that the engine's rows do not follow is refused: the trial at the start runs rows
+    beyond the original length beside others.
+    """
     folder = write_model(SCALED["longrope"], tmp_path)
     model: Any = load_model(folder, "qwen3", torch.float32)
     probe(model.config, Parts(model), torch.device("cpu"))
@@ -370,7 +385,9 @@ def test_scaling_that_rows_do_not_follow_is_refused(
 
 
 def test_architectures_that_compute_a_text_again_are_known() -> None:
-    """Architectures whose `generate` drops its cache where the text reaches the original length."""
+    """Architectures whose `generate` drops its cache where the text reaches the original length,
+    and computes the text again, are known to Fleet.
+    """
     found: set[str] = set()
     for module in iter_modules(transformers.models.__path__):
         path = Path(transformers.models.__path__[0]) / module.name / f"modeling_{module.name}.py"
@@ -386,7 +403,9 @@ def test_architectures_that_compute_a_text_again_are_known() -> None:
 def test_thinker_that_is_scaled_by_length_is_refused_by_name(
     form: dict[str, Any], tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """A Thinker reads its rotary embeddings from a table by position."""
+    """A Thinker scaled by length is refused by name, since it reads its rotary embeddings from a
+    table by position.
+    """
     for path in tiny_checkpoint.iterdir():
         (tmp_path / path.name).symlink_to(path)
     config = json.loads((tiny_checkpoint / "config.json").read_text())
@@ -404,7 +423,9 @@ def test_thinker_that_is_scaled_by_length_is_refused_by_name(
 def test_rows_of_another_engine_are_used_only_with_equal_scaling(
     scaled: Scaled, num_drawn: int
 ) -> None:
-    """Exported after a number of draws: 10 make the text longer than the original length."""
+    """Rows of another engine, exported after `num_drawn` sampled tokens, are used only with equal
+    scaling. 10 tokens make the text longer than the original length.
+    """
     prompt = PROMPTS["crossing"]
     source = single(scaled.folder, numerics="invariant")
     source.submit("crossing", prompt, sampling())

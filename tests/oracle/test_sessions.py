@@ -1,5 +1,5 @@
-"""Conversations whose turns reuse the rows of earlier ones: in `invariant` numerics text and audio
-are byte-equal to those without reuse, and only new positions are computed.
+"""Conversations whose turns reuse the rows of earlier turns: in `invariant` numerics text and audio
+are byte-equal to answers without reuse, and only new positions are computed.
 """
 
 from collections import Counter
@@ -62,8 +62,8 @@ Forward = Callable[[object, Entries], PassDone]
 
 @dataclass(slots=True)
 class OracleConversation:
-    """Questions and answers so far. Answers are put into the next prompt as they were drawn, token
-    by token.
+    """A conversation with the oracle: questions and answers so far. Answers are put into the next
+    prompt as they were sampled, token by token.
     """
 
     frontend: OmniFrontend
@@ -78,8 +78,8 @@ class OracleConversation:
         return replace(spec, prompt_ids=self._with_answers(spec.prompt_ids)), blob
 
     def _with_answers(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Insert the answers: the prompt ends in an assistant header, and each earlier one is
-        followed by its answer.
+        """Insert the answers into a prompt's ids: the prompt ends in an assistant header, and each
+        earlier header is followed by its answer.
         """
         header, made, answers = list(ids[-HEADER_LEN:]), list[int](), iter(self.answers)
         for at in range(len(ids)):
@@ -94,7 +94,7 @@ class OracleConversation:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Number of computed rows by class of task."""
+    """Number of computed rows, by class of task."""
     counts: Counter[str] = Counter()
     for runner in (FastRunner, TileRunner):
         real = cast("Forward", runner.forward)
@@ -128,9 +128,7 @@ async def take(
 
 
 def num_user_positions(spec: RequestSpec, frontend: OmniFrontend) -> int:
-    """Count the positions of user turns: those from a turn's start on, if the role after it is the
-    user's.
-    """
+    """Return the number of positions of user turns, from each turn's start up to the next turn."""
     start, by_user = (frontend.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))
     inside, count = False, 0
     for at, token in enumerate(spec.prompt_ids):
@@ -173,7 +171,9 @@ async def assert_turn_is_byte_equal(
     rows: Counter[str],
     last: RequestSpec | None,
 ) -> RequestSpec:
-    """Run a turn with and without its session, and compare. `last`: the previous turn's request."""
+    """Run a turn with and without its session, and compare the answers. `last`: the previous turn's
+    request.
+    """
     spec, blob = talk.ask(message)
     alone = await take(client, spec, blob, rows, "")
     with_session = await take(client, spec, blob, rows, TALK)
@@ -196,7 +196,7 @@ async def assert_turn_is_byte_equal(
 async def second_turn(
     client: FleetClient, talk: OracleConversation, first: Message, then: Message
 ) -> tuple[RequestSpec, bytes | None]:
-    """Run the first turn within the session; return the request of the second."""
+    """Run the first turn within the session; return the request of the second turn."""
     spec, blob = talk.ask(first)
     talk.add_answer(await answer(client, replace(spec, session=TALK), blob))
     spec, blob = talk.ask(then)
@@ -216,7 +216,9 @@ def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
 async def test_turn_continues_without_its_prefix_after_worker_deaths(
     redis_url: str, tiny_checkpoint: Path
 ) -> None:
-    """The new owners compute all rows, and match them with a log whose first rows were reused."""
+    """A turn continues without its cached prefix after worker deaths: the new owners compute all
+    rows, and match them with a log whose first rows were reused.
+    """
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     ways = (*TORCH, *CHUNKS, "numerics=invariant", *in_step(QWEN3_OMNI))
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
@@ -238,8 +240,8 @@ async def test_turn_continues_without_its_prefix_after_worker_deaths(
 async def test_each_stage_caches_its_own_prefix_and_may_lose_it(
     redis_url: str, tiny_checkpoint: Path
 ) -> None:
-    """A Thinker that recomputes everything produces the same rows as those that the Talker has
-    cached.
+    """Every stage caches its own prefix and may lose it: a Thinker that recomputes everything
+    produces the rows that the Talker has cached.
     """
     frontend = make_frontend(tiny_checkpoint)
     talk = OracleConversation(frontend)
@@ -311,8 +313,8 @@ async def test_other_audio_with_equal_ids_is_not_reused(
 async def test_longer_clip_invalidates_earlier_clips_in_invariant_numerics_only(
     redis_url: str, tiny_checkpoint: Path, numerics: str
 ) -> None:
-    """Clips are padded to the longest. In invariant numerics rows computed beside a shorter one
-    cannot be reused.
+    """A longer clip invalidates earlier clips in invariant numerics only. Clips are padded to the
+    longest, and rows computed beside a shorter clip cannot be reused there.
     """
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     with thread_fleet(

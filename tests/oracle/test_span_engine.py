@@ -1,5 +1,5 @@
-"""An engine whose layers are divided among span workers gives the answers of one with all layers,
-over real connections.
+"""An engine whose layers are divided among span workers, over real connections, gives the answers
+of an engine with all layers.
 """
 
 import random
@@ -104,8 +104,8 @@ def submit_all(driver: TextDriver, num: int, max_tokens: int, *, sampled: bool =
 
 @cache
 def expected(folder: Path, num: int, max_tokens: int, *, sampled: bool = False) -> TextDriver:
-    """Return the answers of one process; with invariant numerics they depend neither on the batch
-    nor on the chunks.
+    """Return the answers of one process with all layers; with invariant numerics they depend
+    neither on the batch nor on the chunks.
     """
     driver = single(folder, numerics="invariant", max_batch=32)
     submit_all(driver, num, max_tokens, sampled=sampled)
@@ -121,7 +121,7 @@ def assert_equal_bytes(driver: TextDriver, wanted: TextDriver) -> None:
 
 
 def assert_nothing_held(driver: TextDriver) -> None:
-    """Check that no process holds anything of an ended request, after the anchor has reported its
+    """Check that no process holds state of an ended request, once the anchor has reported its
     end.
     """
     route = driver.route
@@ -155,7 +155,7 @@ def test_divided_model_gives_equal_bytes(
 
 @pytest.mark.parametrize("name", ["forward 3", "reverse 3"])
 def test_rows_that_are_read_by_nixl_give_equal_bytes(name: str, folder: Path) -> None:
-    """Rows of every step, also after a worker is replaced."""
+    """Hidden states read by NIXL give equal bytes, in every step and after a worker is replaced."""
     with driven(
         folder, SPLITS[name], blocks=BlockReads(min_bytes=1), numerics="invariant", max_batch=32
     ) as driver:
@@ -202,8 +202,8 @@ def test_divided_model_with_fast_numerics_gives_close_logits(
 
 
 def play_session(driver: TextDriver) -> None:
-    """Script of two conversations beside single requests: sync, steps, samples, a pause, a finish
-    and an abort.
+    """Run two conversations beside single requests, with pauses, steps, a finish and an abort in a
+    fixed order.
     """
     first = [*PROMPT[:20], 5, 9]
     driver.submit("turn 1", first, Sampling(max_tokens=6), session="talk")
@@ -228,8 +228,8 @@ def play_session(driver: TextDriver) -> None:
 
 
 def answers_of_session(driver: TextDriver) -> dict[str, list[int]]:
-    """Return the tokens; of requests that were ended from outside, as many as every engine has
-    given.
+    """Return the tokens of each request; of a request that was ended from outside, only as many
+    tokens as every engine has given.
     """
     least = {"turn 2": 10, "aborted": 0}
     return {name: tokens[: least.get(name)] for name, tokens in driver.tokens.items()}
@@ -328,8 +328,8 @@ def meeting_in_pass(barrier: threading.Barrier, number: int) -> Callable[[Any], 
 
 @pytest.mark.parametrize("name", ["forward 2", "reverse 2"])
 def test_workers_compute_chunks_of_one_prompt_at_the_same_time(name: str, folder: Path) -> None:
-    """No one passes the barrier until both workers, and in the forward topology the anchor, are in
-    a computation.
+    """Workers compute chunks of one prompt at the same time: no process passes the barrier until
+    both workers, and in the forward topology the anchor, are in a computation.
     """
     is_forward = name.startswith("forward")
     barrier = threading.Barrier(3 if is_forward else 2)
@@ -346,7 +346,7 @@ def test_workers_compute_chunks_of_one_prompt_at_the_same_time(name: str, folder
 
 
 def observe_anchor(driver: TextDriver, observe: Callable[[Tensor], None]) -> None:
-    """Call a function with the rows that leave the anchor's layers."""
+    """Call `observe` with the hidden states that leave the anchor's layers."""
     layers: Any = driver.engine.program
     layers, forward = layers.layers, layers.layers.forward
 

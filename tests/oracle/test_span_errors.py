@@ -1,5 +1,5 @@
-"""Span workers that lack rows, fail a request, miss a route or see aborts: others are not affected,
-and nothing stays behind.
+"""Errors of span workers (missing rows, a failed request, a missing route, aborts): other requests
+are not affected, and nothing stays behind.
 """
 
 import random
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_all(driver: TextDriver, folder: Path) -> None:
-    """Run the requests, and compare their answers with one process's answers."""
+    """Run the requests, and compare their answers with the answers of one process."""
     submit_all(driver, NUM, MAX_TOKENS, sampled=True)
     driver.run()
     assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
@@ -75,7 +75,9 @@ def test_worker_without_the_rows_before_a_pass_refuses_it_and_they_are_recompute
 
 
 def row_after(folder: Path, name: str, place: int | None, position: int) -> Tensor:
-    """Return the row at a position as it leaves the layers of a worker, or of the anchor."""
+    """Return the hidden state at a position as it leaves the layers of a worker, or of the anchor
+    if `place` is None.
+    """
     seen: list[Tensor] = []
     with driven(folder, SPLITS[name], **INVARIANT) as driver:
         observe(driver, place, lambda rows_NH: seen.append(rows_NH.clone()))
@@ -178,8 +180,8 @@ def test_worker_that_missed_a_route_of_the_lineage_takes_part_again(
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
 def test_workers_keep_rows_over_routes_that_never_start(name: str, folder: Path) -> None:
-    """A route ends before the engine begins to use it, and in the next route a worker cannot
-    connect to its neighbour.
+    """Workers keep their rows over routes that never start: a route ends before the engine uses it,
+    and in the next route a worker cannot connect to its neighbour.
     """
     with driven(folder, SPLITS[name], **INVARIANT) as driver:
         route = route_of(driver)
@@ -240,8 +242,8 @@ def test_workers_keep_no_rows_of_another_lineage(name: str, folder: Path) -> Non
 def test_pages_of_a_request_without_finite_rows_serve_others_afterwards(
     name: str, folder: Path
 ) -> None:
-    """No mask hides what is not a number, so a page that is used again must be zeroed in every
-    process.
+    """Pages of a request without finite hidden states serve other requests afterwards. No mask
+    hides NaN, so a page must be zeroed in every process before it is used again.
     """
     poison_H = row_after(folder, name, 0, 3)
 

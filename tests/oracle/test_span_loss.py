@@ -1,5 +1,5 @@
-"""Span workers that die, lose rows or fail: the answers are equal to the byte, and only what was
-lost is computed again.
+"""Span workers that die, lose rows or fail: the answers stay byte-equal, and only what was lost is
+computed again.
 """
 
 import random
@@ -52,7 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def num_rows_of(driver: TextDriver, names: Sequence[str] | set[str]) -> int:
-    """Return the rows that requests need in each process: all but the last draw's."""
+    """Return the number of rows that the requests need in each process: all except the one of the
+    last sampled token.
+    """
     prompts = prompts_of(NUM)
     return sum(len(prompts[int(name[1:])]) + len(driver.tokens[name]) - 1 for name in names)
 
@@ -89,7 +91,9 @@ def test_killed_workers_are_replaced_and_alone_compute_again(
 
 
 def kill_some(route: SpanRoute, chance: random.Random) -> None:
-    """Let one or two workers die at random passes, and sometimes those that replace them."""
+    """Let one or two span workers die at random passes, and sometimes the workers that replace
+    them.
+    """
     for worker in chance.sample(
         route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))
     ):

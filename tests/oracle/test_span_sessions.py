@@ -1,5 +1,5 @@
-"""A session saved under one division of the layers continues under any other as it would have
-continued where it was.
+"""A session saved under one division of the layers continues under any other division as it would
+have continued where it was.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(slots=True)
 class SessionDrivers:
-    """Drivers of one stage, by division, each with an engine of its own."""
+    """Drivers of one stage, by division; each driver has its own engine."""
 
     opened: ExitStack
     folder: Path
@@ -75,7 +75,7 @@ def thinker(tiny_checkpoint: Path) -> Iterator[SessionDrivers]:
 
 
 def copied(driver: TextDriver) -> SessionCopied:
-    """Return the copy that ends next, while the engine runs."""
+    """Step the engine until a session copy ends; return it."""
 
     def ended() -> SessionCopied | None:
         driver.turn()
@@ -96,7 +96,7 @@ def saved_by(driver: TextDriver) -> SavedSession:
 
 
 def next_turn(driver: TextDriver, answer: list[int]) -> torch.Tensor:
-    """Return the logits of the next turn's draws."""
+    """Answer the session's next turn; return the logits of its sampled tokens."""
     driver.submit(
         "next",
         [*FIRST, *answer, *SECOND],
@@ -139,8 +139,8 @@ def assert_session_moves(drivers: SessionDrivers, layout: str) -> None:
 def test_saved_session_has_the_tapped_rows_of_its_audio(
     thinker: SessionDrivers, layout: str, tiny_checkpoint: Path
 ) -> None:
-    """Its next turn sends the Talker the rows of audio that it reuses, as the Thinker does that
-    computed them.
+    """A saved session has the tapped hidden states of its audio: its next turn sends them to the
+    Talker, as the Thinker that computed them does.
     """
     frontend = make_frontend(tiny_checkpoint)
     talk = OracleConversation(frontend)
@@ -174,7 +174,7 @@ def test_saved_session_has_the_tapped_rows_of_its_audio(
 def feed_turn(
     driver: TextDriver, name: str, turn: tuple[RequestSpec, bytes | None], checkpoint: Path
 ) -> None:
-    """Let a Thinker answer a turn of session "s", as its stage does."""
+    """Let a Thinker answer a turn of the session "s", with the input that its stage would feed."""
     spec, blob = replace(turn[0], session="s"), turn[1]
     stop_detector = StopDetector((), tokenizer_of(checkpoint))
     request, pieces = ThinkerAdapter(
@@ -194,7 +194,9 @@ def tapped_rows(driver: TextDriver, name: str) -> NDArray[np.float32]:
 def test_session_is_saved_and_loaded_while_prompts_are_computed(
     text: SessionDrivers, layout: str
 ) -> None:
-    """Aborted requests leave passes under way that use pages which the loaded session then has."""
+    """A session is saved and loaded while prompts are computed. Aborted requests leave passes under
+    way that use pages which the loaded session gets later.
+    """
     driver = text(layout)
     saved, answer = saved_by(driver), driver.tokens["first"]
     for number in range(4):
@@ -233,8 +235,8 @@ def test_session_of_another_model_or_without_rows_is_refused(text: SessionDriver
 def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(
     text: SessionDrivers, layout: str, place: int
 ) -> None:
-    """Rows that were loaded are in no log of sent rows, from which a worker that replaces another
-    one would compute them.
+    """A session is not saved while a span worker lacks its rows: loaded rows are in no log of sent
+    passes, from which a replacement worker would compute them.
     """
     source = text(layout)
     saved, answer = saved_by(source), source.tokens["first"]
@@ -257,7 +259,9 @@ def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(
 def test_session_saved_after_a_loss_has_the_rows_that_are_computed_again(
     text: SessionDrivers, layout: str
 ) -> None:
-    """A copy may begin before they are: it is refused then, and succeeds later."""
+    """A session saved after a loss has the recomputed rows. A copy that begins before they are
+    recomputed is refused, and succeeds later.
+    """
     driver = text(layout)
     saved = saved_by(driver)
     for worker in list(route_of(driver).worker_at):

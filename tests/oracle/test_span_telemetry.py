@@ -1,5 +1,5 @@
-"""The figures that each process of a route counts: passes, rows, bytes, waiting; through losses of
-workers too.
+"""Step statistics that each process of a route counts: passes, rows, bytes, waiting; also through
+losses of workers.
 """
 
 import threading
@@ -16,8 +16,8 @@ from tests.span_workers import SpanWorkerThread
 
 CHUNK, NUM_TOKENS = 8, 6
 NUM_PASSES = -(-len(PROMPT) // CHUNK) + NUM_TOKENS - 1
-"""Passes of one request: the chunks of its prompt, the last of which gives the first token; then
-one for each token.
+"""Number of passes of one request: the chunks of its prompt, the last of which gives the first
+token, then one per token.
 """
 NUM_ROWS = len(PROMPT) + NUM_TOKENS - 1
 SPLITS = {**THREE_LAYERS, "head on anchor": HEAD_ON_ANCHOR[2]}
@@ -105,7 +105,9 @@ def test_weights_are_those_that_each_process_has_loaded(name: str, folder: Path)
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_pass_waits_while_its_worker_computes_another_one(place: int, folder: Path) -> None:
-    """A pass that its worker leaves in the queue for a time has waited so long."""
+    """A pass waits while its worker computes a different pass; the time in the worker's queue is
+    counted as waiting.
+    """
     with driven(
         folder, THREE_LAYERS["forward"], prefill_chunk_tokens=CHUNK, max_batch=32
     ) as driver:
@@ -126,7 +128,9 @@ def test_pass_waits_while_its_worker_computes_another_one(place: int, folder: Pa
 
 @pytest.mark.parametrize("name", THREE_LAYERS)
 def test_computation_is_counted_where_it_takes_place(name: str, folder: Path) -> None:
-    """The time of a slow worker is its own computation, and a part of the pass at the anchor."""
+    """Computation is counted where it takes place: the time of a slow worker is its own
+    computation, and a part of the pass at the anchor.
+    """
     with driven(folder, THREE_LAYERS[name], prefill_chunk_tokens=CHUNK) as driver:
         pause, slow = threading.Event(), route_of(driver).worker_at[1]
         slow.observe = lambda layers: setattr(

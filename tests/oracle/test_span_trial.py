@@ -1,5 +1,5 @@
-"""Before a model is divided, a small random one of its kind is: an anchor starts only if its
-results do not change.
+"""Trial before a model is divided: an anchor divides a small random model of the same kind, and
+starts only if the results do not change.
 """
 
 from importlib import import_module
@@ -20,7 +20,7 @@ from tests.oracle.test_text_engine import FAMILIES, LM, REFUSED, Family, write_m
 from tests.stage_options import stage_options
 
 PUBLISHED = ("Llama", "Qwen3", "Mistral", "Gemma3Text", "GPT2", "OPT", "GptOss")
-"""Architectures with the sizes of a published model as defaults."""
+"""Architectures whose default configuration has the sizes of a published model."""
 
 
 def default_config(name: str, **changed: Any) -> PretrainedConfig:

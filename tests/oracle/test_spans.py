@@ -1,4 +1,4 @@
-"""Spans of layers, each loaded by itself, compute together what the whole model computes, to the
+"""Spans of layers, each loaded separately, compute together the results of the whole model, to the
 byte.
 """
 
@@ -43,7 +43,7 @@ IDS = (5, 9, 200, 31, 77, 77, 2, 8, 100, 12, 13)
 
 
 def spans_of(folder: Path, notations: Sequence[str], anchor: int = 0) -> list[SpanModel]:
-    """Load spans, the one at index `anchor` with the embedding."""
+    """Load spans; the span at index `anchor` gets the embedding."""
     spans = [LayerSpan.parse(each, "spans") for each in notations]
     has_head = spans[-1].has_output
     return [
@@ -59,7 +59,7 @@ def spans_of(folder: Path, notations: Sequence[str], anchor: int = 0) -> list[Sp
 
 
 def layout(shape: KVShape, num_layers: int) -> RowLayout:
-    """Return the layout of one request's first rows, in a pool of its own."""
+    """Return the attention layout of one request's first rows, in a KV pool of its own."""
     own = KVShape(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     pool = KVPool(own, num_pages=4, page_size=16, dtype=torch.float32, device=torch.device("cpu"))
     table = pool.open_table()
@@ -89,13 +89,13 @@ def whole_logits(folder: Path) -> tuple[Tensor, KVShape]:
 
 
 def layer_of(weight: str) -> int | None:
-    """Return the number of the layer that a weight of the model or of a checkpoint belongs to."""
+    """Return the layer number of a weight, named as in the model or in a checkpoint."""
     found = re.search(r"(?:^|\.)(?:layers|h)\.([0-9]+)\.", weight)
     return None if found is None else int(found[1])
 
 
 def write_sharded(family: Family, folder: Path) -> None:
-    """Write the model in files of a few weights each."""
+    """Write the model's weights in files of a few weights each."""
     write_model(family, folder)
     from_pretrained("AutoModelForCausalLM", folder).save_pretrained(folder, max_shard_size="20KB")
     (folder / "model.safetensors").unlink()
@@ -115,7 +115,9 @@ def test_spans_of_an_architecture_together_equal_the_whole_model(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_span_computes_the_same_while_another_one_is_loaded(family: Family, tmp_path: Path) -> None:
-    """`transformers` then changes the default dtype of the process."""
+    """A span computes the same while a second span is loaded; `transformers` then changes the
+    default dtype of the process.
+    """
     folder = write_model(family, tmp_path)
     expected, shape = whole_logits(folder)
     spans = spans_of(folder, SPLITS[0])
@@ -129,8 +131,8 @@ def test_span_computes_the_same_while_another_one_is_loaded(family: Family, tmp_
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_span_holds_the_weights_of_its_layers_only(family: Family, tmp_path: Path) -> None:
-    """The anchor (here the first) also has the embedding; the last one has the norm, and the head,
-    which may be the embedding.
+    """A span holds only the weights of its layers. The anchor (here the first span) also has the
+    embedding; the last span has the norm and the output head, which may be the embedding.
     """
     write_sharded(family, tmp_path)
     spans = spans_of(tmp_path, SPLITS[2])

@@ -1,6 +1,6 @@
-"""Speculation: answers, greedy and sampled, are those without drafts, however good the drafts are.
-The drafters are `ngram` and `suffix`, and some that are always right, always wrong, or right by
-chance.
+"""Speculation: answers, greedy and sampled, equal answers without drafts, however good the drafts
+are. The drafters are `ngram`, `suffix`, and doubles that are always right, always wrong, or right
+by chance.
 """
 
 import random
@@ -64,7 +64,9 @@ Answers = list[list[int]]
 
 @dataclass(slots=True)
 class KnownProposer(Proposer):
-    """Guesses tokens of an answer that is known, each of them right with a given probability."""
+    """Drafter double that proposes tokens of a known answer, each right with a given
+    probability.
+    """
 
     answer: Sequence[int]
     share: float
@@ -107,8 +109,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(slots=True)
 class Runs:
-    """Runs of requests with and without drafts. `logits`: logits of every draw in the last run, by
-    the key of the draw's noise.
+    """Runs of requests with and without drafts. `logits`: logits of every sampled token in the last
+    run, by its noise key.
     """
 
     folder: Path
@@ -129,7 +131,7 @@ class Runs:
         prompts: Sequence[Sequence[int]] = PROMPTS,
         batch: int = 8,
     ) -> Answers:
-        """Answer each prompt, `batch` of them at a time, with a seed of its own."""
+        """Answer the prompts, `batch` at a time, each with a seed of its own."""
         self.logits.clear()
         specs = [spec_of(number, prompt, sampling) for number, prompt in enumerate(prompts)]
         twin, answers = SlowTwin(get_graph("text"), {LM: built}), Answers()
@@ -238,7 +240,9 @@ def test_requests_continue_equal_after_their_pages_are_taken(runs: Runs) -> None
 def test_answer_continues_equal_from_its_log_with_another_drafter(
     runs: Runs, num_logged: int
 ) -> None:
-    """The successor of a lost worker has other drafts, or none."""
+    """An answer continues from its log with another drafter: the successor of a lost worker has
+    other drafts, or no drafts, and the answer is equal.
+    """
     expected = runs.answers(runs.stage(numerics="invariant"), SAMPLED)
     for drafter in (None, DRAFTERS["right by chance"](expected), NgramDrafter()):
         built = runs.stage(drafter, numerics="invariant")
@@ -265,7 +269,9 @@ def continued_answer(built: BuiltStage, spec: RequestSpec, logged: Sequence[int]
 def test_drafters_that_change_in_mid_answer_change_no_answer(
     runs: Runs, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`auto`, with trials so short that every answer is drafted by each drafter."""
+    """Drafters that change in mid-answer change no answer: drafter `auto`, with trials so short
+    that every answer is drafted by each drafter.
+    """
     monkeypatch.setattr(drafter_choice, "TRIAL_PASSES", 2)
     monkeypatch.setattr(drafter_choice, "WARM_UP_PASSES", 1)
     monkeypatch.setattr(drafter_choice, "FIRST_TERM", 2)
@@ -299,7 +305,9 @@ def test_stop_string_within_accepted_drafts_ends_the_answer_there(runs: Runs) ->
 
 
 def test_next_turn_of_a_session_reuses_only_rows_of_its_answer(runs: Runs) -> None:
-    """Rows of rejected drafts are not reused, though they lie in the session's pages."""
+    """The next turn of a session reuses only rows of its answer; rows of rejected drafts are in the
+    session's pages but are not reused.
+    """
     plain = runs.stage(numerics="invariant")
     (first,) = runs.answers(plain, GREEDY, PROMPTS[:1])
     second = (*PROMPTS[0], *first, 9, 8, 7)

@@ -1,5 +1,5 @@
-"""Speculation in a fleet: text and speech are byte-equal to those without it, also after the death
-of the drafting worker.
+"""Speculation in a fleet: text and speech are byte-equal to answers without speculation, also after
+the death of the drafting worker.
 """
 
 import asyncio
@@ -95,8 +95,8 @@ async def test_answer_is_equal_after_the_death_of_the_drafting_worker(
 async def test_answer_that_is_replayed_with_another_version_of_the_head_is_equal(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The worker dies in mid-answer; the one that continues drafts with the next version, which is
-    promoted meanwhile.
+    """An answer replayed with another version of the draft head is equal: the worker dies in
+    mid-answer, and its successor drafts with the next version, promoted meanwhile.
     """
     settings = (
         "numerics=invariant",

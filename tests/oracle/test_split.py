@@ -1,5 +1,5 @@
-"""Prefill and decode by separate workers: in `invariant` numerics byte-equal to one worker for
-both.
+"""Prefill and decode by separate workers: in `invariant` numerics byte-equal to one worker for both
+roles.
 """
 
 import asyncio
@@ -38,7 +38,9 @@ Answers = dict[str, Mapping[EdgeName, np.ndarray]]
 
 
 async def ask_all(fleet: ThreadFleet, checkpoint: Path, temperature: float) -> Answers:
-    """Run all cases concurrently, so that hand-offs of one overlap with batches of the others."""
+    """Run all cases concurrently, so that hand-offs of some requests overlap with batches of
+    others.
+    """
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
         specs = [spec_of(case, frontend, temperature=temperature, seed=5) for case in ASKED]
@@ -92,7 +94,9 @@ async def test_split_stages_give_the_answers_of_whole_ones(
     transfer: str,
     way: str,
 ) -> None:
-    """Pages are lent in place or, if the pool is short, copied (the slower way)."""
+    """Split stages give the answers of whole ones. Pages are lent in place or, if the pool is
+    short, copied (the slower way).
+    """
     if way == "copied":
         monkeypatch.setattr(kv_transfer, "LENDING_SHARE", 1.0)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, temperature)
@@ -109,7 +113,9 @@ async def test_split_stages_give_the_answers_of_whole_ones(
 async def test_hand_off_timings_are_recorded(
     redis_url: str, tiny_checkpoint: Path, transfer: str
 ) -> None:
-    """The trace has the timings of each stage that was handed off."""
+    """Hand-off timings are recorded: the trace has the timings of each stage that was handed
+    off.
+    """
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
     with thread_fleet(

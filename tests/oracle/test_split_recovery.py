@@ -1,5 +1,5 @@
-"""Recovery of tensors that were lost with the prefill half that published them: the decode half
-must recompute them.
+"""Recovery of tensors lost with the prefill worker that published them: the decode worker must
+recompute them.
 """
 
 from pathlib import Path
@@ -26,8 +26,8 @@ CASE = next(case for case in CASES if case.name == "audio")
 async def test_rows_lost_with_the_prefill_half_are_recomputed(
     redis_url: str, tiny_checkpoint: Path
 ) -> None:
-    """The Talker must read the prompt's rows again while the Thinker, which imported them, is still
-    running and out of credit.
+    """Hidden states lost with the prefill worker are recomputed: the Talker must read the prompt's
+    rows again while the Thinker, which imported their blocks, is still running and out of credit.
     """
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *WAYS, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:

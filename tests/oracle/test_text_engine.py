@@ -1,5 +1,5 @@
-"""Causal language models on the torch engine, architecture by architecture, against `generate()` of
-`transformers`.
+"""Causal language models on the torch engine compared with `generate()` of `transformers`, for each
+architecture.
 """
 
 import json
@@ -49,7 +49,9 @@ SMALL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A model of `transformers` by its config's name, with settings beside the small sizes."""
+    """A model architecture of `transformers`, by its config's name, with settings in addition to
+    the small sizes.
+    """
 
     name: str
     more: dict[str, Any]
@@ -110,7 +112,7 @@ MORE = {
         "num_experts": 4,
     },
 }
-"""Further settings of architectures that Fleet refuses."""
+"""Further settings of the architectures that Fleet refuses."""
 
 
 def write_model(family: Family, folder: Path) -> Path:
@@ -125,8 +127,8 @@ def write_model(family: Family, folder: Path) -> Path:
 def greedy(
     folder: Path, prompts: Sequence[list[int]], max_tokens: int, **options: Any
 ) -> list[list[int]]:
-    """Run one `generate()` call per prompt, with the attention that masks the same way for every
-    architecture.
+    """Return greedy answers by one `generate()` call per prompt, with the attention implementation
+    that masks the same way for every architecture.
     """
     model = from_pretrained(
         "AutoModelForCausalLM", folder, dtype=torch.float32, attn_implementation="eager"

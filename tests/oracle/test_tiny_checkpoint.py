@@ -1,5 +1,5 @@
-"""The tiny checkpoint suits tests: it is audible, loads everywhere, and its answers depend on every
-input.
+"""The tiny checkpoint suits tests: its speech is audible, it loads everywhere, and its answers
+depend on every input.
 """
 
 import hashlib
@@ -49,7 +49,9 @@ def config(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def prompt(folder: Path) -> Callable[..., list[int]]:
-    """Return the token ids of one user turn: audio of `num_samples`, if any, then text."""
+    """Function that returns the token ids of one user turn: audio of `num_samples`, if any, then
+    text.
+    """
     tokenizer = from_pretrained("AutoTokenizer", folder)
 
     def build(text: str, num_samples: int = 0) -> list[int]:
@@ -70,7 +72,9 @@ def prompt(folder: Path) -> Callable[..., list[int]]:
 
 @pytest.fixture(scope="module")
 def answer(oracle: Oracle, prompt: Callable[..., list[int]]) -> Answer:
-    """Answer a prompt of text and audio; equal questions are computed once."""
+    """Function that answers a prompt of text and audio by the oracle; equal questions are computed
+    once.
+    """
     known: dict[str, OracleAnswer] = {}
 
     def ask(
@@ -99,12 +103,12 @@ def answer(oracle: Oracle, prompt: Callable[..., list[int]]) -> Answer:
 
 @pytest.fixture(scope="module")
 def long_codes(answer: Answer) -> NDArray[np.int64]:
-    """400 frames of greedy speech."""
+    """Codes of 400 frames of greedy speech."""
     return answer(HELLO, num_codes=401).codes
 
 
 def warble(pitch_hz: float) -> NDArray[np.float32]:
-    """1.3 s of a changing tone with little noise."""
+    """Return 1.3 s of a changing tone with little noise."""
     time_s = np.arange(int(1.3 * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     noise = np.random.default_rng(0).standard_normal(time_s.size)
     return (0.3 * np.sin(2 * np.pi * pitch_hz * time_s * (1 + 0.2 * time_s)) + 0.02 * noise).astype(

@@ -1,4 +1,4 @@
-"""The tokenizer of a published folder (vocab.json and merges.txt, no tokenizer.json) against
+"""The tokenizer of a published folder (vocab.json and merges.txt, no tokenizer.json) compared with
 `AutoTokenizer`.
 """
 
@@ -51,7 +51,7 @@ PIECES = (
 
 @pytest.fixture
 def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
-    """The tokenizer's files of the tiny checkpoint alone."""
+    """A folder with only the tokenizer files of the tiny checkpoint."""
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json", "config.json"):
         shutil.copy(tiny_checkpoint / name, tmp_path)
     return tmp_path

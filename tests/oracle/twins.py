@@ -1,4 +1,4 @@
-"""The slow twin of the speaking graph, for tests with other stages, numerics or chunks."""
+"""The slow twin of the speaking graph, for tests that vary stages, numerics or chunks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ SPEAKING = (StageName("thinker"), StageName("talker"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinRequests:
-    """Requests ready to run, with the case each came from."""
+    """Requests ready to run, and the case of each."""
 
     cases: tuple[Case, ...]
     specs: tuple[RequestSpec, ...]
@@ -47,7 +47,9 @@ def ask(
 
 
 def with_invalid_audio(asked: TwinRequests) -> tuple[RequestSpec, dict[RequestId, bytes]]:
-    """Return the request with audio, and all blobs, in which one of its samples is not a number."""
+    """Return the request that has audio, and all audio blobs, after replacing one of its samples by
+    NaN.
+    """
     invalid = next(
         spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio"
     )
@@ -70,7 +72,7 @@ def speaking_stages(
     kv_pages: int = 512,
     stages: Sequence[StageName] = SPEAKING,
 ) -> Built:
-    """Build the stages with equal options."""
+    """Build all stages of the speaking graph with the same options."""
     graph = get_graph("qwen3_omni")
     return {
         stage: build_stage(
@@ -97,7 +99,7 @@ def tokens_of(answers: Answers, request: RequestId) -> list[int]:
 
 
 def codes_of(answers: Answers, request: RequestId) -> NDArray[np.int32]:
-    """Return codes [Q, frames]; Q is 0 without speech."""
+    """Return a request's codes [Q, frames]; Q is 0 without speech."""
     frames = [arrays["codes"] for arrays in answers[request][CODES]]
     return np.concatenate(frames).T if frames else np.empty((0, 0), np.int32)
 

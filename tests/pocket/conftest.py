@@ -1,5 +1,5 @@
-"""Tests of Pocket compute on one thread: their models are too small for more, and other tests run
-beside them.
+"""Limits the tests of Pocket to one torch thread: their models are too small for more, and other
+tests run beside them.
 """
 
 from collections.abc import Iterator

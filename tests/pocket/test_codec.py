@@ -1,4 +1,4 @@
-"""Training of the codec, on synthetic features."""
+"""Training of Pocket's speech codec, on synthetic features."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,9 @@ def test_training_forward_equals_transformers(codec: Codec) -> None:
 
 @torch.no_grad()
 def test_code_changes_no_sample_before_its_lookahead(codec: Codec) -> None:
-    """Sample i of the output therefore corresponds to sample i of the target."""
+    """A code changes no sample before its lookahead, so that sample i of the output corresponds to
+    sample i of the target.
+    """
     codes = codes_of(codec, 9)
     changed = codes.clone()
     changed[:, 0, 5] = (codes[:, 0, 5] + 1) % 16

@@ -1,5 +1,5 @@
-"""Dialogues of the corpus: balanced, reproducible, right, short, and without held-out texts in
-training.
+"""Dialogues of Pocket's training corpus: balanced, reproducible, correct, short, and without
+held-out texts in training.
 """
 
 import re
@@ -37,7 +37,9 @@ ALL_TABLES = [
 
 
 def exchanges_of(*splits: Split) -> list[Exchange]:
-    """Return every exchange of the tables without memory."""
+    """Return every question-and-answer exchange of the tables that need no memory of earlier
+    turns.
+    """
     return [each for split in splits for family in TABLES for each in list_exchanges(split, family)]
 
 
@@ -47,7 +49,9 @@ def drawn(request: pytest.FixtureRequest) -> list[Dialogue]:
 
 
 def texts(split: Split, role: str | None = None) -> Iterator[str]:
-    """Yield every sentence of the split's tables, and many drawn ones that cannot be listed."""
+    """Yield sentences of the split: all of its tables, and many random ones of dialogues that
+    cannot be listed. `role`: only this role's sentences.
+    """
     turns = (turn for dialogue in dialogues(split, NUM_DRAWN, seed=2) for turn in dialogue.turns)
     yield from (turn.text for turn in turns if role in (None, turn.role))
     statements = [
@@ -198,8 +202,8 @@ def stated(utterances: list[str], fact: memory.Fact) -> set[str]:
 
 
 def test_invented_words_appear_in_slots_for_any_word() -> None:
-    """Invented words are in questions and in answers that recall, spell or repeat; no such text is
-    held out.
+    """Invented words appear in questions and in answers that recall, spell or repeat them; no such
+    text is held out.
     """
     real = {word for text in texts("train") for word in text.split()}
     counts: Counter[str] = Counter()

@@ -1,5 +1,5 @@
-"""Files shipped beside the weights: valid links in the model card, small audio files, and all of
-them in the wheel.
+"""Files shipped beside Pocket's weights: the model card's links are valid, audio files are small,
+and the wheel has all of them.
 """
 
 import re

@@ -1,4 +1,6 @@
-"""The exported folder: loaded by `transformers` and by Fleet, with the trained weights."""
+"""The exported checkpoint folder is loaded by `transformers` and by Fleet, with the trained
+weights.
+"""
 
 import json
 from collections.abc import Mapping
@@ -29,8 +31,8 @@ QUESTION = ChatTurn(role="user", text="what is two plus two")
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Weight files of all parts as the trainings save them, different from the initial weights,
-    some for training only.
+    """Weight files of all model parts as training saves them, different from the initial weights;
+    some weights are for training only.
     """
     folder = tmp_path_factory.mktemp("parts")
     model = subject._initial_model()  # pyright: ignore[reportPrivateUsage]

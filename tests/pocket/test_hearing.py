@@ -1,5 +1,5 @@
-"""Training of the audio tower: voices, augmentation, forward passes equal to
-`transformers`, and CTC.
+"""Training of the audio tower: voices, augmentation, forward passes equal to `transformers`, and
+CTC loss.
 """
 
 from importlib import import_module
@@ -135,7 +135,9 @@ def test_features_equal_those_of_the_server(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_batched_tower_equals_transformers() -> None:
-    """Clips include one longer than the attention's window, and ones with a partial last chunk."""
+    """The batched audio tower equals `transformers`. The clips include one longer than the
+    attention window, and some with a partial last chunk.
+    """
     tower = Hearing(seed=1).eval().audio_tower
     batch = log_mel(
         [clip(length, seed) for seed, length in enumerate((16_000, 31_040, 1_600, 150_000))]
@@ -197,8 +199,8 @@ def test_spoken_turn_has_audio_rows_in_place_of_text(known: Recordings) -> None:
 
 @torch.no_grad()
 def test_spoken_dialogue_equals_whole_model(known: Recordings, listener: ListeningThinker) -> None:
-    """Compare several clips with the Thinker that is served, including the places and positions of
-    the audio.
+    """A spoken dialogue gives the training model the same output as the served Thinker, with
+    several clips, including the positions of the audio.
     """
     dialogue = max(known.dialogues, key=lambda dialogue: len(dialogue.recordings))
     clips, audio = (

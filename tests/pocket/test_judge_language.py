@@ -1,4 +1,4 @@
-"""Language models of the evaluation's recogniser: pronunciations, bigrams, grammar."""
+"""Language models of the evaluation's speech recogniser: pronunciations, bigrams, grammar."""
 
 from collections import defaultdict
 
@@ -125,7 +125,7 @@ def test_grammar_accepts_wrong_values_but_no_free_text() -> None:
 
 
 def test_grammar_lists_the_values_of_slots_once() -> None:
-    """The grammar has a line for each list of values, and one for the templates."""
+    """The grammar has a line for each list of slot values, and one for the templates."""
     lines = jsgf().splitlines()
     lists = {values for _, slots in templates() for values in slots.values()}
     assert len(lines) == len(lists) + 3

@@ -1,5 +1,5 @@
-"""Measurements of spoken answers, with the real pocketsphinx, espeak-ng and WORLD: wrong words and
-wrong pitch are found.
+"""Measurements of spoken answers with the real pocketsphinx, espeak-ng and WORLD detect wrong words
+and wrong pitch.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ FiguresByName = dict[str, Figure]
 
 @pytest.fixture(scope="module")
 def speeches() -> dict[str, SynthesizedSpeech]:
-    """Speech of the teacher by text, with alternating voices."""
+    """Speech of the teacher model by text, with alternating voices."""
     texts = (*TEXTS, *OTHERS, SHORT)
     voices = sorted(VOICES)
     return dict(
@@ -92,7 +92,9 @@ def test_teacher_speech_is_the_error_floor(speeches: dict[str, SynthesizedSpeech
 
 
 def test_wrong_words_raise_the_error_rate(speeches: dict[str, SynthesizedSpeech]) -> None:
-    """The answers are clear speech in the right voice, but of other texts."""
+    """Wrong words raise the error rate: the answers are clear speech in the right voice, but of
+    other texts.
+    """
     figures = _judged(TEXTS[:2], [speeches[text].samples for text in OTHERS])
     for kind in ("bigram", "grammar"):
         assert _value(figures, f"WER, {kind}") > 60

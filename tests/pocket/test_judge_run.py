@@ -1,5 +1,5 @@
-"""The whole evaluation, against a fake fleet over HTTP that has all answers and the teacher's
-voices.
+"""The whole evaluation (`fleet pocket eval`) against a fake fleet over HTTP that knows all answers
+and has the teacher model's voices.
 """
 
 import io
@@ -39,8 +39,8 @@ Samples = NDArray[np.float32]
 
 @dataclass(slots=True, kw_only=True)
 class FakeFleet:
-    """Fleet that answers typed questions right (with `forget`, wrong after earlier turns) and
-    spoken ones with `DONT_KNOW`.
+    """A fake fleet that answers typed questions correctly (with `forget`, wrongly after earlier
+    turns), and spoken questions with `DONT_KNOW`.
     """
 
     url: str = ""
@@ -215,8 +215,8 @@ def test_invalid_option_names_its_field(options: dict[str, Any], field: str) -> 
 
 
 class TranscribingClient(JudgeClient):
-    """Client that answers the dialogues in their order, the first one wrong, and transcribes all
-    questions except the last.
+    """A fake client that answers the dialogues in their order, the first one wrongly, and
+    transcribes all questions except the last.
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,9 @@ class TranscribingClient(JudgeClient):
 
 
 def test_noise_of_spoken_questions_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two conditions have the same voice, so that only the noise differs."""
+    """The noise of spoken questions is 15 dB below the speech. The two conditions have the same
+    voice, so that only the noise differs.
+    """
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))
     client = TranscribingClient()

@@ -1,4 +1,4 @@
-"""Spectrograms: levels of a tone and of silence, and the written file."""
+"""Spectrograms: levels of a tone and of silence, and the written image file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Training loop: a resumed run equals an uninterrupted one."""
+"""Pocket's training loop: a resumed run equals an uninterrupted one."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ class Killed(Exception):
 
 
 class SumPart:
-    """Learns to sum four numbers."""
+    """A model part that learns to sum four numbers."""
 
     name = "toy"
 

@@ -1,4 +1,4 @@
-"""Order of the recipe's steps, and its errors."""
+"""Pocket's training recipe: the order of its steps, and its errors."""
 
 import pytest
 

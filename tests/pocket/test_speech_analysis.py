@@ -19,7 +19,7 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
 
 def buzz(pitch_hz: float, seconds: float = 0.6) -> NDArray[np.float32]:
-    """Return all harmonics below 11 kHz, with amplitudes inverse to their numbers."""
+    """Return a tone of all harmonics below 11 kHz, with amplitudes inverse to their numbers."""
     phase = 2 * np.pi * pitch_hz * np.arange(int(seconds * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     numbers = np.arange(1, int(11_000 / pitch_hz))
     return (0.2 / numbers @ np.sin(numbers[:, None] * phase)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Quantization of frames to codes and back."""
+"""Quantization of speech feature frames to codes and back."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from fleet.lab.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook, fit
 
 
 def frames(count: int, seed: int) -> NDArray[np.float16]:
-    """Return frames [count, 8, 51] near a subspace of few dimensions, as speech is."""
+    """Return feature frames [count, 8, 51] near a subspace of few dimensions, as speech is."""
     rng, basis = (
         np.random.default_rng(seed),
         np.random.default_rng(0).standard_normal((6, 8 * NUM_FEATURES)),
@@ -34,7 +34,9 @@ def book() -> Codebook:
 
 
 def error(book: Codebook, groups: int) -> float:
-    """Return the RMS error of unseen frames, with the codes of the first `groups` groups."""
+    """Return the RMS error of unseen frames that are quantized with the first `groups` groups of
+    codes.
+    """
     fresh = frames(300, seed=2)
     cut = Codebook(mean=book.mean, axes=book.axes, centroids=book.centroids.clone())
     cut.centroids[groups:] = 0

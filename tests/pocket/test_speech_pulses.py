@@ -1,4 +1,4 @@
-"""Synthesis of waveforms from features."""
+"""Synthesis of waveforms from speech features."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,9 @@ def test_synthesised_pitch_follows_cycles(count: int) -> None:
 
 
 def test_analysis_of_synthesis_returns_the_features() -> None:
-    """Within 1 nat, because WORLD smooths and grains of neighbouring cycles overlap."""
+    """Analysis of the synthesis returns the features, within 1 nat, because WORLD smooths and
+    grains of neighbouring pitch cycles overlap.
+    """
     features = vowel(8)
     analysed = analyse(synthesise(features, cycles(8, 12))).features[16:48]
     assert analysed[:, 4:44].mean(0) == pytest.approx(features[0, 0, 4:44].astype(float), abs=1)
@@ -52,7 +54,9 @@ def test_cycles_are_evenly_spaced_in_the_frame() -> None:
 
 
 def test_synthesis_is_causal() -> None:
-    """Except the last 10 ms, where grains are interpolated between two hops."""
+    """Synthesis is causal, except in the last 10 ms, where grains are interpolated between two
+    analysis hops.
+    """
     features = vowel(4)
     changed = features.copy()
     changed[2:] = 0

@@ -20,7 +20,7 @@ from fleet.lab.pocket.speech.wordlock import (
 
 
 def track(num_hops: int, pitch_hz: float = 125.0) -> Track:
-    """Return a track whose first feature is the number of the hop."""
+    """Return a feature track in which the first feature of an analysis hop is the hop's number."""
     features = np.zeros((num_hops, NUM_FEATURES), np.float32)
     features[:, 0] = np.arange(num_hops)
     pitch = np.full(num_hops, pitch_hz, np.float32)

@@ -1,4 +1,4 @@
-"""Training of the Talker: forward pass and input as in `transformers`."""
+"""Training of the Talker: its input and forward pass equal `transformers`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,7 +45,7 @@ TABLE = text_table()
 
 @pytest.fixture(scope="module")
 def talker() -> Any:
-    """Untrained Talker with larger weights, so that its output depends on its input."""
+    """An untrained Talker with larger weights, so that its output depends on its input."""
     talker = cast(Any, new_talker(3)).eval()
     with torch.no_grad():
         for name, parameter in talker.named_parameters():
@@ -105,8 +105,8 @@ def test_code_predictor_equals_transformers(talker: Any) -> None:
 
 
 def hf_opening(talker: Any, text: str, voice: str) -> tuple[Tensor, Tensor]:
-    """Return the nine opening rows and the text side of the rows after them, computed by
-    `transformers`.
+    """Return the nine opening rows of the Talker's input and the text part of the following rows,
+    computed by `transformers`.
     """
     config = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeConfig(**model_config())
     whole = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeForConditionalGeneration
@@ -184,7 +184,7 @@ def test_corruption_is_rare_and_moves_cycles_by_one() -> None:
 
 
 def pointed(keys: Sequence[int], spoken: PointerTargets, num_before: int) -> Tapped:
-    """Return attention of every head on one key per row."""
+    """Return attention weights in which every head of a row attends to one key."""
     num_rows = spoken.first_row + spoken.symbol_BF.shape[1]
     scores = torch.full((1, 2, num_rows, num_before + num_rows), -100.0)
     for row, key in enumerate(keys):

@@ -1,4 +1,4 @@
-"""Speech synthesis by the teacher, with the real espeak-ng."""
+"""Speech synthesis by the teacher model, with the real espeak-ng."""
 
 import subprocess
 import sys
@@ -36,7 +36,9 @@ def test_speech_is_audible_24_khz_float(teacher: Teacher) -> None:
 
 
 def test_word_starts_at_the_end_of_its_predecessor(teacher: Teacher) -> None:
-    """The length of the first words alone is about the start of the next word after them."""
+    """A word starts at the end of its predecessor: the length of the preceding words, spoken alone,
+    is about its start.
+    """
     alone = teacher.speak("good evening").samples
     voiced_s = int(np.flatnonzero(np.abs(alone) > 0.02)[-1]) / SAMPLE_RATE_HZ
     assert teacher.speak("good evening peter").word_starts_s[2] == pytest.approx(voiced_s, abs=0.15)
@@ -101,7 +103,9 @@ def test_letter_a_is_distinguished_from_the_article(text: str, letters: list[int
 
 
 def test_word_without_event_starts_in_proportion_to_letters() -> None:
-    """espeak-ng has one event for "in the" in "in the cat"."""
+    """A word without an event of its own starts in proportion to letters: espeak-ng has one event
+    for "in the" in "in the cat".
+    """
     assert word_starts(["in", "the", "cat"], [(0, 0), (7, 700)], end=1000) == [0, 300, 700]
     assert word_starts(["cat", "in", "the"], [(0, 0), (4, 400)], end=1100) == pytest.approx(
         [0, 400, 700]

@@ -1,4 +1,4 @@
-"""Spoken text and its symbols."""
+"""Pocket's spoken text and its symbols."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,9 @@ def test_spaces_have_no_symbol(text: str) -> None:
 
 @given(st.lists(st.integers(0, len(SYMBOLS) - 1)))
 def test_any_ids_decode_to_text(ids: list[int]) -> None:
-    """Models may generate any symbols; from the second one on, decoding loses none of them."""
+    """Any ids decode to text, since models may generate any symbols: every symbol keeps its letter,
+    and a symbol that begins a word, from the second symbol on, also gets a space.
+    """
     text = decode(ids)
     assert text.replace(" ", "") == "".join(SYMBOLS[index] for index in ids).lower()
     assert text.count(" ") == sum(SYMBOLS[index].isupper() for index in ids[1:])

@@ -1,4 +1,4 @@
-"""Training of the Thinker: batches, forward pass equal to `transformers`, and learning."""
+"""Training of the Thinker: batches, a forward pass equal to `transformers`, and learning."""
 
 from itertools import islice
 
@@ -125,8 +125,8 @@ def test_pointer_loss_uses_attention_of_the_first_head(thinker: ThinkerModel) ->
 
 
 def _attention_of(thinker: ThinkerModel, ids: Tensor) -> Tensor:
-    """Return the attention of layer `POINTER_LAYER` by the HF model. Shapes: heads x queries x
-    keys.
+    """Return the attention weights of layer `POINTER_LAYER`, computed by the `transformers` model.
+    Shapes: heads x queries x keys.
     """
     thinker.model.set_attn_implementation("eager")
     seen = thinker.model(input_ids=ids, use_cache=False, output_attentions=True).attentions[

@@ -36,8 +36,8 @@ typed_texts = st.one_of(
         "-+*'aB.\n\N{LATIN SMALL LETTER E WITH ACUTE}\N{RIGHT SINGLE QUOTATION MARK}\N{MINUS SIGN}"
     ),
 ).filter(lambda text: not any(name in text for name in shape.TOKEN_ID))
-"""Texts without a control token, which the frontend refuses. Hypothesis draws such constants from
-our source code.
+"""Random texts without control tokens, which the frontend refuses. Hypothesis takes such constants
+from our source code.
 """
 any_ids = st.lists(st.integers(0, len(SYMBOLS) - 1), max_size=20)
 

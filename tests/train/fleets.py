@@ -1,4 +1,6 @@
-"""A fleet that trains: a tiny language model and a trainer on threads, with real Redis and NIXL."""
+"""A fleet that trains a draft head: a tiny language model and a trainer on threads, with real Redis
+and NIXL.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -34,7 +36,9 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class TrainingFleet:
-    """A fleet with a trainer. `run` trains on a number of prompts; `source` submits samples."""
+    """A fleet with a trainer. `run` trains on a number of prompts; `source` submits samples to the
+    trainer.
+    """
 
     fleet: ThreadFleet
     client: FleetClient
@@ -45,7 +49,7 @@ class TrainingFleet:
 
     @property
     def trainer(self) -> WorkerLoop:
-        """The active trainer."""
+        """Return the active trainer."""
         return next(
             loop
             for loop in self.alive
@@ -63,9 +67,7 @@ class TrainingFleet:
         return CapturedRun(source=self.source, pool=samples, name="test", num_at_once=NUM_AT_ONCE)
 
     async def wait_empty(self) -> None:
-        """Wait until no arena has a slot in use, no engine a request or a page, and no request is
-        open.
-        """
+        """Wait until no arena slot, engine request or KV page is in use, and no request is live."""
 
         async def is_empty() -> bool:
             left = [self._left_in(loop) for loop in self.alive]
@@ -74,7 +76,7 @@ class TrainingFleet:
         await await_until(is_empty, "arenas and pools to be empty", timeout_s=10.0)
 
     def _left_in(self, loop: WorkerLoop) -> tuple[int, int, int]:
-        """Return slots, requests and pages that are in use."""
+        """Return the arena slots, requests and KV pages that the worker still uses."""
         stats = loop.engine.stats()
         return (
             loop.transfer.used_slots(),
@@ -89,7 +91,7 @@ async def _each(samples: Iterable[AnsweredPrompt]) -> AsyncIterator[AnsweredProm
 
 
 def prompt(number: int, *, length: int = 20) -> AnsweredPrompt:
-    """A prompt with an answer of ten tokens."""
+    """Return a prompt with an answer of ten tokens, different for each `number`."""
     ids = tuple((7 * number + position) % 200 + 10 for position in range(length))
     spec = RequestSpec(id=RequestId("unused"), graph="text", prompt_ids=ids)
     return AnsweredPrompt(
@@ -101,8 +103,8 @@ def prompt(number: int, *, length: int = 20) -> AnsweredPrompt:
 async def training_fleet(
     url: str, checkpoint: Path, folder: Path, *overrides: str, without: str = ""
 ) -> AsyncGenerator[TrainingFleet]:
-    """Run a fleet with a conductor, one worker of each role but `without`, and a gateway. `folder`:
-    of checkpoints.
+    """Run a fleet with a conductor, a gateway, and one worker of each role except `without`.
+    `folder`: folder of the trainer's checkpoints.
     """
     settings = (*SETTINGS, f"training.folder={folder}", *overrides)
     with thread_fleet(

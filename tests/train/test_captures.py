@@ -1,5 +1,5 @@
-"""Captures through a fleet: rows by NIXL only, samples refused at the door, answers first, and
-orders of operators.
+"""Captures through a fleet: hidden states only by NIXL, samples refused at admission, answers
+first, and operator commands.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Training runs: they end as finished, stopped or failed, in every order in which their parts end,
-and leave nothing behind.
+"""Training runs end as finished, stopped or failed, in every order in which their parts end, and
+leave nothing behind.
 """
 
 import asyncio
@@ -71,8 +71,8 @@ async def test_training_begins_before_the_pool_is_drained(
 async def test_samples_are_captured_while_the_trainer_trains(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first ones are acknowledged before all windows that they are worth, so that others take
-    their places.
+    """Samples are captured while the trainer trains. The first samples are acknowledged before all
+    their training windows, so that others take their places.
     """
     captured_more, windows, train_on = threading.Event(), list[int](), Trainer.train_on
 
@@ -145,8 +145,8 @@ async def test_producer_exception_propagates_and_unblocks_consumer(
 async def test_trainer_that_stops_first_ends_the_run(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The trainer ends in the middle, and no other is there: the run fails with the remedy,
-    although its producer is blocked.
+    """A trainer that stops in the middle ends the run if no other trainer is there: the run fails
+    with the remedy, although its producer is blocked.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given = training.run_over(prompt(number) for number in range(10_000))
@@ -177,8 +177,8 @@ async def test_error_of_the_trainer_fails_the_run(
 async def test_run_survives_the_death_of_the_trainer(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The standby trainer continues from the last durable checkpoint, and no sample is acknowledged
-    twice.
+    """A run survives the death of the trainer: the standby trainer continues from the last durable
+    checkpoint, and no sample is acknowledged twice.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)
@@ -199,8 +199,8 @@ async def test_run_survives_the_death_of_the_trainer(
 async def test_trainer_that_was_fenced_acknowledges_nothing(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The trainer is frozen past its lease, a successor takes over, and it continues: its
-    checkpoint and acknowledgements are refused.
+    """A fenced trainer acknowledges nothing: frozen past its lease and resumed after a successor
+    took over, it finds its checkpoint and acknowledgements refused.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)

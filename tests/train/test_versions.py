@@ -1,5 +1,5 @@
-"""Versions of the draft head in a fleet: trained, read by NIXL, exchanged between two passes, and
-returned from.
+"""Versions of the draft head in a fleet: trained, read by NIXL, exchanged between two steps, and
+returned to.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ async def wait_for_version(loop: WorkerLoop, number: int) -> None:
 
 
 async def acceptance(training: TrainingFleet, number: int) -> float:
-    """Return the mean tokens per pass of an answer."""
+    """Return the mean number of tokens per step of an answer."""
     before = figures(worker_of(training))
     await ask(training, number)
     after = figures(worker_of(training))
@@ -90,7 +90,7 @@ def verify_every_draft(loop: WorkerLoop) -> None:
 
 
 async def add_random_version(training: TrainingFleet, folder: Path) -> int:
-    """Add a version with random weights, as an operator may by mistake."""
+    """Publish a head version with random weights, as an operator may do by mistake."""
     config = training.trainer.engine._trainer.head.config  # pyright: ignore
     sha256 = save_head(
         Eagle3Head(config, torch.arange(config.draft_vocab_size), seed=99), folder / "part"
@@ -105,10 +105,10 @@ async def add_random_version(training: TrainingFleet, folder: Path) -> int:
 async def test_head_trained_on_an_answer_guesses_it_and_a_random_head_gives_way(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Captured, trained, published, swapped in and served: at least nine of ten of the most that
-    can be accepted.
+    """A head trained on an answer (captured, trained, published, swapped in and served) drafts it:
+    at least nine of ten of the tokens that can be accepted.
 
-    A random version that is forced in is replaced by it, without an order.
+    A random version that is forced in is replaced by it, without a command.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path, *OVERFIT) as training:
         worker = worker_of(training)
@@ -143,8 +143,8 @@ async def test_head_trained_on_an_answer_guesses_it_and_a_random_head_gives_way(
 async def test_next_version_learns_traffic_that_has_changed(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Acceptance falls when other questions come, and the version that was trained on their answers
-    recovers at least half.
+    """The next version learns traffic that has changed: acceptance falls when other questions come,
+    and the version trained on their answers recovers at least half.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path, *OVERFIT) as training:
         worker = worker_of(training)

@@ -1,4 +1,4 @@
-"""The refusal of a broken deployment file."""
+"""Helper for tests of broken deployment files: the error message about such a file."""
 
 from pathlib import Path
 
@@ -8,12 +8,16 @@ from fleet.config import load_config
 from fleet.core.errors import ConfigError
 
 Case = tuple[str, str, str]
-"""A name, a file, and the whole message about it without the file's name."""
+"""Test case: its name, the content of a deployment file, and the whole error message about it
+without the file's name.
+"""
 MISSING_STAGE = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav, trainer"
 
 
 def refusal_of(folder: Path, text: str | bytes, *overrides: str) -> ConfigError:
-    """Return the error of a file `x.yaml`, whose message names the file without its folder."""
+    """Write `text` to a file `x.yaml` and return the error of loading it; its message names the
+    file without its folder.
+    """
     path = folder / "x.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as caught:

@@ -1,5 +1,5 @@
-"""Batch loop with a program that adds numbers instead of computing a model, and helpers that submit
-requests to it and read its outputs.
+"""A batch loop with a program that adds numbers instead of computing a model, and helpers that
+submit requests and read the outputs.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ LOOK = AttentionParams(scale=1.0)
 
 
 class CountingTask(ProgramTask):
-    """Task whose rows hold their numbers; a draw returns the sum of all rows read through the
-    pages, and appends it as a row.
+    """Task of the counting program, whose rows are numbers. Sampling returns the sum of all rows,
+    read through the KV pages, and appends it as a row.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -94,8 +94,8 @@ class CountingTask(ProgramTask):
 
 
 class CountingProgram:
-    """Attention with equal scores averages the values of a context, so average x length is the
-    sum.
+    """Program that computes sums by attention: equal scores average a context's values, and average
+    x length is the sum.
     """
 
     kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
@@ -141,7 +141,7 @@ class CountingProgram:
 
 Loop = LMEngine[CountingTask]
 Make = Callable[..., tuple[Loop, CountingProgram]]
-"""`counting_loop` with its first argument given."""
+"""Type of `counting_loop` with its first argument given."""
 RUNNERS: dict[str, Callable[[CountingProgram, KVPool], PassRunner[CountingTask]]] = {
     "fast": FastRunner,
     "tiles": TileRunner,
@@ -152,9 +152,9 @@ RUNNERS: dict[str, Callable[[CountingProgram, KVPool], PassRunner[CountingTask]]
 def counting_loop(
     runner: str, *, num_pages: int = 64, max_batch: int = 8, chunk: int = 5
 ) -> tuple[Loop, CountingProgram]:
-    """Return an empty batch loop, with pages of 2 rows, and the program whose passes it runs.
+    """Return an empty batch loop, with pages of 2 rows, and its counting program.
 
-    `runner`: key of `RUNNERS`. `chunk`: most rows of a prompt that are computed in one pass.
+    `runner`: key of `RUNNERS`. `chunk`: largest number of prompt rows computed in one step.
     """
     program = CountingProgram()
     pool = KVPool(

@@ -1,5 +1,5 @@
-"""The arena stays consistent for any order of calls; its memory returns sealed tensors or refuses
-to.
+"""The arena stays consistent for any order of calls, and a read returns sealed tensors or is
+refused.
 """
 
 import msgspec
@@ -24,7 +24,9 @@ def new_arena(capacity_bytes: int = CAPACITY_BYTES) -> Arena:
 
 
 class ArenaMachine(RuleBasedStateMachine):
-    """Any order of calls, compared with a plain list of the slots in use."""
+    """State machine that makes random calls of the arena and compares it with a plain list of the
+    slots in use.
+    """
 
     def __init__(self) -> None:
         super().__init__()

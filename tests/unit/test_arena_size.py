@@ -1,4 +1,4 @@
-"""Room in a worker's arena for the keys and values of the longest prompt."""
+"""A worker's arena has room for the KV cache of the longest prompt."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,11 +18,11 @@ from fleet.worker.arena_size import MIB, ArenaSize, arena_size, check_inline
 STAGE = StageName("thinker")
 SPLIT = "stages.thinker.split={}"
 PAGE_BYTES = 16 * 48 * 2 * 4 * 128 * 2
-"""16 positions of the published Thinker in bfloat16."""
+"""Size in bytes of a KV page with 16 positions of the published Thinker in bfloat16."""
 
 
 class SizedPages:
-    """Pool of which only the size of a hand-off is asked."""
+    """A KV pool of which only the size of a hand-off is used."""
 
     def num_bytes(self, num_rows: int) -> int:
         return -(-num_rows // 16) * PAGE_BYTES

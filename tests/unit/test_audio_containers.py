@@ -1,5 +1,5 @@
-"""Audio as browsers, phones and the server itself write it is read; damaged and oversized files are
-refused in one sentence.
+"""Audio files as browsers, phones and the server write them are decoded; damaged and oversized
+files are refused in one sentence.
 """
 
 import base64
@@ -23,12 +23,16 @@ from web.schema.audio import FileFormat
 
 RATE_HZ = 16_000
 DELAY_S = 0.1
-"""Samples that codecs add at both ends and containers do not remove."""
+"""Tolerance in seconds of a decoded file's length: codecs add samples at both ends, which
+containers do not remove.
+"""
 BY_NAME: Mapping[str, Recorder] = {recorder.name: recorder for recorder in RECORDERS}
 
 
 def rising(rate_hz: int, seconds: float = 2.0) -> Wave:
-    """A tone that rises from 200 to 800 Hz: it fits itself at one place only."""
+    """Return a tone that rises from 200 to 800 Hz, so that it correlates with itself at one
+    position only.
+    """
     at_s = np.arange(round(seconds * rate_hz)) / rate_hz
     return (0.4 * np.sin(2 * np.pi * (200 * at_s + 300 / seconds * at_s**2))).astype(np.float32)
 

@@ -1,5 +1,5 @@
-"""Background tasks: an unexpected exception is logged with its stack, and endless work starts again
-after it. Thread pools.
+"""Background tasks: an unexpected exception is logged with its stack, and endless work is restarted
+after it. Also thread pools.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Declarations of all measurements of `fleet bench`, and a new measurement in a file of its own."""
+"""Declarations of all measurements of `fleet bench`, and how a new measurement in a file of its own
+is declared.
+"""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The engine benchmark's numbers and targets, and its refusals, without vLLM."""
+"""The engine benchmark without vLLM: its numbers, targets and refusals."""
 
 import pytest
 

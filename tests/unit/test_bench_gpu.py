@@ -1,5 +1,5 @@
-"""The measurement of a device: at the small size as a command, its expectations, and the bytes that
-a step reads.
+"""The device benchmark: as a command at the small size, its expectations, and the bytes that a step
+reads.
 """
 
 import math
@@ -57,9 +57,7 @@ socket.socket.connect = socket.getaddrinfo = refuse
 from fleet.cli.main import main
 main()
 """
-"""The `fleet` command on a machine without a network, and without the libraries that only a fleet
-needs.
-"""
+"""Program that runs `fleet` without a network and without the libraries that only a fleet needs."""
 LM, CODEC = StageName("lm"), StageName("codec")
 
 

@@ -1,4 +1,4 @@
-"""Network namespaces with slow links, and the measurement of a divided model over them."""
+"""Network namespaces with slow links, and the benchmark of a divided model over these links."""
 
 import subprocess
 import sys
@@ -57,8 +57,8 @@ def namespace_names() -> list[str]:
 def send_datagram(
     links: LinkedNamespaces, source: str, destination: str, num_before: int
 ) -> LinkFlow:
-    """Send 100 bytes, and return their flow once it has more than `num_before`, delivered or
-    lost.
+    """Send 100 bytes; return the counters of their flow once it has more than `num_before`
+    datagrams, delivered or lost.
     """
     address = links.address(destination)
     subprocess.run([*links.command(source), sys.executable, "-c", SEND, address], check=True)

@@ -1,4 +1,4 @@
-"""The benchmark as a command: arguments, one-line errors, the load on a gateway, and reports."""
+"""`fleet bench` as a command: arguments, one-line errors, the load on a gateway, and reports."""
 
 import threading
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ WORKERS = (
 
 @dataclass(slots=True, kw_only=True)
 class CannedGateway:
-    """Streams one canned answer per request once `gate` is open, and counts open requests. `again`:
-    the answer if resumed.
+    """A gateway that streams one canned answer per request once `gate` is open, and counts open
+    requests. `again`: answer to a resumption.
     """
 
     url: str = ""
@@ -212,7 +212,7 @@ def test_failed_reference_process_reports_its_error() -> None:
 
 
 def test_twin_answers_each_request_alone() -> None:
-    """On the fake engine, without weights."""
+    """The slow twin answers each request alone, here on the fake engine, without weights."""
     config = load_config(None, ("engine=fake", "device=cpu"))
     graph = config.graph_declaration()
     specs = [

@@ -1,5 +1,5 @@
-"""The scale benchmark with few streams, for a moment: its report is correct, and a second worker
-loses no chunk.
+"""The scale benchmark with few streams for a short time: its report is correct, and a joining
+second worker loses no chunk.
 """
 
 import re
@@ -25,8 +25,8 @@ from tests.stage_options import stage_options
 
 FEW, MANY = 2, 3
 LEAST_PACE = 0.8
-"""A busy machine delays single rows. Where chunks have rows of an edge too many, three streams
-reach 2/3.
+"""Smallest accepted pace relative to the target, since a busy machine delays single rows. If chunks
+carried rows of an additional edge, three streams would reach 2/3.
 """
 
 
@@ -50,7 +50,9 @@ def test_scale_invalid_number_is_a_usage_error(
 def test_scale_run_reports_complete_answers_and_a_joined_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Real processes and a real Redis; speed is not checked."""
+    """A scale run with real processes and a real Redis reports complete answers and the worker that
+    joined; speed is not checked.
+    """
     picture = tmp_path / "out.png"
     arguments = ("--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1")
     scale = run_bench(tmp_path, ScaleResult, "scale", *arguments, "--png", str(picture))
@@ -105,7 +107,9 @@ def test_each_stream_has_its_own_content_on_each_edge() -> None:
 
 @pytest.mark.parametrize("graph", ["qwen3_omni", "text"])
 def test_stream_appends_one_chunk_per_step_over_its_edges(graph: str) -> None:
-    """Streams are plain answers: edges of captures are no part of them."""
+    """A stream appends one chunk per step over the edges of plain answers; the edges of captures
+    are not included.
+    """
     config = paced(load_config(None, (f"graph={graph}",)), FEW)
     (spec,) = specs_of(config, 1, seconds=1)
     edges = config.graph_declaration().edges_for(spec.outputs)

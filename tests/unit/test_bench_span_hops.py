@@ -1,4 +1,6 @@
-"""The measurement of rows between span workers: at the small size as a command, and its target."""
+"""The benchmark of hidden-state transfer between span workers: as a command at the small size, and
+its target.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The measurement of layer spans: at the small size as a command, its targets, and what its
-processes refuse.
+"""The benchmark of layer spans: as a command at the small size, its targets, and what its processes
+refuse.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The measurement of speculation: at the small size as a command, and its target."""
+"""The speculation benchmark: as a command at the small size, and its target."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Hand-off and interference results: the parts of a whole, the compared deployments, and the
-report.
+"""Results of the hand-off and interference benchmarks: parts of a total, compared deployments, and
+the report.
 """
 
 from pathlib import Path

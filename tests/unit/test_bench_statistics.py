@@ -81,7 +81,7 @@ def test_late_chunk_stalls_playback_and_delays_the_rest() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 2)), min_size=1, max_size=20))
 def test_playback_delayed_by_its_stalls_never_stalls(pieces: list[tuple[float, float]]) -> None:
-    """Playback that starts later by the stalls has none."""
+    """If playback starts later by the total duration of its stalls, it never stalls."""
     arrivals = sorted(at_s for at_s, _ in pieces)
     audio = [
         AudioChunk(at_s, length_s) for at_s, (_, length_s) in zip(arrivals, pieces, strict=True)
@@ -280,7 +280,7 @@ def test_hop_target_checks_the_median() -> None:
 
 
 class LetterFrontend:
-    """A detokenizer: id 1 is "a", id 2 is "b"."""
+    """Frontend double whose detokenizer maps id 1 to "a" and id 2 to "b"."""
 
     def detokenizer(self) -> "LetterFrontend":
         return self

@@ -1,4 +1,4 @@
-"""The measurement of training beside answers: its targets, and at the small size as a command."""
+"""The benchmark of training beside answers: as a command at the small size, and its targets."""
 
 from pathlib import Path
 

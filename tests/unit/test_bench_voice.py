@@ -1,4 +1,4 @@
-"""The voice benchmarks without a fleet: what they send, when, and the results of scripted
+"""The voice benchmarks without a fleet: what they send and when, and their results for scripted
 answers.
 """
 
@@ -48,7 +48,7 @@ ANSWER: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class VoiceServer:
-    """A session that answers after speech and then `silent_bytes` of silence."""
+    """A fake voice session that answers after speech followed by `silent_bytes` of silence."""
 
     answer: Sequence[dict[str, Any]] = ANSWER
     silent_bytes: int = 4800
@@ -233,7 +233,7 @@ def test_recorded_questions_imply_the_voice_benchmark() -> None:
 
 
 class InterruptibleServer:
-    """A session that answers immediately, until it receives speech."""
+    """A fake voice session that answers immediately, until it receives speech."""
 
     api: Api
 

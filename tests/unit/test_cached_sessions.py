@@ -1,5 +1,5 @@
-"""Lifetime of a conversation's cached prefix: from the end of the last turn, or the start of one
-that was aborted.
+"""Lifetime of a conversation's cached prefix: from the end of its last turn, or from the start of a
+turn that was aborted.
 """
 
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def begin_turn(sessions: CachedSessions, request: str, session: str = SESSION) -
 
 
 def end_turn(sessions: CachedSessions, request: str, reply: bytes) -> None:
-    """End a turn in the engine; Redis answers its announcement with `reply`."""
+    """End a turn in the engine; `reply`: Redis's reply to the announcement of the cached prefix."""
     task = SimpleNamespace(
         spec=SimpleNamespace(session=SESSION),
         request=RequestId(request),
@@ -97,7 +97,9 @@ def test_turn_of_another_session_does_not_keep_a_session_cached() -> None:
 
 
 def test_first_turn_aborted_at_its_end_leaves_nothing_cached() -> None:
-    """Its announcement is refused, so no later turn would be placed here for it."""
+    """A first turn that is aborted at its end leaves nothing cached: its announcement is refused,
+    so that no later turn would come to this worker for it.
+    """
     sessions = new_sessions()
     end_turn(sessions, "first", b"ended")
     assert not sessions.has(SESSION)

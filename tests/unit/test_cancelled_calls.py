@@ -1,4 +1,4 @@
-"""Calls of Redis by a task that is cancelled: the cancellation reaches the task, also if the client
+"""Redis calls of a task that is cancelled: the cancellation reaches the task even if the client
 library discards it.
 """
 
@@ -50,7 +50,7 @@ async def test_time_out_around_endless_calls_ends_them() -> None:
 
 
 class ReplyClient:
-    """A client that answers each call."""
+    """A fake Redis client that answers every call."""
 
     async def execute_command(self, *_: object) -> bytes:
         await asyncio.sleep(0)

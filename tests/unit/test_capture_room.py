@@ -11,7 +11,7 @@ from fleet.drafts.capture.room import CaptureSlots
 
 async def fail(slots: CaptureSlots, *, beside: asyncio.Barrier) -> None:
     """Take a slot, wait until as many captures hold slots as `beside` counts, and report that the
-    arena had no room for the rows.
+    arena had no room for the hidden states.
     """
     async with slots.take() as slot:
         await beside.wait()

@@ -40,7 +40,7 @@ CAPTURES = [scheduled("c1", TAPS), scheduled("c2", TAPS)]
 
 
 class Loop:
-    """Runs passes of a fixed time."""
+    """A batch loop whose steps take a fixed time."""
 
     def __init__(self, share: float) -> None:
         self.now_s = self.spent_s = 0.0
@@ -66,7 +66,9 @@ def test_captures_take_their_share_of_the_elapsed_time_while_answers_are_compute
 
 
 def test_gaps_between_answers_leave_captures_their_share() -> None:
-    """The next answer would have to wait for a capture that begins in a gap."""
+    """Captures take no more than their share of time even in the gaps between answers, since the
+    next answer would have to wait for a capture that begins in a gap.
+    """
     loop, share = Loop(0.02), 0.02
     for _ in range(500):
         loop.run_pass([ANSWER])
@@ -94,7 +96,9 @@ def test_one_capture_at_a_time_is_computed_beside_answers() -> None:
 
 
 def test_one_capture_is_in_flight_beside_answers_where_several_passes_are() -> None:
-    """Its time, which the share bounds, is known only once its pass has ended."""
+    """Beside answers, one capture is in flight where several steps are: its time, which the share
+    bounds, is known only once its step has ended.
+    """
     loop, running = Loop(0.5), scheduled("c1", TAPS)
     loop.run_pass([ANSWER])
     running.running.append(cast("PassEntry[Any]", None))
@@ -104,8 +108,9 @@ def test_one_capture_is_in_flight_beside_answers_where_several_passes_are() -> N
 
 
 def test_paused_answers_do_not_delay_captures() -> None:
-    """An answer is paused while its client lags behind, however long; only answers that are being
-    computed hold back captures (requests that record hidden states).
+    """Paused answers do not delay captures (requests that record hidden states). An answer is
+    paused while its client lags behind, however long; only answers being computed hold captures
+    back.
     """
     loop, paused = Loop(0.0), scheduled("a")
     paused.paused = True

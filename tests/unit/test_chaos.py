@@ -1,4 +1,4 @@
-"""Chaos without a fleet: schedule, options, comparison of answers, and the load."""
+"""`fleet chaos` without a fleet: schedule, options, comparison of answers, and the load."""
 
 from base64 import b64encode
 from collections import Counter

@@ -1,4 +1,6 @@
-"""Captures that chaos has trained on, without a fleet: what a checkpoint may say of them."""
+"""Captures for training during `fleet chaos`, without a fleet: what a checkpoint may say about
+them.
+"""
 
 import pytest
 

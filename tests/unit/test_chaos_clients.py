@@ -1,5 +1,5 @@
-"""Chaos clients: an answer resumes at another gateway after a cut or a silence, and each event
-arrives once.
+"""Clients of `fleet chaos`: an answer resumes at another gateway after a cut or a silence, and each
+event arrives once.
 """
 
 import socket
@@ -23,11 +23,12 @@ FIRST, SECOND, LAST = b"id: 1.0\ndata: one\n\n", b"id: 2.0\ndata: two\n\n", b"da
 
 @dataclass(slots=True)
 class ScriptedGateway:
-    """Sends `sends`, then ends the answer, cuts the connection, or stays silent until it is closed;
-    a number is its status.
+    """Fake gateway that sends `sends`. `then`: afterwards it ends the answer ("end"), cuts the
+    connection ("cut"), or stays silent until it is closed ("silence"); a number is the response's
+    status.
 
-    `left`: the client of a silent one has closed. `saw_left`: the same of `watched`, at each
-    request to this one.
+    `left`: set once the client has closed a silent connection. `saw_left`: whether `left` of the
+    gateway `watched` was set, at each request to this gateway.
     """
 
     sends: bytes
@@ -143,7 +144,9 @@ def test_client_gives_up_on_gateways_that_refuse(monkeypatch: pytest.MonkeyPatch
 
 
 def test_silent_connection_stays_open_until_another_gateway_answers() -> None:
-    """A slow gateway would take the close for a cancelled request."""
+    """A silent connection stays open until another gateway answers, since a slow gateway would take
+    its close for a cancelled request.
+    """
     silent, other = ScriptedGateway(FIRST, "silence"), ScriptedGateway(SECOND + LAST)
     with serving(silent, other) as urls:
         other.watched = silent

@@ -1,4 +1,4 @@
-"""Recovery from a fault, extracted from the events."""
+"""Recovery times after a fault, extracted from the control plane's events."""
 
 from fleet.core import events as ev
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId

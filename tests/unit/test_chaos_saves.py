@@ -1,5 +1,5 @@
-"""Conversations that chaos saves, without a fleet: the moment of a fault, the check of each file,
-the report.
+"""Conversations saved during `fleet chaos`, without a fleet: the moment of a fault, the check of
+each file, the report.
 """
 
 import itertools
@@ -34,7 +34,9 @@ TASK = SaveTask(name="talk", body=b"0", loaded="talk-loaded", body_loaded=b"1")
 def session(
     num_rows: int = 2, *, fill: int = 7, part: str = "1", row_bytes: int = 16
 ) -> SessionFile:
-    """Return a session of two layers; layer `part` is filled with another byte."""
+    """Return a saved session of two layers, of which layer `part` is filled with the byte
+    `fill`.
+    """
     info = SessionInfo(
         num_rows=num_rows, num_layers=2, layout="float32, 2 heads of 1", checkpoint="c", stage=STAGE
     )
@@ -46,7 +48,9 @@ def session(
 
 
 class StoreInMemory:
-    """A fleet in which `saves` are what the next saves do, and the reference session after them."""
+    """A fake fleet that saves conversations. `saves`: functions that perform the saves after the
+    first one. The first save, and saves after these functions, write the reference session.
+    """
 
     def __init__(self, *saves: Callable[[Path], None]) -> None:
         self.saves = list(saves)
@@ -85,8 +89,8 @@ def saved(
     exact: bool = True,
     longest_s: float = 30.0,
 ) -> Iterator[list[SavedConversation]]:
-    """Save a conversation `num_saves` times; the result is complete after the block. A save takes
-    a second.
+    """Save a conversation `num_saves` times, each in a second of fake time; the yielded result is
+    complete after the block.
     """
     seconds = itertools.count()
     result: list[SavedConversation] = []

@@ -1,4 +1,4 @@
-"""The verdict of a soak: what counts as growth, and when no process is killed."""
+"""Verdict of a soak run: what counts as growth, and runs in which no process is killed."""
 
 import io
 from dataclasses import replace
@@ -46,7 +46,9 @@ def sample(
 
 
 def failed(**end: float) -> list[str]:
-    """Return the quantities that grew too much between a quarter of the way and the end."""
+    """Return the names of the quantities that grew too much between a quarter of the run and its
+    end.
+    """
     samples = (
         sample(100, redis_mib=1, keys=1, rss_mib=1, files=1),
         sample(280),

@@ -1,4 +1,4 @@
-"""The verdict of chaos, without a fleet: what fails a run, what is shown, and the pauses."""
+"""Verdict of `fleet chaos`, without a fleet: what fails a run, what is shown, and the pauses."""
 
 import io
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_faults_in_redis_have_no_detection() -> None:
 
 
 def shown(verdict: Verdict) -> str:
-    """Return what the terminal shows."""
+    """Return a verdict as the terminal shows it."""
     console = Console(width=160, record=True, file=io.StringIO())
     show(verdict, console)
     return console.export_text()

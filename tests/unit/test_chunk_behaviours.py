@@ -89,7 +89,7 @@ def test_item_without_arrays_releases_nothing_and_counts_for_no_chunk() -> None:
 
 
 def test_frame_of_zeros_is_a_frame() -> None:
-    """Code 0 is a code as any other: nothing is discarded for its value."""
+    """A codec frame of zeros is a frame like any other: nothing is discarded for its value."""
     assert sizes(release(codes_edge(1), frame(0))) == [(1, False)]
 
 
@@ -112,7 +112,9 @@ def test_first_chunk_of_4_is_followed_by_chunks_of_25() -> None:
 
 @dataclass(slots=True)
 class RecordingCode2Wav:
-    """Decoder of one sample per frame, its first code. Records the frames of each pass."""
+    """Decoder that turns a frame into one sample, its first code. Records the frames of each
+    call.
+    """
 
     num_codebooks: int = 16
     codebook_size: int = 64
@@ -130,8 +132,9 @@ class RecordingCode2Wav:
 
 
 def test_left_context_of_a_tail_is_kept_by_the_consumer_and_trimmed() -> None:
-    """Only new frames are sent; the stateless decoder decodes a tail of 2 with 4 frames before it,
-    the exact one without.
+    """The consumer keeps the left context of a tail and trims it: only new frames are sent; the
+    stateless decoder decodes a tail of 2 frames with 4 frames before it, the exact decoder without
+    them.
     """
     double = RecordingCode2Wav()
     decoder = LeftContextCode2Wav(cast(Code2Wav, double), 4)
@@ -176,7 +179,7 @@ def never_loaded() -> Tokenizer:
 
 @dataclass(slots=True)
 class StopAfter:
-    """Detector of a stop string that the given token completes."""
+    """Stop-string detector that finds its string completed at a given token."""
 
     token: int
     is_met: bool = False
@@ -255,7 +258,9 @@ class PullDouble:
 
 @dataclass(slots=True)
 class TransferDouble:
-    """Returns a pull for each read, whose outcome the test sets; `failing`: each new one fails."""
+    """Transfer double: a read returns a pull whose outcome the test sets. `failing`: whether every
+    new pull fails.
+    """
 
     pulls: list[PullDouble] = field(default_factory=list[PullDouble])
     failing: bool = False
@@ -266,12 +271,12 @@ class TransferDouble:
         return self.pulls[-1]
 
     def forget_peer(self, worker: WorkerId) -> None:
-        """Do nothing: it holds no connection."""
+        """Do nothing, since the double holds no connection."""
 
 
 @dataclass(slots=True)
 class LinkDouble:
-    """`listed`: the peer is a worker of the fleet."""
+    """Double of the worker's Redis link. `listed`: whether the peer is a listed worker."""
 
     listed: bool = True
 
@@ -281,7 +286,7 @@ class LinkDouble:
 
 @dataclass(slots=True)
 class Arrivals:
-    """A receiver, its doubles, and a clock that the test sets."""
+    """A receiver of chunks, its doubles, and a clock that the test sets."""
 
     transfer: TransferDouble
     link: LinkDouble
@@ -305,7 +310,9 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
 
 
 def open_talker(request: RequestId, *, remote: bool = True) -> Task:
-    """Open a Talker's task whose first chunk has arrived, its rows at the peer if `remote`."""
+    """Open a Talker's task whose first chunk has arrived. `remote`: whether the chunk's hidden
+    states are in the peer's memory.
+    """
     config = load_config(None, ("engine=fake", "device=cpu"))
     spec = RequestSpec(
         id=request, graph="qwen3_omni", prompt_ids=(1,), outputs=(EdgeName("audio"),)

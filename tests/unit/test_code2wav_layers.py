@@ -1,5 +1,5 @@
-"""The convolution to one channel that GPUs run computes what the plain one does, with smaller
-rounding errors.
+"""The convolution to one channel that GPUs run computes what the plain convolution does, with
+smaller rounding errors.
 """
 
 import pytest
@@ -13,7 +13,9 @@ CHANNELS, TAPS = 96, 7
 
 
 def random_window(num_windows: int, num_positions: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return activations B x T x C, a kernel 1 x C x 1 x taps and its bias, in float64."""
+    """Return random float64 tensors: activations B x T x C, a kernel 1 x C x 1 x taps, and its
+    bias.
+    """
     generator = torch.Generator().manual_seed(7)
     shapes = ((num_windows, num_positions, CHANNELS), (1, CHANNELS, 1, TAPS), (1,))
     x_BTC, kernel, bias = (

@@ -1,5 +1,5 @@
-"""Scheduling of the codec batch loop, with a decoder that only counts: passes, waiting and
-failures.
+"""Scheduling of the codec batch loop: batches, waiting and failures, with a decoder that only
+counts.
 """
 
 import gc
@@ -28,8 +28,8 @@ class Count:
 
 @dataclass(slots=True)
 class Counter:
-    """Decoder of one sample per frame, its code. Records the shape of every pass; fails on a
-    poisoned window.
+    """Decoder that turns a frame into one sample, its code. Records the shape of every call, and
+    fails on a poisoned window.
     """
 
     num_codebooks: int = 1
@@ -51,7 +51,7 @@ class Counter:
         return [self._made(Count(state.frames + codes_BTQ.shape[1])) for state in states]
 
     def check(self) -> None:
-        """Do nothing: it has no device."""
+        """Do nothing, since the double has no device."""
 
     def group(self, state: Count) -> Hashable:
         return state.frames == 0

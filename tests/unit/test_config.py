@@ -1,5 +1,5 @@
-"""Deployment files: the shipped ones are whole and explained, and every mistake is one line that
-names the field and the fix.
+"""Deployment files: the shipped files are complete and explained, and every mistake gives one line
+that names the field and the fix.
 """
 
 from pathlib import Path
@@ -34,8 +34,8 @@ def test_graph_has_a_shipped_configuration(graph: str) -> None:
 
 
 def test_default_file_equals_the_defaults() -> None:
-    """Stages and edges are written out there, so they are compared through what the runtime asks
-    for.
+    """The default file equals the defaults. The file writes out stages and edges, so they are
+    compared through the values that the runtime reads.
     """
     shown, built_in = load_config(DEFAULT_FILE), load_config(None)
     assert shown.model_copy(update={"stages": {}, "edges": {}}) == built_in
@@ -61,7 +61,9 @@ def test_default_file_names_every_key() -> None:
 
 
 def test_default_file_explains_every_key() -> None:
-    """A key is explained where it first appears; a later stage may repeat it bare."""
+    """The default file explains every key where it first appears; a later stage may repeat the key
+    without a comment.
+    """
     explained: set[str] = set()
     for line in DEFAULT_FILE.read_text().splitlines():
         key, colon, rest = line.partition(":")
@@ -127,7 +129,9 @@ def test_overrides_change_only_their_keys(tmp_path: Path) -> None:
 def test_shipped_configuration_is_valid_and_survives_yaml_round_trip(
     file: Path, tmp_path: Path
 ) -> None:
-    """Write the resolved configuration as `fleet up` does for its processes."""
+    """A shipped configuration is valid, and is unchanged after it is written as YAML for processes,
+    as `fleet up` does, and read again.
+    """
     assert load_config(file).roles()
     config = load_config(file, ("web.model_name=m", "async_chunk=false"))
     path = tmp_path / "resolved.yaml"

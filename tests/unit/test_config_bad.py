@@ -1,5 +1,5 @@
-"""Mistakes in single keys and values of a deployment, each with its whole message: the field as the
-user wrote it, and what to write instead.
+"""Mistakes in single keys and values of a deployment, each with its whole error message: the field
+as the user wrote it, and the fix.
 """
 
 from collections.abc import Iterator
@@ -367,13 +367,17 @@ def test_number_outside_of_its_limits_is_refused(key: str, limits: str, given: s
 
 
 def test_every_key_has_a_validator_of_its_values() -> None:
-    """Without one, pydantic would convert values, and word the error itself."""
+    """Every key has a validator for its values; without one, pydantic would convert values and word
+    the error itself.
+    """
     found = [*unchecked_keys(FleetConfig), *unchecked_keys(SamplingDefaults)]
     assert not found
 
 
 def unchecked_keys(model: type[BaseModel]) -> Iterator[str]:
-    """Yield the keys of a section, and of the sections in it, that accept any value of a type."""
+    """Yield the keys of a configuration section and its subsections that accept any value of a
+    type.
+    """
     for name, field in model.model_fields.items():
         if not any(isinstance(each, VALIDATORS) for each in field.metadata):
             yield from (f"{name}: {kind}" for kind in unchecked_types(field.annotation))
@@ -382,7 +386,9 @@ def unchecked_keys(model: type[BaseModel]) -> Iterator[str]:
 
 
 def unchecked_types(annotation: object) -> Iterator[object]:
-    """Yield the types within an annotation that have neither a validator nor a list of values."""
+    """Yield the types within an annotation that have neither a validator nor a list of allowed
+    values.
+    """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal or annotation in (type(None), Ellipsis) or [*sections_in(annotation)]:
         return
@@ -397,7 +403,9 @@ def unchecked_types(annotation: object) -> Iterator[object]:
 
 
 def sections_in(annotation: object) -> list[type[BaseModel]]:
-    """Return the sections that a key holds: itself, an optional one, or one for each name."""
+    """Return the section classes in a key's annotation: a section, an optional section, or one
+    section per name.
+    """
     kinds = (annotation, *get_args(annotation))
     return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
 

@@ -1,4 +1,4 @@
-"""Values of a deployment that contradict each other, each with the whole message."""
+"""Deployment values that contradict each other, each with its whole error message."""
 
 from pathlib import Path
 
@@ -406,7 +406,9 @@ def test_contradiction_is_refused_in_one_line(text: str, message: str, folder: P
 
 
 def test_every_rule_is_broken_by_a_case() -> None:
-    """A rule without a case could stop refusing without a failing test."""
+    """Every rule is broken by a case; a rule without a case could stop refusing and no test would
+    fail.
+    """
     wrong = [FleetConfig.model_validate(parse_yaml(text)) for _, text, _ in CASES]
     broken = {next(rule for rule in RULES if any(rule(config))) for config in wrong}
     assert broken == set(RULES)

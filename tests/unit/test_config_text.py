@@ -1,4 +1,4 @@
-"""Texts that are no deployment: YAML files, `--set` options and variables of the environment."""
+"""Texts that are no valid deployment: YAML files, `--set` options and environment variables."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Damaged files of draft heads and trainers, and damaged heads from other workers: each is refused
-by name.
+"""Damaged files of draft heads and trainers, and damaged heads received from other workers: each is
+refused by name.
 """
 
 import json
@@ -49,7 +49,7 @@ def changed(data: bytes, at: int, put: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a trainer that has trained."""
+    """Folder of a trainer that has trained a head."""
     folder = tmp_path_factory.mktemp("trained") / "state"
     trainer = make_trainer([greedy_sample([1, 2, 3]), greedy_sample([4, 5, 6])])
     trainer.train_window()
@@ -71,7 +71,9 @@ def copied(folder: Path, into: Path) -> Path:
 def test_damaged_head_is_loaded_as_another_or_refused_by_name(
     tmp_path: Path, at: int, put: bytes, name: str
 ) -> None:
-    """A changed value of the description that is still valid makes another head."""
+    """A damaged head file is refused by name or, if a changed value of its description is still
+    valid, loaded as another head.
+    """
     save_head(make_head(), tmp_path)
     file = tmp_path / name
     file.write_bytes(changed(file.read_bytes(), at, put))
@@ -185,10 +187,10 @@ def test_ring_refuses_damaged_frames_by_name(data: bytes, name: bytes) -> None:
 
 
 class HeldElsewhere:
-    """A worker's view of a fleet whose chosen version of the draft head is local, or held by
-    another worker.
+    """A worker's view of a fleet whose chosen draft-head version is local, or held by another
+    worker.
 
-    `size`: bytes of the version, as its holder says.
+    `size`: size of the version in bytes, as its holder states it.
     """
 
     def __init__(self, local: bytes | None, size: int = 8) -> None:

@@ -1,5 +1,5 @@
-"""Damaged conversations, as files and as messages to a worker: each is refused by name, and every
-cached conversation stays.
+"""Damaged saved conversations, as files and as messages to a worker: each is refused by name, and
+every cached conversation stays.
 """
 
 import json
@@ -72,7 +72,7 @@ PART_DAMAGES = {
 
 
 def engine_with_a_session() -> LMEngine[CountingTask]:
-    """Return an engine that caches the conversation `kept`, in half of its pages."""
+    """Return an engine that caches the conversation `kept` in half of its KV pages."""
     program = CountingProgram()
     pool = KVPool(
         program.kv_shape,
@@ -101,14 +101,16 @@ def engine_with_a_session() -> LMEngine[CountingTask]:
 
 
 def check_engine(engine: LMEngine[CountingTask]) -> None:
-    """Check that the conversation is still cached, and no page lost."""
+    """Check that the conversation is still cached, and that no KV page is lost."""
     assert prefixes_of(engine).num_rows("kept") == 15
     engine.pool.check()
 
 
 @dataclass(slots=True)
 class Served:
-    """A session service with its engine. `loaded`: the conversations that it announced."""
+    """A session service and its engine. `loaded`: conversations that the service announced as
+    loaded.
+    """
 
     engine: LMEngine[CountingTask] = field(default_factory=engine_with_a_session)
     loaded: list[str] = field(default_factory=list[str])
@@ -143,8 +145,8 @@ class Served:
         return connection, arrivals
 
     def send(self, *frames: tuple[bytes, bytes]) -> str:
-        """Send frames on a new connection; return the error of the answer, or why the worker closed
-        the connection.
+        """Send frames on a new connection; return the error in the answer, or the worker's reason
+        for closing the connection.
         """
         connection, arrivals = self.connect()
         for header, payload in frames:
@@ -293,8 +295,8 @@ FRAMES = st.lists(
 @given(frames=FRAMES)
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_worker_survives_damaged_frames(served: Served, frames: list[tuple[bytes, bytes]]) -> None:
-    """A refused order follows the frames, so that each sequence is answered or its connection
-    closed.
+    """A worker survives damaged frames. A command that must be refused follows them, so that the
+    worker answers each sequence or closes its connection.
     """
     served.send(
         *frames,
@@ -372,8 +374,8 @@ def test_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
 @given(num_rows=st.integers(-2, 40), num_bytes=st.integers(0, 400))
 @settings(max_examples=80, deadline=None)
 def test_damaged_hand_off_is_recomputed(num_rows: int, num_bytes: int) -> None:
-    """Blocks whose size does not fit the request's rows are not imported, and the request is
-    computed from its prompt.
+    """A damaged hand-off is recomputed: KV blocks whose size does not fit the request's positions
+    are not imported, and the request is computed from its prompt.
     """
     engine, name = engine_with_a_session(), RequestId("next")
     engine.submit(

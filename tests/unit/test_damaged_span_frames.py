@@ -51,7 +51,7 @@ WIDTH, NUM_PAGES, PAGE_SIZE = 2, 8, 4
 
 
 class EchoLayers:
-    """A span with a single layer, which returns its input."""
+    """Layers of a span with a single layer, which returns its input."""
 
     span = LayerSpan.parse("0:0", "span")
     kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
@@ -62,7 +62,7 @@ class EchoLayers:
 
 
 class RecordingConnection:
-    """An anchor's connection. `sent`: messages of the worker."""
+    """Connection double of an anchor. `sent`: messages that the worker has sent to it."""
 
     peer, is_closed = "anchor", False
 
@@ -98,7 +98,7 @@ REPORT = SpanReport(generation=1, closed=(1,), completed=1)
 
 
 class Hosted:
-    """A span worker with an anchor."""
+    """A span worker in a route with an anchor."""
 
     def __init__(self) -> None:
         where = open_device(device="cpu", dtype="float32", numerics="fast", threads=1)
@@ -120,7 +120,7 @@ class Hosted:
             self.receive(encode_span_message(message), payload)
 
     def still_works(self, generation: int = 2) -> bool:
-        """Set up another route, and compute a pass in it."""
+        """Set up a new route, and check that the worker computes a pass in it."""
         self.connect()
         renumbered = [
             msgspec.structs.replace(each, generation=generation) for each in (SETUP, START, PASS)
@@ -256,7 +256,7 @@ def test_result_of_other_tables_is_refused(tables: tuple[int, ...]) -> None:
 
 
 class SilentChain:
-    """A chain of one worker, with the layers 1 and 2."""
+    """Double of a chain of one span worker, which has layers 1 and 2 and never answers."""
 
     generation = num_hops = 1
 

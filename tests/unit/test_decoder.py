@@ -1,4 +1,6 @@
-"""Audio files decoded by processes that are bounded in number, time and memory for any content."""
+"""Audio files are decoded by processes that are bounded in number, time and memory, whatever the
+file's content.
+"""
 
 import asyncio
 import base64

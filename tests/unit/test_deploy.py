@@ -1,4 +1,4 @@
-"""The deployment examples name real commands, roles and keys, forget no role, and give each process
+"""The deployment examples use real commands, roles and keys, omit no role, and give each process
 only what it needs.
 """
 
@@ -29,7 +29,7 @@ Yaml = Mapping[str, Any]
 
 
 def documents(kind: str) -> dict[str, Yaml]:
-    """The documents of one kind in the cluster example, by name."""
+    """Return the YAML documents of one kind in the cluster example, by name."""
     every = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
     return {
         document["metadata"]["name"]: document for document in every if document["kind"] == kind
@@ -37,7 +37,7 @@ def documents(kind: str) -> dict[str, Yaml]:
 
 
 def pods() -> dict[str, Yaml]:
-    """The pod templates of the cluster example, by the name of their deployment."""
+    """Return the pod templates of the cluster example, by deployment name."""
     return {
         name: document["spec"]["template"]
         for name, document in (documents("Deployment") | documents("StatefulSet")).items()
@@ -179,7 +179,7 @@ def test_cluster_example_admits_only_the_connections_that_a_fleet_needs() -> Non
     assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
     def admitted(labels: Mapping[str, str], way: str) -> list[Yaml]:
-        """The rules that hold for a pod of these labels."""
+        """Return the network rules that apply to a pod with these labels."""
         chosen = [
             spec
             for spec in policies.values()
@@ -294,7 +294,7 @@ def test_systemd_unit_is_confined_and_permits_needed_access() -> None:
 
 
 def locked() -> dict[str, list[tuple[Requirement, int]]]:
-    """Return each package of the lock file, with the number of its hashes."""
+    """Return the packages of the lock file, each with its number of hashes."""
     found: dict[str, list[tuple[Requirement, int]]] = {}
     text = re.sub(r"^\s*#.*\n?", "", (DEPLOY / "requirements.lock").read_text(), flags=re.MULTILINE)
     for entry in text.replace("\\\n", " ").splitlines():

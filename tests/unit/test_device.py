@@ -1,5 +1,5 @@
-"""Choice of a worker's device, and the monitor's numbers: CPU use, and of a GPU those that its
-driver reports.
+"""Choice of a worker's device, and the device monitor's numbers: CPU use, and what a GPU's driver
+reports.
 """
 
 import importlib
@@ -27,7 +27,7 @@ def test_monitor_without_gpu_reports_cpu_only() -> None:
 
 
 def gpu_monitor(monkeypatch: pytest.MonkeyPatch, **answers: object) -> DeviceMonitor:
-    """Monitor of a GPU as torch sees it, with its driver's answers."""
+    """Return the monitor of a GPU as torch sees it; `answers`: values that its driver returns."""
 
     def answering(answer: object) -> Callable[[int], object]:
         def call(index: int) -> object:

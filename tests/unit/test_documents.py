@@ -34,7 +34,8 @@ PAGES = (
     REPO / "tests" / "split_behaviours.md",
 )
 FIELDS = DOCS / "fields.md"
-"""Fields of requests, some of which look like configuration keys: `voice.id`."""
+"""Documentation page of the request fields, some of which look like configuration keys: `voice.id`.
+"""
 MAX_README_LINES, MAX_IMAGE_BYTES = 150, 200_000
 MAX_DESIGN_PAGES, MAX_DESIGN_LINES, MAX_GLOSSARY_ROWS = 10, 150, 35
 LINK = re.compile(r"\]\(([^)#]*)(?:#([\w-]+))?\)")
@@ -42,7 +43,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 ROUTE = re.compile(r"(GET|POST|DELETE) (/[\w/{}.-]+)")
 KEY = re.compile(r"`(limits|web|voice|redis|lease|transfer|security)\.([a-z_]+)")
 WITHOUT_OPERATION = {"GET /v1/fleet/requests/{x-request-id}/stream"}
-"""Routes written with a value in place of the parameter's name."""
+"""Documented routes with a value in place of a parameter's name."""
 
 
 def ids(path: Path) -> str:

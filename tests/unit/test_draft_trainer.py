@@ -1,5 +1,5 @@
-"""Training of draft heads: the door for samples, the replay buffer, windows, and a head that learns
-a real target's answer.
+"""Draft-head training: admission of samples, the replay buffer, optimizer windows, and a head that
+learns a real target's answer.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,9 @@ def make_target() -> Qwen3ForCausalLM:
 
 @torch.no_grad()
 def greedy_sample(prompt: list[int], length: int = 28, **changes: Any) -> DraftSample:
-    """A greedy answer of the small target, with what it computed on the way."""
+    """Return a training sample of a greedy answer of the small target, with the hidden states and
+    logits computed for it.
+    """
     target, ids = make_target(), list(prompt)
     while len(ids) < length:
         ids.append(
@@ -112,8 +114,8 @@ def test_trained_head_drafts_its_sample_after_saving_and_loading(tmp_path: Path)
 
 
 def test_window_of_batches_makes_the_step_of_one_batch() -> None:
-    """The samples have equal numbers of rows, so that means of batches are the mean of the
-    window.
+    """A window of several batches makes the same optimizer step as one batch. The samples have
+    equal numbers of rows, so that the mean of batch means is the mean of the window.
     """
     samples = [greedy_sample([first, 9, 2, 7]) for first in (1, 2, 3, 4)]
     samples = [
@@ -132,7 +134,9 @@ def test_window_of_batches_makes_the_step_of_one_batch() -> None:
 
 
 def replaced_logits(sample: DraftSample) -> Tensor:
-    """Logits that make the first draft id certain everywhere: every row of an answer is trained."""
+    """Return logits that make the first draft id certain at every row of the answer, so that all
+    rows are trained.
+    """
     logits = torch.zeros(len(sample.ids_N), 64)
     logits[:, 63] = 9.0
     return logits

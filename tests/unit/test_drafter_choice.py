@@ -1,5 +1,5 @@
-"""The choice of a drafter by measured speed: passes whose times and tokens are given by a
-function.
+"""Choice of a drafter by measured speed; a function gives the simulated steps' times and accepted
+tokens.
 """
 
 import random
@@ -12,14 +12,14 @@ from fleet.drafts.choice import FIRST_TERM, LAST_TERM, DrafterChoice
 from fleet.drafts.figures.speculation import EAGLE3, OFF, SUFFIX
 
 Speeds = dict[str, float]
-"""Tokens/s of each drafter relative to those without drafts."""
+"""Tokens/s with each drafter, relative to steps without drafts."""
 
 
 def passes(
     choice: DrafterChoice, gains: Speeds, count: int, requests: Callable[[int], int] = lambda _: 1
 ) -> Counter[str]:
-    """Run passes, each of them noisy by up to a tenth; return how many each drafter had. A pass of
-    n requests takes 1 + n / 8.
+    """Simulate `count` steps of n requests that take 1 + n / 8, with noise of up to a tenth; return
+    the number of steps per drafter.
     """
     rng, used = random.Random(1), Counter[str]()
     for number in range(count):
@@ -49,7 +49,9 @@ def test_the_fastest_drafter_is_used_nearly_always(gains: Speeds, best: str) -> 
 
 
 def test_load_that_changes_does_not_disturb_the_comparison() -> None:
-    """The number of requests differs from pass to pass, and with it the time of a pass."""
+    """A changing load does not disturb the comparison: the number of requests, and with it the step
+    time, differs from step to step.
+    """
     rng = random.Random(2)
     choice = DrafterChoice((SUFFIX, EAGLE3))
     used = passes(choice, {SUFFIX: 1.5, EAGLE3: 1.0}, 4 * LAST_TERM, lambda _: rng.randint(1, 16))

@@ -1,4 +1,4 @@
-"""Guesses of the drafters that match tokens."""
+"""Draft tokens of the drafters that search for matches in the text so far."""
 
 import random
 
@@ -28,7 +28,9 @@ def test_ngram_prefers_the_longest_match() -> None:
 
 
 def test_guesses_run_into_the_answer_itself() -> None:
-    """A repetition continues beyond the tokens that are known."""
+    """Drafts of a repetition continue beyond the known tokens: the match runs into the answer
+    itself.
+    """
     assert NgramDrafter().open([1, 2, 1, 2, 1, 2]).propose(4) == [1, 2]
 
 

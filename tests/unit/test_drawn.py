@@ -1,4 +1,4 @@
-"""The share of long tests that an ordinary run draws by its seed."""
+"""Random selection of the share of long tests that an ordinary run includes, by its seed."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -10,7 +10,7 @@ from tests.drawn import not_drawn
 
 @dataclass(frozen=True, eq=False)
 class CollectedTest:
-    """The part of a collected test that is read."""
+    """The attributes of a collected test that the selection reads."""
 
     nodeid: str
     marker: pytest.MarkDecorator | None = None

@@ -1,4 +1,4 @@
-"""Files of a draft head: round trips, hashes, and refusals that name what is wrong."""
+"""Draft-head files: round trips, hashes, and refusals that name what is wrong."""
 
 import hashlib
 import json

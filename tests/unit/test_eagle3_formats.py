@@ -1,8 +1,8 @@
 """Draft heads in the formats of other programs: round trips, the meaning of layer ids, refusals by
 name.
 
-The readers' rules are written out below from their sources, so that a head which another program
-reads differently fails here.
+The rules of the reading programs are written out below from their sources, so that a head which
+another program would read differently fails here.
 """
 
 import json
@@ -27,7 +27,9 @@ NUM_LAYERS = CONFIG.num_layers
 
 
 class Format(NamedTuple):
-    """A format: writing and reading with what both need."""
+    """A file format of another program, with its writing and reading functions and their
+    arguments.
+    """
 
     write: Callable[[Eagle3Head, Path], None]
     read: Callable[..., Eagle3Head]
@@ -235,7 +237,9 @@ def test_speculators_folder_can_have_the_embedding(tmp_path: Path) -> None:
 
 
 def test_speculators_folder_has_the_settings_that_vllm_requires(tmp_path: Path) -> None:
-    """Source: vLLM 0.32, `SpeculatorsConfig.validate_speculators_config` and `update_eagle3`."""
+    """A folder in the `speculators` format has the settings that vLLM requires. Source: vLLM 0.32,
+    `SpeculatorsConfig.validate_speculators_config` and `update_eagle3`.
+    """
     write_speculators(make_head(), tmp_path)
     settings = settings_of(tmp_path)
     speculators = settings["speculators_config"]
@@ -274,8 +278,8 @@ def logits_by_names(
     *,
     residual_normed: bool,
 ) -> Tensor:
-    """Compute a head's first step from a folder's weights by the formulas of the reader, row by
-    row.
+    """Compute the logits of a head's first step, row by row, from a folder's weights by vLLM's
+    formulas.
 
     Source: vLLM 0.32, `llama_eagle3.py` (`LlamaDecoderLayer.forward`, `compute_logits`); rotary
     embedding of Llama.
@@ -346,8 +350,8 @@ def test_readers_formulas_give_the_heads_logits(form: Format, flag: bool, tmp_pa
 
 
 class Target:
-    """A small target of `transformers`, with the rows that enter each of its layers and leave the
-    last one.
+    """A small target model of `transformers`, with the hidden states that enter each layer and
+    leave the last one.
     """
 
     def __init__(self) -> None:
@@ -366,7 +370,7 @@ class Target:
         self.layers = list(self.model.model.layers)
 
     def entering(self, ids: Sequence[int]) -> list[Tensor]:
-        """Return the rows that enter each layer, as the hooks before the layers see them."""
+        """Return the hidden states that enter each layer, as hooks before the layers see them."""
         seen: list[Tensor] = []
         hooks = [
             layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0][0]))  # type: ignore[arg-type]
@@ -379,7 +383,7 @@ class Target:
         return seen
 
     def leaving(self, ids: Sequence[int]) -> list[Tensor]:
-        """Return the rows that leave each layer, as the hooks after the layers see them."""
+        """Return the hidden states that leave each layer, as hooks after the layers see them."""
         seen: list[Tensor] = []
         hooks = [
             layer.register_forward_hook(
@@ -397,8 +401,8 @@ class Target:
 
 
 def taps_of_vllm(settings: dict[str, Any], target: Target, ids: Sequence[int]) -> Tensor:
-    """Source: vLLM 0.32, `Qwen2Model.forward`: the embedding has number 0, and the rows after layer
-    i have number i + 1.
+    """Return the hidden states that vLLM taps: the embedding has number 0, and the output of layer
+    i has number i + 1. Source: vLLM 0.32, `Qwen2Model.forward`.
     """
     wanted = sorted(set(settings["eagle_aux_hidden_state_layer_ids"]))
     numbered = [target.entering(ids)[0], *target.leaving(ids)]
@@ -406,8 +410,8 @@ def taps_of_vllm(settings: dict[str, Any], target: Target, ids: Sequence[int]) -
 
 
 def taps_of_sglang(settings: dict[str, Any], target: Target, ids: Sequence[int]) -> Tensor:
-    """Source: SGLang, `set_eagle3_layers_to_capture` adds 1, `LlamaModel.forward` takes the rows
-    before layer i.
+    """Return the hidden states that SGLang taps. Source: SGLang, `set_eagle3_layers_to_capture`
+    adds 1, and `LlamaModel.forward` takes the hidden states before layer i.
     """
     wanted = [number + 1 for number in settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"]]
     return torch.cat(
@@ -427,7 +431,9 @@ def test_reader_of_a_format_taps_the_rows_that_enter_the_heads_layers(
     layer_ids: tuple[int, int, int],
     tmp_path: Path,
 ) -> None:
-    """The rows of neighbouring layers differ, so that ids shifted by one fail."""
+    """The reader of a format taps the hidden states that enter the head's layers. Neighbouring
+    layers differ, so that ids shifted by one fail.
+    """
     target, ids = Target(), [3, 1, 4, 1, 5]
     entering = target.entering(ids)
     assert not any(

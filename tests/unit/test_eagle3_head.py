@@ -24,7 +24,9 @@ from fleet.engine.torch.layout import Extent, Layout
 from tests.draft_heads import CONFIG, HIDDEN, VOCABULARY, embedding, make_head, make_sample, train
 
 LAYER, NUM_STEPS, LENGTH = 1, 4, 13
-"""The head's layer of the pool, which has two."""
+"""The head's layer in the KV pool (which has two layers), number of drafting steps, and sample
+length.
+"""
 MakeLayout = Callable[[KVPool, list[Extent]], Layout]
 
 
@@ -47,7 +49,7 @@ def make_pool(
 
 
 def unrolled_logits(head: Eagle3Head, sample: TrainingRows) -> list[dict[int, Tensor]]:
-    """Return the logits of each step by row."""
+    """Return the logits of each unrolled training step, by row."""
     steps = UnrolledSteps(head, [sample], NUM_STEPS)
     rows = steps.kept[0].tolist()
     return [dict(zip(rows, head.logits(hidden), strict=True)) for hidden in steps.hidden_rows()]
@@ -63,8 +65,8 @@ def unrolled_logits(head: Eagle3Head, sample: TrainingRows) -> list[dict[int, Te
 def test_drafting_over_pages_equals_the_unrolled_steps(
     make_layout: MakeLayout, dtype: str, tolerance: float, norm_before_residual: bool
 ) -> None:
-    """From every row, with cached keys, the engine's steps give the logits that training computes
-    for all rows together.
+    """Drafting over KV pages equals the unrolled training steps: from every row, with cached keys,
+    the engine's steps give the logits that training computes for all rows together.
     """
     head, sample = (
         make_head(norm_before_residual=norm_before_residual, dtype=dtype),
@@ -153,8 +155,8 @@ def test_batched_drafts_equal_single_ones() -> None:
 
 
 def test_acceptance_of_drafts_over_pages_is_the_simulated_one() -> None:
-    """A draft follows the head's own earlier drafts, as in serving; training feeds the sample's
-    tokens.
+    """The acceptance of drafts over KV pages is the simulated one: a draft follows the head's own
+    earlier drafts, as in serving, while training feeds the sample's tokens.
     """
     head, sample = make_head(), make_sample(LENGTH + 20, answer_start=4)
     train(head, [sample], 14, num_steps=NUM_STEPS)

@@ -1,5 +1,5 @@
-"""The loss of a draft head: its alignment by hand, its counts against plain loops, masks, refusals,
-and learning one sample.
+"""Loss of a draft head: its alignment on examples by hand, its counts against plain loops, masks,
+refusals, and learning one sample.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ STEPS = 3
 
 
 def silent_head() -> Eagle3Head:
-    """A head whose layer adds nothing: its output is what `fuse` returns."""
+    """Return a head whose decoder layer adds nothing, so that its output is what `fuse` returns."""
     head = make_head()
     with torch.no_grad():
         for weight in (head.fc, head.qkv, head.out, head.gate_up, head.down, head.lm_head):
@@ -36,8 +36,8 @@ def silent_head() -> Eagle3Head:
 def sample_of(
     ids: list[int], taps_NT: Tensor | None = None, *, answer_start: int = 2
 ) -> TrainingRows:
-    """A sample whose target draws its own tokens with certainty, and whose embeddings are unit
-    vectors by draft id.
+    """Return a sample whose target gives its own tokens probability one, and whose embeddings are
+    unit vectors by draft id.
     """
     logits_NV = torch.full((len(ids), VOCAB), -20.0, dtype=torch.float64)
     logits_NV[torch.arange(len(ids)), torch.tensor([*ids[1:], 0])] = 20.0
@@ -53,8 +53,8 @@ def sample_of(
 
 
 def test_first_draft_of_taps_at_a_position_is_the_token_after_the_next() -> None:
-    """The middle tap of position i names token i + 2: the first draft is right, and the second
-    repeats it and is wrong.
+    """The first draft of the taps at position i is token i + 2, which the middle tap names here:
+    the first draft is right, and the second repeats it and is wrong.
     """
     ids = [3, 6, 9, 12, 15, 18, 21]
     taps = torch.zeros(len(ids), 3, HIDDEN, dtype=torch.float64)
@@ -70,8 +70,8 @@ def test_first_draft_of_taps_at_a_position_is_the_token_after_the_next() -> None
 
 
 def test_first_draft_reads_the_embedding_of_the_next_token() -> None:
-    """A row that attends to itself only: token 1 of (6, 12, 9) makes the head draft 9; token 0
-    would make it draft 3.
+    """The first draft reads the embedding of the next token. A row attends only to itself: token 1
+    of (6, 12, 9) makes the head draft 9; token 0 would make it draft 3.
     """
     head = silent_head()
     first_value = (head.config.num_heads + head.config.num_kv_heads) * head.config.head_dim
@@ -85,7 +85,7 @@ def test_first_draft_reads_the_embedding_of_the_next_token() -> None:
 
 
 def plain_counts(head: Eagle3Head, sample: TrainingRows, num_steps: int) -> DraftCounts:
-    """Count row by row."""
+    """Return the loss's counts, computed row by row."""
     steps = UnrolledSteps(head, [sample], num_steps)
     logits = [head.logits(hidden) for hidden in steps.hidden_rows()]
     reached, accepted, trained = ([0] * num_steps for _ in range(3))
@@ -160,7 +160,9 @@ def with_noise(sample: TrainingRows, position: int) -> TrainingRows:
     ("position", "counts"), [(5, False), (7, False), (8, True), (14, True), (15, False)]
 )
 def test_only_predictions_of_answer_tokens_count(position: int, counts: bool) -> None:
-    """Tokens 9 to 15 are the answer, which the target predicts at positions 8 to 14."""
+    """Only predictions of answer tokens count. Tokens 9 to 15 are the answer, which the target
+    predicts at positions 8 to 14.
+    """
     head, sample = make_head(), make_sample(16, 9)
     losses = [
         float(unrolled_loss(head, [given], num_steps=STEPS).loss)

@@ -22,7 +22,7 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def short_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in place of /tmp; what it gets is named after this user."""
+    """Short temporary folder in place of /tmp; Fleet's folder in it is named after this user."""
     folder = tmp_path / "t"
     folder.mkdir()
     monkeypatch.setattr(embedded, "SHORT_PATHS", folder)
@@ -142,7 +142,9 @@ def test_folder_and_files_of_an_older_version_are_closed_to_others(tmp_path: Pat
 def test_folder_with_other_things_keeps_its_mode_and_one_that_others_write_to_is_refused(
     tmp_path: Path,
 ) -> None:
-    """A home or project folder, or /tmp, must not be closed to those who use it."""
+    """A folder with other files (a home or project folder, or /tmp) keeps its mode, since it must
+    not be closed to its users; a folder that others may write to is refused.
+    """
     (tmp_path / "notes").write_text("")
     (tmp_path / "notes").chmod(0o644)
     tmp_path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""End tokens of a checkpoint: each one that any of its files names ends an answer."""
+"""End tokens of a checkpoint: every end token named in any of its files ends an answer."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ FRONTENDS = ("fleet.processing.qwen3_omni:OmniFrontend", "fleet.processing.text:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint of which no file names an end token."""
+    """A checkpoint folder in which no file names an end token."""
     write_frontend_files(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     for name in ("config.json", "tokenizer_config.json"):

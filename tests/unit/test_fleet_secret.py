@@ -1,4 +1,4 @@
-"""The fleet's secret: which files hold one, and which records its MAC accepts."""
+"""The fleet's secret: which files may hold it, and which records its MAC accepts."""
 
 import os
 from pathlib import Path

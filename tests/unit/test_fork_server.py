@@ -1,4 +1,4 @@
-"""The fork server of keepers, with real processes: what a forked command is given, and what remains
+"""The fork server of keepers, with real processes: what a forked command inherits, and what remains
 when a process is killed.
 """
 
@@ -24,7 +24,9 @@ COMMAND = "tests.forked_command"
 
 
 class Forks:
-    """Starters of one folder, as keepers have them; `close` leaves the server."""
+    """Fork starters of one folder, as keepers use them; `close` disconnects them from the
+    server.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,7 +52,7 @@ async def forks(tmp_path: Path) -> AsyncIterator[Forks]:
 async def start(
     starter: ForkStarter, *arguments: str, env: dict[str, str] | None = None
 ) -> tuple[ChildProcess, dict[str, Any]]:
-    """Start the command, and return it with its description of itself."""
+    """Start a command by fork; return it with its description of its own process."""
     read_end, write_end = os.pipe()
     process = await starter.start(arguments, write_end, cli_env(env))
     os.close(write_end)

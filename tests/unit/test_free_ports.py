@@ -1,4 +1,4 @@
-"""Ports for servers that tests and measurements start."""
+"""Choice of free ports for servers that tests and measurements start."""
 
 import socket
 
@@ -6,8 +6,8 @@ from fleet.process.free_ports import OUTGOING_PORTS, free_ports
 
 
 def test_free_ports_differ_and_are_never_given_to_a_client() -> None:
-    """Else a client that connects again and again to a server under restart could take the server's
-    own port.
+    """Free ports differ, and are never given to a client's outgoing connection; otherwise a client
+    that reconnects to a restarting server could take the server's port.
     """
     ports = free_ports(50)
     first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Exit of processes that have excluded their objects from garbage collection."""
+"""Exit of processes that have excluded their objects from garbage collection (`gc.freeze`)."""
 
 import subprocess
 import sys
@@ -9,8 +9,8 @@ FROZEN = "import soxr, triton\nfrom fleet.process.gc_freeze import freeze_gc\nfr
 
 
 def test_process_with_frozen_objects_reports_no_leaks_at_exit() -> None:
-    """Bindings of nanobind, such as triton's, print each of their objects that remains after the
-    interpreter's end.
+    """A process with frozen objects reports no leaks at exit, although nanobind bindings, such as
+    triton's, print each of their objects that survives the interpreter.
     """
     ended = subprocess.run(
         [sys.executable, "-c", FROZEN], env=cli_env(), capture_output=True, text=True, check=True

@@ -1,5 +1,5 @@
-"""Registration and reads of a GPU's memory, on a double of NIXL's bindings, which accepts it as
-NIXL on a GPU does.
+"""Registration and reads of GPU memory, on a double of NIXL's bindings that accepts them as NIXL on
+a GPU does.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Descriptors = tuple[str, list[tuple[object, ...]]]
 
 @dataclass
 class NixlDouble:
-    """The bindings and their agent in one. Descriptor lists are (kind of memory, descriptors)."""
+    """Double of NIXL's bindings and agent. Descriptor lists are (kind of memory, descriptors)."""
 
     DRAM_SEG: str = HOST
     VRAM_SEG: str = GPU
@@ -88,7 +88,9 @@ def test_memory_is_registered_as_its_kind_under_its_device(nixl: NixlDouble) -> 
 def test_read_names_the_memory_of_both_sides(
     nixl: NixlDouble, remote: int | None, local: int | None
 ) -> None:
-    """The halves of a stage may run on different GPUs, or one half on a CPU."""
+    """A read names the kind of memory of both sides, since the two roles of a split stage may run
+    on different GPUs, or one role on a CPU.
+    """
     Agent("end", []).start_read("peer", spans_between(pages(2, remote), pages(5, local)))
     kinds = {True: HOST, False: GPU}
     destination = (kinds[local is None], [(4096 + 5 * 64, 64, local or 0)])

@@ -1,4 +1,4 @@
-"""Backlog of a draft head: rows that it has not read while no drafts were wanted."""
+"""Backlog of a draft head: hidden states that it has not read while no drafts were wanted."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -17,7 +17,9 @@ REQUEST = RequestId("r")
 
 
 class OneRequest:
-    """A request whose passes a drafter reads, and its backlog where a row takes a second."""
+    """A request whose steps a drafter observes, and the drafter's backlog, of which a row takes a
+    second to read.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(PassTimes, "of", lambda _, number: float(number))
@@ -29,7 +31,7 @@ class OneRequest:
         self.task: Any = SimpleNamespace(answer_ids=[], num_rows=0)
 
     def compute(self, rows: Sequence[int], *, draws: int) -> None:
-        """Report a pass that computed `rows`, and then drew `draws` tokens, to the drafter."""
+        """Report a step to the drafter that computed `rows` and then sampled `draws` tokens."""
         self.task.answer_ids += [1] * draws
         self.task.num_rows = rows[-1] + 1 + draws
         computed = ComputedRows(

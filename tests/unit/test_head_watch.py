@@ -1,4 +1,4 @@
-"""A draft head that is clearly worse than the version before gives way to it, once."""
+"""A draft head that is clearly worse than the preceding version is replaced by it, once."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from fleet.drafts.figures.speculation import SpeculationFigures
 
 
 def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:
-    """Statistics of `num_drafts` steps with three drafts each, of which a share is right at each
-    position.
+    """Return statistics of `num_drafts` steps with three draft tokens each, of which `share` is
+    accepted at each position.
     """
     accepted = tuple(round(num_drafts * share**position) for position in (1, 2, 3))
     return SpeculationFigures(

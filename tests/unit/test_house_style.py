@@ -1,4 +1,4 @@
-"""The house style, checked over the source: sizes, line length, and what no file may contain."""
+"""The house style, checked over the source: sizes, line length, and forbidden content."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ MAX_FMT_SKIPS = 30
 LARGE = {
     "fleet/engine/torch/paged_attention.py: attend_parts",
 }
-"""Files, and functions as `file: name`, beyond the limits of size. May only shrink."""
+"""Files, and functions as `file: name`, that exceed the size limits. The list may only shrink."""
 
 
 def test_files_and_functions_keep_the_size_limits() -> None:
@@ -33,7 +33,9 @@ def lines_of(path: Path) -> list[str]:
 
 
 def excesses(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the place of each excess, as in `LARGE`, and its size."""
+    """Yield each file or function of `path` that exceeds a limit, named as in `LARGE`, with its
+    size.
+    """
     num_lines = len(lines_of(path))
     max_nesting = MAX_TEST_NESTING if relative(path).startswith("tests/") else MAX_NESTING
     if num_lines > MAX_FILE_LINES:
@@ -50,8 +52,8 @@ def excesses(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def nesting(body: list[ast.stmt]) -> int:
-    """Return the depth of nested blocks; `elif` is no deeper than its `if`, and a function inside
-    counts for itself.
+    """Return the nesting depth of blocks; `elif` is no deeper than its `if`, and an inner function
+    is counted separately.
     """
     return max((depth_of(statement) for statement in body), default=0)
 
@@ -124,7 +126,7 @@ def swallows_everything(handler: ast.ExceptHandler) -> bool:
 
 
 def is_sleep(call: ast.Call) -> bool:
-    """`asyncio.sleep(0)` only yields to the loop, so it is not one."""
+    """Return True for a sleep with a duration; `asyncio.sleep(0)` only yields to the event loop."""
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     yields = (
         len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0

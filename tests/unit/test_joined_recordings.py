@@ -1,4 +1,6 @@
-"""Recordings joined in one file are all heard; what cannot be heard whole is refused by name."""
+"""Several recordings joined in one file are decoded completely; a file that cannot be decoded
+completely is refused by name.
+"""
 
 import base64
 import io
@@ -88,7 +90,7 @@ def refusal(file: bytes) -> str:
 
 
 def assert_heard(file: bytes, num_parts: int) -> None:
-    """Check that each part is in its place, give or take the samples that codecs add."""
+    """Check that each joined recording is in its place, within the samples that codecs add."""
     heard = read(file)
     assert abs(len(heard) / RATE_HZ - num_parts * PART_S) < num_parts * DELAY_S
     for number, part in enumerate(np.array_split(heard, num_parts)):

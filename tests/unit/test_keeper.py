@@ -1,4 +1,4 @@
-"""When a kept command is started again, and when it is given up."""
+"""When a keeper restarts its command, and when it gives the command up."""
 
 import asyncio
 import os
@@ -55,8 +55,8 @@ def test_first_end_of_a_command_is_final_or_followed_by_a_restart(
 
 
 def test_pauses_after_kills_stay_below_no_worker_timeout() -> None:
-    """The command is killed as soon as it serves again. A kill after a while of serving is an event
-    of its own.
+    """Pauses before restarts stay below `no_worker_timeout` when the command is killed as soon as
+    it serves again. A kill after a longer time of serving counts from the beginning.
     """
     restarts, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
     for _ in range(20):
@@ -67,7 +67,9 @@ def test_pauses_after_kills_stay_below_no_worker_timeout() -> None:
 
 
 def test_error_after_a_kill_is_restarted() -> None:
-    """Redis may be gone in the same moment: what started once can start again."""
+    """An error after a kill is restarted, since Redis may be gone at that moment: a command that
+    started once can start again.
+    """
     restarts = policy()
     assert restarts.pause_s(KILLED, 0.0, 5.0) is not None
     assert restarts.pause_s(FAILED, 5.1, 6.0) is not None
@@ -94,7 +96,9 @@ def test_pause_is_short_again_after_a_stable_run() -> None:
 
 
 async def run_until(keeper: Keeper, condition: Callable[[], bool], description: str) -> bool:
-    """Run a keeper until the condition holds, then stop it; return True if it was still running."""
+    """Run a keeper until the condition holds, then stop it; return True if the keeper was still
+    running.
+    """
     running = asyncio.create_task(keeper.run())
 
     async def holds() -> bool:
@@ -108,8 +112,8 @@ async def run_until(keeper: Keeper, condition: Callable[[], bool], description: 
 
 
 async def test_keeper_restarts_command_that_had_served() -> None:
-    """A command that fails at its first start is restarted only if the fleet reports that it had
-    served.
+    """A keeper restarts a command that had served; a command that fails at its first start is
+    restarted only if the fleet reports that it had served.
     """
     reported: list[int] = []
 
@@ -131,14 +135,14 @@ def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) 
 
 
 class Stopping(TerminalOutput):
-    """Ends each command by SIGTERM as soon as it runs."""
+    """Terminal output double that ends each command by SIGTERM as soon as it runs."""
 
     def started(self, pid: int) -> None:
         os.kill(pid, signal.SIGTERM)
 
 
 class Starts:
-    """Records the announcements of a keeper."""
+    """Double that records the announcements of a keeper."""
 
     def __init__(self) -> None:
         self.announced: list[str] = []
@@ -197,6 +201,8 @@ async def test_start_stopped_by_signal_is_announced_as_stopped() -> None:
 
 
 async def test_blocking_calls_of_a_keeper_share_one_thread() -> None:
-    """With the default pool, a keeper whose commands die again and again collects threads."""
+    """A keeper's blocking calls share one thread; with asyncio's default pool, a keeper whose
+    commands die again and again would collect threads.
+    """
     use_one_thread()
     assert len({await asyncio.to_thread(threading.get_ident) for _ in range(100)}) == 1

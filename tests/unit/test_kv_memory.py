@@ -1,4 +1,4 @@
-"""Number of KV pages on a GPU, whose memory a double of `torch.cuda` reports."""
+"""Number of KV pages on a GPU, whose memory is reported by a double of `torch.cuda`."""
 
 import logging
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from tests.stage_options import stage_options
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPE = KVShape(num_layers=48, num_kv_heads=4, head_dim=128)
-"""The published Thinker's."""
+"""KV shape of the published Thinker."""
 PAGE_BYTES = 48 * 16 * 2 * 4 * 128 * 2
-"""16 positions in bfloat16."""
+"""Size in bytes of a KV page with 16 positions in bfloat16."""
 
 
 def memory(total: float, free: float, own: float) -> DeviceMemory:
@@ -70,8 +70,8 @@ def test_page_bytes_equal_those_of_a_pool() -> None:
 
 @dataclass(slots=True)
 class Gpu:
-    """A GPU of 80 GiB. This process has 30 of them, of which 10 were allocated before the stage was
-    loaded.
+    """Double of a GPU of 80 GiB, of which this process has 30 GiB; 10 of these were allocated
+    before the stage was loaded.
     """
 
     free: float = 50
@@ -90,7 +90,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def loop(share: float, min_positions: int = 2, context: int = 0) -> LMEngine[ProgramTask]:
-    """A batch loop whose pool fills the double's memory. Its tensors have no memory."""
+    """Return a batch loop whose KV pool fills the memory of the GPU double; its tensors have no
+    memory.
+    """
     options = stage_options(
         stage=StageName("lm"),
         checkpoint=Path(),
@@ -163,7 +165,9 @@ def test_configured_pages_without_room_for_a_request_are_refused() -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_request_beyond_the_positions_of_the_model_is_refused() -> None:
-    """A pool that fills a GPU has more positions than the model."""
+    """A request beyond the model's longest context is refused, although a pool that fills a GPU has
+    more positions.
+    """
     engine = loop(share=0.5, context=100)
     request = EngineRequest(
         request_id=RequestId("r"), sampling=Sampling(), params={NUM_POSITIONS: "101"}
@@ -200,7 +204,9 @@ def test_defaults_depend_on_the_device(
 
 
 def test_vllm_has_no_pages_that_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With vLLM they bound the positions of a request; `kv_mib` is its memory."""
+    """With vLLM, the number of pages does not depend on the device: the pages bound the positions
+    of a request, and `kv_mib` is vLLM's memory.
+    """
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = load_config(None, ("graph=text", "engine=vllm", "device=cuda"))
     assert build_options(config, StageName("lm"), Path()).kv_pages == 1024

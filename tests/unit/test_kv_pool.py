@@ -1,4 +1,4 @@
-"""Pages are allocated and freed; none is ever lost or in two tables."""
+"""KV pages are allocated and freed; no page is ever lost, or in two page tables."""
 
 import ctypes
 import random
@@ -97,7 +97,9 @@ def held_by(pool: KVPool, num_positions: int) -> PageTable:
 
 @pytest.mark.parametrize("num_positions", [6, 4])
 def test_pages_read_from_one_pool_can_be_written_to_another(num_positions: int) -> None:
-    """Also if fewer positions are written than were read, or the source table has room for more."""
+    """Pages read from one pool can be written to another, even if fewer positions are written than
+    read, or the source table has room for more.
+    """
     source, target = make_pool(), make_pool()
     theirs, ours = held_by(source, 12), held_by(target, num_positions)
     source.data[:] = torch.rand_like(source.data)

@@ -1,4 +1,4 @@
-"""Habits that make docstrings hard to follow are counted, and a class name has one class."""
+"""Counts docstring habits that are hard to follow, and checks that a class name has one class."""
 
 import ast
 import re
@@ -27,11 +27,13 @@ HABITS = {
         40,
     ),
 }
-"""Each habit with its pattern, and the number of docstrings that may have it. May only shrink."""
+"""Pattern of each habit, and the number of docstrings that may have it, which may only shrink."""
 
 
 def docstrings(path: Path) -> list[tuple[int, str]]:
-    """Return the docstrings of a file with the lines of their owners."""
+    """Return the docstrings of a file, with the line of the function, class or module they belong
+    to.
+    """
     return [
         (getattr(node, "lineno", 1), text)
         for node in nodes(path)

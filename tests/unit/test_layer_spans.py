@@ -1,5 +1,5 @@
-"""Spans of layers: notation, implied topology, and routes over workers, compared with an exhaustive
-search.
+"""Spans of layers: notation, implied topology, and routes over workers, which are compared with an
+exhaustive search.
 """
 
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The layers of the source: which package may import which, and which may know the model."""
+"""Import layers of the source: which package may import which, and which may know the model."""
 
 import re
 import subprocess
@@ -17,7 +17,9 @@ NOUNS = (
     "fleet.drafts.figures",
     "fleet.telemetry",
 )
-"""Data for every process: no connection, no torch, no behaviour that depends on time."""
+"""Packages of plain data that every process may import: no connection, no torch, no time-dependent
+behaviour.
+"""
 BASE = (*NOUNS, "fleet.process", "fleet.config")
 TORCH = ("fleet.engine", "fleet.engine.torch")
 BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.drafts.capture")
@@ -96,8 +98,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.cli": OURS,
     "fleet": (),
 }  # fmt: skip
-"""Layer -> the layers that it may import besides itself; a module belongs to the longest prefix
-that fits. A row names earlier rows only.
+"""Layers that each layer may import besides itself. A module belongs to the layer with the longest
+matching prefix. A row names only earlier rows.
 """
 NO_TORCH = (
     *BASE, "fleet.control", "fleet.conductor", "fleet.processing", "fleet.spans.net", "web"
@@ -173,7 +175,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def reachable(graph: dict[str, set[str | None]], module: str) -> set[str | None]:
-    """Return what a module imports, directly or through others."""
+    """Return the modules that `module` imports, directly or through others."""
     found: set[str | None] = set()
     left = [*graph[module] - {module}]
     while left:
@@ -185,7 +187,9 @@ def reachable(graph: dict[str, set[str | None]], module: str) -> set[str | None]
 
 
 def module_within(target: str, modules: set[str]) -> str | None:
-    """Return the module of an import: `a.b` of `from a import b` if that is a module, else `a`."""
+    """Return the module that an import names: for `from a import b`, `a.b` if that is a module,
+    else `a`.
+    """
     if target in modules:
         return target
     parent = target.rpartition(".")[0]
@@ -193,8 +197,8 @@ def module_within(target: str, modules: set[str]) -> str | None:
 
 
 def allowed(layer: str, target: str) -> bool:
-    """Within a package a narrower layer is another layer: `fleet.conductor` may not import its
-    driver.
+    """Return True if `layer` may import `target`. A narrower layer within a package is a layer of
+    its own: `fleet.conductor` may not import its driver.
     """
     if any(within(target, prefix) for prefix in LAYERS[layer]):
         return True
@@ -210,7 +214,9 @@ def test_packages_have_a_row_in_the_table_and_rows_a_package() -> None:
 
 
 def test_packages_without_torch_never_load_it() -> None:
-    """Import each module in turn in a fresh interpreter, so that an indirect import counts too."""
+    """Packages without torch never load it; each module is imported alone in a fresh interpreter,
+    so that an indirect import counts too.
+    """
     modules = [
         module_of(path)
         for package in NO_TORCH
@@ -290,8 +296,8 @@ def test_model_names_stay_in_the_declared_packages() -> None:
 
 
 def test_imported_libraries_are_declared() -> None:
-    """Checked by distribution name; what only tests, the training of Pocket or vLLM's engine import
-    may be in their extras.
+    """Imported libraries are declared dependencies, by distribution name. Libraries that only
+    tests, the training of Pocket or vLLM's engine import may be in their extras.
 
     torch for CUDA brings triton.
     """
@@ -330,7 +336,9 @@ def distribution(requirement: str) -> str:
 
 
 def library_of(target: str) -> str | None:
-    """The distribution behind an import; None for the standard library and our own."""
+    """Return the distribution behind an import; None for the standard library and our own
+    packages.
+    """
     top = target.split(".")[0]
     if top in sys.stdlib_module_names or top in {*OURS, "tests"}:
         return None

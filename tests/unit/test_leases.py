@@ -1,4 +1,6 @@
-"""Leases as the leader observes them: they lapse by its own clock, also if Redis's was set."""
+"""Leases as the leader observes them: they lapse by the leader's own clock, even if Redis's clock
+was set.
+"""
 
 import pytest
 
@@ -11,7 +13,9 @@ WORKER, LEASE_US, REDIS_US = WorkerId("lm@test:1:a"), 1_250_000, 1_790_000_000_0
 def observe(
     watch: LeaseWatch, now_s: float, deadline_us: int, *, ahead_s: float = 0.0
 ) -> list[WorkerId]:
-    """Observe one lease, with Redis's clock `ahead_s` of the observer's; return the lapsed ones."""
+    """Observe one lease while Redis's clock is `ahead_s` ahead of the observer's; return the lapsed
+    leases.
+    """
     return list(
         watch.observe(
             now_s, REDIS_US + int((now_s + ahead_s) * 1e6), {WORKER: (deadline_us, LEASE_US)}
@@ -26,7 +30,7 @@ def deadline(written_s: float, *, ahead_s: float = 0.0) -> int:
 def polled(
     watch: LeaseWatch, until_s: float, deadline_us: int, *, start_s: float, ahead_s: float = 0.0
 ) -> float:
-    """Observe an unrenewed lease every 50 ms; return when it lapses."""
+    """Observe an unrenewed lease every 50 ms; return the time at which it lapses."""
     now_s = start_s
     while now_s < until_s:
         if observe(watch, now_s, deadline_us, ahead_s=ahead_s):
@@ -36,7 +40,9 @@ def polled(
 
 
 def test_unrenewed_lease_lapses_at_its_deadline() -> None:
-    """The age of a renewal counts: it was written 0.15 s before it was seen."""
+    """An unrenewed lease lapses at its deadline. The age of its last renewal counts, which was
+    written 0.15 s before it was observed.
+    """
     watch = LeaseWatch()
     observe(watch, 0.0, deadline(-0.1))
     observe(watch, 0.2, deadline(0.05))
@@ -45,7 +51,9 @@ def test_unrenewed_lease_lapses_at_its_deadline() -> None:
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, -1.2, 0.0, 1.2, 3600.0])
 def test_new_observer_waits_for_the_duration_of_the_lease(ahead_s: float) -> None:
-    """The worker is dead since; Redis's clock was set before the observer began."""
+    """A new observer waits for a whole lease duration, although the worker is dead: Redis's clock
+    was set before the observer began.
+    """
     assert polled(LeaseWatch(), 5.0, deadline(-0.1), start_s=0.0, ahead_s=ahead_s) == 1.25
 
 
@@ -57,7 +65,10 @@ def test_observer_that_was_suspended_waits_for_the_duration_of_the_lease() -> No
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, -1.2, 1.2, 3600.0])
 def test_renewal_that_is_seen_after_a_step_lasts_for_all_renewals_but_one(ahead_s: float) -> None:
-    """The renewal was written immediately before the clock was set."""
+    """A renewal first observed after Redis's clock was set lasts at least for the lease duration
+    less one renewal interval (0.25 s). The renewal was written immediately before the clock was
+    set.
+    """
     watch = LeaseWatch()
     observe(watch, 0.0, deadline(-0.1))
     observe(watch, 0.2, deadline(0.15), ahead_s=ahead_s)

@@ -1,5 +1,5 @@
-"""Attention over pages: both layouts against the plain formula, and bit equality of the invariant
-one.
+"""Attention over KV pages: both layouts against the plain formula, and bit equality of the
+invariant layout.
 """
 
 import pytest
@@ -40,7 +40,7 @@ def states(seed: int, length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    """Return the attention output of all rows of one request, computed by the formula."""
+    """Return the attention output of all rows of one request, computed by the plain formula."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     scores = torch.einsum("nhd,lhd->hnl", q, k) * params.scale
     if params.softcap is not None:
@@ -55,7 +55,9 @@ def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
 def run_fast(
     pool: KVPool, parts: list[tuple[PageTable, int, int, int]], params: AttentionParams
 ) -> list[Tensor]:
-    """Run a pass over `parts`, tuples of page table, seed of the states, first row and end row."""
+    """Compute attention for `parts` in one step; a part is (page table, seed of the hidden states,
+    first row, end row).
+    """
     parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
     layout: Layout = FastLayout(
         pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts]
@@ -95,8 +97,8 @@ def test_fast_attention_matches_the_formula_in_any_batch(params: AttentionParams
 def test_short_extents_of_several_requests_match_the_formula(
     params: AttentionParams, num_rows: int
 ) -> None:
-    """Requests with contexts of different lengths, each with as many rows, beside a single row and
-    a prompt.
+    """Short extents of several requests match the formula: requests with different context lengths
+    and equal numbers of rows, beside a single row and a prompt.
     """
     pool = make_pool()
     tables = [pool.open_table() for _ in range(5)]

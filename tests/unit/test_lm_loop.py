@@ -1,4 +1,4 @@
-"""Scheduling of the batch loop: which requests a pass has, who waits, who is evicted, and how a
+"""Scheduling of the batch loop: which requests a step has, which wait, which are evicted, and how a
 request fails.
 """
 
@@ -119,7 +119,9 @@ def test_request_that_breaks_a_pass_fails_alone(
 def test_pass_that_fails_after_progress_is_not_retried(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second attempt would silently skip the token that request a drew in the failed pass."""
+    """A step that fails after progress is not retried: a second attempt would silently skip the
+    token that request a sampled in the failed step.
+    """
     loop, _ = make()
     submit(loop, "a", [1, 2])
     submit(loop, "b", [3, 4])

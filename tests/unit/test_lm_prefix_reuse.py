@@ -1,4 +1,6 @@
-"""Prefix cache of the batch loop: rows that a session's next request reuses, and rows dropped."""
+"""Prefix cache of the batch loop: which rows a session's next request reuses, and which are
+dropped.
+"""
 
 import random
 from functools import partial
@@ -29,7 +31,9 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 def rows_after(numbers: list[int], max_tokens: int) -> list[int]:
-    """Return the numbers of the rows cached after a request: prompt, and all draws but the last."""
+    """Return the numbers of the rows cached after a request: the prompt, and all sampled ones but
+    the last.
+    """
     return [*numbers, *(answer % 100 for answer in by_hand(numbers, max_tokens)[:-1])]
 
 

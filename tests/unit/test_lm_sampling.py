@@ -1,5 +1,5 @@
-"""Token sampling: logits processors are equal to `transformers`' processors, and noise is a pure
-function of its key.
+"""Token sampling: logits processors equal the ones of `transformers`, and noise is a pure function
+of its key.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Spans that a span worker has loaded: the one in use, and one beside it for a later route."""
+"""Spans that a span worker has loaded: the one in use, and a second one for a later route."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ WAIT_S = 10.0
 
 
 class Loader:
-    """Counts loads; a load waits while `may_load` is not set."""
+    """Loader double that counts loads; a load waits until `may_load` is set."""
 
     def __init__(self) -> None:
         self.loads: list[str] = []

@@ -1,4 +1,4 @@
-"""RMS norms of a language model are fused where torch's own gives the same rows."""
+"""RMS norms of a language model are fused only if torch's fused norm gives the same rows."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Log lines of an outage of Redis: none for a short one, one at the beginning and one at the end of
-a longer one.
+"""Log lines about a Redis outage: none for a short outage; one at the beginning and one at the end
+of a longer one.
 """
 
 import logging

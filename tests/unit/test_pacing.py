@@ -1,4 +1,6 @@
-"""Round trips of a process with many answers begin at least a pace apart; with few, immediately."""
+"""Pacing of Redis round trips: with many answers a process begins them at least a pace apart, with
+few answers immediately.
+"""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The kernel of paged attention, run by Triton's interpreter on a CPU, against the gathered pages
-of `StepLayout`.
+"""The paged-attention kernel, run by Triton's interpreter on a CPU, against the gathered pages of
+`StepLayout`.
 """
 
 import os
@@ -22,7 +22,7 @@ CASES = {
     "own heads, odd pages": (4, 4, 64, 5, [63]),
     "true sizes": (32, 4, 128, 16, [256, 999]),
 }
-"""Query heads, key/value heads, head size, page size, positions of the rows."""
+"""Cases by name: query heads, key/value heads, head size, page size, positions of the rows."""
 RUN = """
 import sys, torch
 from fleet.engine.torch.paged_attention import attend_in_place

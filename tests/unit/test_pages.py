@@ -1,4 +1,4 @@
-"""Which pieces of memory are read so that one pool's pages become another's."""
+"""Pieces of memory to read so that one KV pool's pages become another pool's pages."""
 
 import random
 
@@ -81,7 +81,9 @@ def test_they_cross_the_wire() -> None:
 
 
 def test_blocks_that_are_read_otherwise_have_no_place_however_large_they_are() -> None:
-    """A page of 16 positions in float32 is as large as one of 32 in bfloat16."""
+    """KV blocks of another layout have no place in the pool, even if sizes match: a page of 16
+    positions in float32 is as large as a page of 32 in bfloat16.
+    """
     wide, narrow = (
         msgspec.structs.replace(pages(1), layout=layout)
         for layout in ("float32, 16", "bfloat16, 32")

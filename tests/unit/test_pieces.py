@@ -1,5 +1,5 @@
-"""Cutting a long text for speech: the same text, in pieces that fit, cut where a reader would
-pause.
+"""Splitting a long text for speech: the pieces together are the same text, fit the limit, and end
+where a reader would pause.
 """
 
 import pytest
@@ -43,5 +43,7 @@ def test_text_is_cut_at_pauses(text: str, most: int, pieces: list[str]) -> None:
     "text", ["." * 100_000, "." * 50_000 + '"' * 50_000], ids=["stops", "stops and quotes"]
 )
 def test_long_run_of_stops_is_split_in_linear_time(text: str) -> None:
-    """Read again from each stop it took more than a minute."""
+    """A long run of full stops is split in linear time; reading the text again from each stop took
+    more than a minute.
+    """
     assert "".join(split_text(text, lambda piece: len(piece) <= 1_000)) == text

@@ -14,7 +14,7 @@ from tests.support import set_options
 
 
 def settings_of(config: FleetConfig, role: str, replica: int = 1) -> StageConfig:
-    """The settings with which one worker starts."""
+    """Return the settings with which one worker starts."""
     serves = config.role(role)
     return for_role(config, serves, replica).stage(serves.stage)
 

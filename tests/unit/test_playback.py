@@ -1,4 +1,4 @@
-"""Playback clock: audio in time plays without a gap, and each late piece is one underrun."""
+"""Playback clock: audio in time plays without a gap, and each late piece counts as one underrun."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
-"""Hashes of the first rows of a request: equal for equal rows however they arrived, and different
-for any others.
+"""Hashes of a request's first rows: equal for equal rows however they arrived, and different for
+any others.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def keys_of(numbers: Sequence[int]) -> Keys:
 
 
 def hashes_of(numbers: Sequence[int], cuts: Sequence[int] = ()) -> PrefixHashes:
-    """Return the hashes of rows with these keys, which arrive in parts."""
+    """Return the hashes of rows with the keys `numbers`, which arrive in parts cut at `cuts`."""
     hashes, ends = PrefixHashes(), sorted({min(cut, len(numbers)) for cut in cuts} | {len(numbers)})
     for start, stop in zip([0, *ends[:-1]], ends, strict=True):
         hashes.extend(start, keys_of(numbers[start:stop]))

@@ -1,4 +1,4 @@
-"""Keys of prompt rows: equal keys up to a row must mean equal rows up to it."""
+"""Keys of prompt rows: equal keys up to a row must mean equal rows up to that row."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,9 @@ def test_positions_within_a_clip_have_different_keys() -> None:
 
 @pytest.mark.parametrize("clips", [(-1,), (-1, -2, -3)])
 def test_adjacent_clips_share_one_key(clips: tuple[int, ...]) -> None:
-    """The clips do not match the single runs of audio: some touch, or one has no position."""
+    """Adjacent audio clips share one key, since clips do not match the runs of audio positions:
+    some touch, or one has no position.
+    """
     assert num_equal_keys(keys(*clips), keys(*clips)) == len(IDS)
     assert num_equal_keys(keys(*clips), keys(*clips[:-1], -9)) == 2
 

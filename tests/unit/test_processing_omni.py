@@ -1,4 +1,4 @@
-"""Qwen3-Omni's frontend against `transformers`: the same ids, the same number of audio positions;
+"""Qwen3-Omni's frontend against `transformers`: equal prompt ids and numbers of audio positions;
 audio decoding.
 """
 
@@ -131,7 +131,9 @@ def test_prompt_ids_equal_the_reference_template(checkpoint: Path, frontend: Fro
 
 
 def test_prompt_of_a_spoken_turn_is_shown_with_its_clips_and_roles(frontend: Frontend) -> None:
-    """Without them, the earlier answer would be all that is shown of the prompt."""
+    """The shown prompt of a spoken turn includes its audio clips and roles; otherwise only the
+    earlier answer would be shown.
+    """
     asked = Message(role="user", content=(AudioPart(data=encoded(wave(32_000)), where="a"),))
     answered = Message(role="assistant", content=TextPart(text="it is cold", where="b"))
     spec, _ = frontend.prepare(dataclasses.replace(spoken_to(), messages=(asked, answered, asked)))

@@ -1,4 +1,4 @@
-"""Detokenising as ids arrive, stop strings, the chat template and the text frontend."""
+"""Incremental detokenising, stop strings, the chat template and the text frontend."""
 
 import dataclasses
 import json
@@ -27,7 +27,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Tokenizer with one token per byte: every character beyond ASCII is split over tokens."""
+    """Return a tokenizer with one token per byte: every character beyond ASCII is split over
+    tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[])
@@ -38,7 +40,9 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def fallback_tokenizer() -> Tokenizer:
-    """A SentencePiece-like one: byte fallback, and a leading space that decoding drops."""
+    """Return a tokenizer like SentencePiece: byte fallback, and a leading space that decoding
+    drops.
+    """
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "▁hello": 257, "a": 258}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(

@@ -1,5 +1,5 @@
-"""REDIS_URL on a network without a password: refused by every command that serves, by one line that
-names what permits it.
+"""A REDIS_URL on a network without a password is refused by every command that serves, in one line
+that names the setting to permit it.
 """
 
 from pathlib import Path

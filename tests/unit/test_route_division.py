@@ -1,5 +1,5 @@
-"""Automatic division of layers among span workers: as many as there are, no sooner and no later
-than it should change.
+"""Automatic division of layers among all available span workers, changed no sooner and no later
+than it should be.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,9 @@ class TurnedClock:
 
 
 class Route:
-    """An anchor's division as its route keeper uses it, with a clock that the test turns."""
+    """An anchor's automatic division as its route keeper uses it, with a clock that the test
+    sets.
+    """
 
     def __init__(self, spans: SpansConfig = FORWARD, *, head_on_anchor: bool = False) -> None:
         self.clock = TurnedClock()

@@ -1,4 +1,4 @@
-"""Checkpoints are data: their code is never run, and weights are read as safetensors only."""
+"""Checkpoints are data: their code is never run, and weights are read only from safetensors."""
 
 import ast
 from pathlib import Path
@@ -19,11 +19,11 @@ from tests.unit.test_house_style import PICKLES
 LOADERS = (*PICKLES, "torch", "torch.jit", "torch.hub", "joblib")
 UNPICKLERS = {f"{module}.{name}" for module in LOADERS for name in ("load", "loads")}
 WEIGHTLESS = ("Config", "Tokenizer", "FeatureExtractor")
-"""Ends of the names of classes whose `from_pretrained` reads JSON only."""
+"""Suffixes of the names of classes whose `from_pretrained` reads only JSON."""
 
 
 def unsafe_loads(tree: ast.AST) -> list[str]:
-    """Calls that may unpickle, or run code of a checkpoint, with their lines."""
+    """Return the calls that may unpickle, or run a checkpoint's code, with their lines."""
     found: list[str] = []
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
@@ -70,7 +70,7 @@ def test_unsafe_load_is_found(call: str) -> None:
 
 @pytest.fixture(scope="module")
 def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole causal language model whose weights are a pickle."""
+    """A complete causal language model whose weights are a pickle."""
     folder = tmp_path_factory.mktemp("pickled")
     config = LlamaConfig(
         vocab_size=32,

@@ -1,4 +1,4 @@
-"""Unsafe configurations of a gateway: refused at start with one line that names the setting, and
+"""Unsafe gateway configurations are refused at the start in one line that names the setting, and
 shown by `fleet doctor`.
 """
 
@@ -178,7 +178,7 @@ def test_command_refuses_an_unsafe_gateway_before_it_starts_anything(
 def doctor(
     *settings: str, key: str | None = None, redis_url: str | None = None
 ) -> tuple[int, dict[str, str]]:
-    """Return the exit status, and each check's line by its subject."""
+    """Run `fleet doctor`; return its exit status, and the line of each check by subject."""
     env = {"FLEET_API_KEY": key, "FLEET_CONFIG": None, "FLEET_PORT": None, "REDIS_URL": redis_url}
     done = CliRunner().invoke(app, ["doctor", "--offline", *set_options(*settings)], env=env)
     lines = [line.split("  ") for line in done.output.splitlines()]

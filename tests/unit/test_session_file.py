@@ -1,4 +1,6 @@
-"""The file of a session: whole, or as it was before; and what its client refuses."""
+"""Files of saved sessions: a file is complete, or stays as it was before the save; and what the
+client of the session service refuses.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""Connections to the service of a worker's conversations: each is answered, or closed."""
+"""Connections to a worker's session service (saving and loading of conversations): each is answered
+or closed.
+"""
 
 import pytest
 
@@ -24,7 +26,7 @@ WAIT_S = 20.0
 
 
 class NoCachedSessions:
-    """Copies of an engine that caches no rows."""
+    """Double of an engine's session copies that caches no rows."""
 
     limits = SessionLimits(
         layout=SessionLayout.parse("float32, 1 heads of 1"), num_layers=1, max_rows=1
@@ -47,7 +49,7 @@ def service() -> SessionService:
 
 
 def asked(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
-    """Connect to a service, and order a save."""
+    """Connect to a session service, and send a command to save."""
     fields = {
         name: value.encode() if isinstance(value, str) else value
         for name, value in service.fields.items()
@@ -87,8 +89,8 @@ def test_refused_save_is_answered_with_the_code_of_its_error() -> None:
 def test_service_that_closes_ends_connections_that_it_has_not_handled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A frozen worker may accept a connection between the loss of its lease and its next
-    incarnation.
+    """A service that closes also ends the connections that it has not handled: a frozen worker may
+    accept one between the loss of its lease and its next incarnation.
     """
     of_service = SpanArrivals()
     monkeypatch.setattr(session_service, "SpanArrivals", lambda **_: of_service)

@@ -1,5 +1,5 @@
-"""The choice of a worker for each span: loaded spans are kept, and as few workers as possible load
-a new one.
+"""Choice of a worker for each span: loaded spans are kept, and as few workers as possible load a
+new one.
 """
 
 from itertools import permutations
@@ -23,8 +23,8 @@ HOSTED = st.dictionaries(
 def num_loads(
     wanted: list[str], hosted: dict[WorkerId, str], chosen: tuple[WorkerId, ...]
 ) -> tuple[int, int]:
-    """Return how many workers load another span than they have, and how many of them drop one for
-    that.
+    """Return the number of workers that load a new span, and the number of these that drop another
+    span for it.
     """
     loading = [
         worker for span, worker in zip(wanted, chosen, strict=True) if hosted[worker] != span

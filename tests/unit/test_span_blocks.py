@@ -1,5 +1,5 @@
-"""A process's choice of the rows that are read by NIXL: by the configuration, the network, the
-kernel and what is installed.
+"""A span process's choice of which payloads NIXL reads: by configuration, network, kernel and
+installed libraries.
 """
 
 import pytest

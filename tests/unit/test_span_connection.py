@@ -1,4 +1,4 @@
-"""Connections between span workers, on real sockets: frames, backlog, ends."""
+"""Connections between span workers on real sockets: frames, backlog of unsent frames, ends."""
 
 import re
 import socket
@@ -209,7 +209,9 @@ def test_closing_with_a_backlog_drops_it(served: ListenerUnderTest) -> None:
 
 
 def test_end_of_sending_is_reported_once_for_each_frame_in_order(served: ListenerUnderTest) -> None:
-    """A frame that the kernel takes immediately, and then frames of a backlog."""
+    """The end of sending is reported once for each frame, in order: for a frame that the kernel
+    takes immediately, and for frames of a backlog.
+    """
     sock, connection = served.connect_raw()
     sizes, ended = (10, 8 * 2**20, 20, 8 * 2**20), list[int]()
     connection.send(b"", bytes(sizes[0]), when_sent=lambda: ended.append(0))

@@ -1,5 +1,5 @@
-"""Figures of the processes of a route: their sums and window, the routes that a reader builds from
-them, and their pictures.
+"""Step statistics of a route's processes: their sums and window, the routes that a reader builds
+from them, and their charts.
 """
 
 import io
@@ -79,7 +79,7 @@ def test_figures_are_encoded_for_a_record() -> None:
 
 
 def views(*numbers: int) -> list[WorkerView]:
-    """Return these workers of the divided fleet; all without any."""
+    """Return the workers of the divided fleet with these numbers; without numbers, all."""
     return [view for view in divided_workers(STAGE) if not numbers or view.pid - 4100 in numbers]
 
 

@@ -1,4 +1,4 @@
-"""Handshakes of span connections, on real sockets: clients and listeners that do not prove the key
+"""Handshakes of span connections on real sockets: clients and listeners that do not prove the key
 are refused.
 """
 
@@ -60,7 +60,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ListenerU
 
 
 def receive_message(sock: socket.socket) -> HandshakeMessage:
-    """Receive one message of a handshake on a bare socket."""
+    """Receive one handshake message on a bare socket."""
     buffer = MessageBuffer()
     while received := sock.recv(buffer.num_missing()):
         if (message := buffer.append(received)) is not None:
@@ -89,7 +89,7 @@ def scripted_listener(answer: Callable[[socket.socket], None]) -> Iterator[tuple
 
 
 def refusal_of(address: SpanAddress, *, key: bytes = KEY, timeout_s: float = WAIT_S) -> str:
-    """Dial an address that must refuse, and return the message."""
+    """Dial an address that must refuse the connection, and return the error message."""
     with pytest.raises(SpanUnreachable) as caught:
         dial(
             address,
@@ -305,7 +305,7 @@ def test_unreadable_address_is_none(text: str) -> None:
 
 
 def messages_of(sent: bytes) -> Iterator[HandshakeMessage]:
-    """Yield the messages that a listener reads from these bytes. Raises: HandshakeRefused."""
+    """Yield the messages that a listener reads from the bytes `sent`. Raises: HandshakeRefused."""
     buffer = MessageBuffer()
     while sent and (num := buffer.num_missing()):
         message = buffer.append(sent[:num])

@@ -1,4 +1,4 @@
-"""The log of sent passes: order, replaced rows, limits."""
+"""The log of sent passes (for replay to a replaced span worker): order, replaced rows, limits."""
 
 from collections.abc import Sequence
 
@@ -34,8 +34,8 @@ def add(
 
 
 def contents(log: SpanLog, number: int = 0) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """Return the kept passes as (number, [(table, start, stop)]), after a check of their rows and
-    keys.
+    """Check the rows and keys of the kept passes; return the passes as (number, [(table, start,
+    stop)]).
     """
     found: list[tuple[int, list[tuple[int, int, int]]]] = []
     for work, parts in log.after(number):

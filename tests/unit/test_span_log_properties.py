@@ -1,5 +1,5 @@
-"""The log of sent passes under arbitrary sequences of passes, compared with the rows that a worker
-needs.
+"""The log of sent passes under random sequences of passes, compared with the rows that a span
+worker needs.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,14 @@ from fleet.spans.protocol.pass_log import SpanLog
 ROW_BYTES = 8
 UNLIMITED = 10**9
 Rows = dict[int, list[bytes]]
-"""The rows of each table, in the order of their positions."""
+"""Rows of each page table, in the order of their positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnExtent:
-    """Rows of a table: `num_rows` from `num_replaced` rows before its end on."""
+    """A random extent of a page table: `num_rows` rows, beginning `num_replaced` rows before the
+    table's end.
+    """
 
     table: int
     num_replaced: int
@@ -28,8 +30,8 @@ class DrawnExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPass:
-    """`lag`: number of the passes before this one that are not completed when it is sent. `closes`:
-    a table that it closes.
+    """A random pass. `lag`: number of preceding passes that are not completed when it is sent.
+    `closes`: page table that it closes.
     """
 
     extents: Sequence[DrawnExtent]
@@ -60,8 +62,8 @@ PASSES = st.lists(
 
 @dataclass(slots=True)
 class PassSender:
-    """Sender of drawn passes to a log, which records the rows that a worker has after every pass.
-    No two rows sent have equal bytes.
+    """Sends random passes to a log, and records the rows that a span worker has after every pass.
+    All sent rows have different bytes.
     """
 
     log: SpanLog
@@ -125,7 +127,9 @@ def sender_of(passes: Sequence[DrawnPass], keep_bytes: int = UNLIMITED) -> PassS
 def feed(
     rows: Rows, again: Sequence[tuple[SpanPass, list[memoryview]]], open_tables: Sequence[int]
 ) -> Rows:
-    """Return what a worker with these rows has after passes that are sent again."""
+    """Return the rows that a span worker has after the passes in `again` are sent again. `rows`:
+    its rows before.
+    """
     fed = {table: list(given) for table, given in rows.items() if table in open_tables}
     for work, parts in again:
         for extent, part in zip(work.extents, parts, strict=True):

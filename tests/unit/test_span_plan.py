@@ -1,5 +1,5 @@
-"""Division of layers by memory: every layer once, the fullest process as empty as possible, and
-what lacks.
+"""Division of layers by memory: every layer is assigned once, the fullest process is as empty as
+possible, and missing memory is reported.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Divisions of a stage's layers: mistakes in them, each with its whole message, with and without
+"""Mistakes in divisions of a stage's layers, each with its whole error message, with and without
 the checkpoint.
 """
 
@@ -289,8 +289,9 @@ def test_each_replica_of_an_anchor_has_span_workers_of_its_own() -> None:
 def test_automatic_division_has_as_many_span_workers_as_it_says(
     given: str, anchor: str, of_ten_layers: str
 ) -> None:
-    """An automatic anchor leaves equal shares to one span worker more. The division is the same
-    once it is written and read.
+    """An automatic division has as many span workers as configured. `of_ten_layers`: span of an
+    automatic anchor if the model has ten layers. Writing and reading the setting does not change
+    the division.
     """
     config = load_config(None, ("graph=text", f"stages.lm.spans={given}"))
     read = FleetConfig.model_validate(config.model_dump(mode="json"))
@@ -369,7 +370,9 @@ def test_stages_of_qwen3_omni_are_divided(stage: str, worker: str) -> None:
 def test_division_of_another_model_is_refused_before_anything_is_loaded(
     anchor: str, workers: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    """The configuration alone is valid: it would fit a model with another number of layers."""
+    """A division of another model is refused before anything is loaded, although the configuration
+    alone is valid: it would fit a model with another number of layers.
+    """
     folder, config = write_tiny_checkpoint(tmp_path / "tiny"), config_of(anchor, *workers)
     for weights in folder.glob("*.safetensors"):
         weights.unlink()

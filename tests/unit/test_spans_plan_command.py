@@ -1,5 +1,5 @@
-"""`fleet spans plan`: spans that cover the model, what lacks, refusals; from configuration and
-headers, without weights.
+"""`fleet spans plan`, which reads configuration and weight-file headers but no weights: spans that
+cover the model, missing memory, refusals.
 """
 
 import json
@@ -45,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_large(
     folder: Path, dtype: str = "BF16", *, lacks: str = "none", intermediate_size: int = 11008
 ) -> Path:
-    """Write a model of gigabytes: its configuration, and a weight file that is a header and a hole.
+    """Write a model of gigabytes: its configuration, and a sparse weight file with a real header.
 
     `lacks`: part of a weight's name; weights with such names are omitted. `intermediate_size`:
     value in config.json, while the shapes in the weight file are for 11008.
@@ -93,7 +93,7 @@ def write_large(
 
 
 def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
-    """Write a safetensors file whose weights are a hole: it has their size, and takes no disk."""
+    """Write a sparse safetensors file, whose weights have the right size but take no disk space."""
     header: dict[str, object] = {}
     stop = 0
     for name, shape in shapes.items():
@@ -357,7 +357,9 @@ def test_other_engine_is_refused_with_the_option_that_helps(tiny: Path) -> None:
 
 
 def test_planning_reads_no_weight_and_needs_no_memory_for_them(tiny: Path, tmp_path: Path) -> None:
-    """The file has 20 GB of holes; a hole that is read takes memory, and time."""
+    """Planning reads no weight and needs no memory for weights. The sparse file has 20 GB; reading
+    it would take memory and time.
+    """
     folder = write_large(tmp_path, "F32")
     assert (folder / SINGLE).stat().st_size > 18e9 and (
         folder / SINGLE
@@ -429,8 +431,8 @@ def test_damaged_weight_file_is_refused_by_its_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3-Omni's config.json of the published size, as it is downloaded of a name on the model
-    hub, without weights.
+    """Qwen3-Omni's config.json of the published size, without weights, as downloaded by name from
+    the model hub.
     """
     folder = tmp_path_factory.mktemp("published")
     (folder / "config.json").write_text(json.dumps(published_config()))
@@ -450,7 +452,9 @@ def omni_plan(stage: str, *options: str, memory: Sequence[str], config: str = "q
 def test_stages_of_qwen3_omni_are_planned_and_accepted_as_configuration(
     stage: str, num_layers: int, anchor: str, published: Path, tmp_path: Path
 ) -> None:
-    """No span worker of the Talker has the output head."""
+    """Stages of Qwen3-Omni are planned, and the plan is accepted as configuration. No span worker
+    of the Talker has the output head.
+    """
     options = ("--checkpoint", str(published), "--anchor", anchor, "--set", "device=cuda")
     done = omni_plan(stage, *options, memory=["24GiB"] * 3)
     assert done.exit_code == 0, done.output

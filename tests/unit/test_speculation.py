@@ -1,5 +1,5 @@
-"""The number of drafts that a pass verifies, by measured times: passes whose times are given by a
-function.
+"""Choice of the number of draft tokens per step by measured times; a function gives the simulated
+steps' times.
 """
 
 import random
@@ -33,16 +33,18 @@ from fleet.engine.torch.passes import PassDone
 from fleet.telemetry.vitals import Vitals
 
 NUM_PASSES, MOSTLY = 4000, 0.96
-"""Every 32nd pass may measure another number, where that wastes little time."""
+"""Number of simulated steps, and the share that must use the best number of drafts: every 32nd step
+may measure another number, where that wastes little time.
+"""
 
 
 def chosen(
     seconds: Callable[[int], float], share: float, most: int = 3, token_s: float = 0.0
 ) -> list[int]:
-    """Return the drafts of each of many passes of one request, each draft accepted with a constant
-    share.
+    """Return the number of draft tokens in each simulated step of one request, where each draft
+    token is accepted with probability `share`.
 
-    `token_s`: time for the prompt for each token of the answer.
+    `token_s`: prompt time for each token of the answer.
     """
     costs, numbers = PassCosts(), list[int]()
     tokens = [sum(share**number for number in range(count + 1)) for count in range(most + 1)]
@@ -91,9 +93,9 @@ def test_choice_follows_times_that_change() -> None:
 
 
 def test_measures_that_take_longer_than_estimated_are_rarer() -> None:
-    """Drafts do not pay. A pass with drafts after many without takes long, since a head reads first
-    what it has not read; batches of several sizes have estimates of their own, which do not know
-    it.
+    """Measurements that take longer than estimated become rarer. Drafts are not worthwhile here: a
+    step with drafts after many without takes long, since the head first reads its backlog, and the
+    estimates of several batch sizes do not know that.
     """
     costs, without, lost_s, best_s = PassCosts(), 0, 0.0, 0.0
     for number in range(NUM_PASSES):
@@ -113,7 +115,9 @@ def test_measures_that_take_longer_than_estimated_are_rarer() -> None:
 
 
 def test_rows_that_a_head_reads_late_do_not_hide_that_drafts_are_worth_their_time() -> None:
-    """Only the first of several passes with drafts has them."""
+    """A head's backlog does not hide that drafts are worth their time: only the first of several
+    steps with drafts reads it.
+    """
     costs, numbers = PassCosts(), [0]
     for _ in range(FEWEST_MEASURES):
         costs.add(1, 3, 4.0)
@@ -135,15 +139,17 @@ def test_other_numbers_are_tried_only_in_timed_passes() -> None:
 
 
 def test_all_drafts_are_verified_where_only_the_first_one_costs_time() -> None:
-    """A pass with drafts takes longer, however many they are: one that verifies few of them seems
-    never to pay.
+    """All drafts are verified if only the first costs time: a step with drafts takes longer by a
+    constant, so that a step that verifies few drafts never seems worthwhile.
     """
     numbers = chosen(lambda drafts: 1.0 + 0.5 * (drafts > 0), share=0.8)
     assert sum(number == 3 for number in numbers) > MOSTLY * NUM_PASSES
 
 
 def test_times_of_one_number_of_requests_serve_for_another() -> None:
-    """The time of a pass with many rows was seen with many requests; a few ones need not try it."""
+    """Times measured with one number of requests serve for another: the time of a step with many
+    rows is known from many requests, and need not be measured again for few.
+    """
     costs = PassCosts()
     for number in range(60):
         drafts = costs.choice(16, [16.0, 25.6, 31.4], [0, 16, 32])
@@ -186,7 +192,7 @@ def test_numbers_of_rows_count_as_the_next_lower_one_that_is_kept() -> None:
 
 
 class CountedGuesses(Drafter):
-    """Guesses three tokens each time it is asked."""
+    """Drafter double that proposes three tokens at each call."""
 
     num_asked = 0
 
@@ -202,7 +208,7 @@ class CountedGuesses(Drafter):
 
 
 class BacklogGuesses(CountedGuesses):
-    """Has 6 s of backlog in each pass."""
+    """Drafter double with a backlog of 6 s in each step."""
 
     costs_time = True
 
@@ -214,13 +220,15 @@ class BacklogGuesses(CountedGuesses):
 
 
 class Growing:
-    """A task of one row after another, and a pool that has pages for it."""
+    """A task that grows by one row per step, and a pool that has pages for it."""
 
     num_rows, wants_draw, most_drafts = 1, True, 3
     prompt_ids: Sequence[int] = ()
 
     def __init__(self, num_tokens: int = 0) -> None:
-        """`num_tokens`: number of tokens that the task's answer already has."""
+        """Create the task and its pool. `num_tokens`: number of tokens that the task's answer
+        already has.
+        """
         self.answer_ids = [1] * num_tokens
 
     def grow(self, table: object, num_rows: int) -> bool:
@@ -236,10 +244,10 @@ def run_passes(
     num_requests: int = 1,
     num_tokens: int = 0,
 ) -> list[int]:
-    """Return the number of drafts in each of `number` passes.
+    """Run `number` steps; return the number of draft tokens in each.
 
-    A pass takes 1 s, and `draft_s` more for each draft token. `is_right`: whether the next draft
-    token is accepted. `num_tokens`: number of tokens that every answer has before the first pass.
+    A step takes 1 s, and `draft_s` more for each draft token. `is_right`: whether the next draft
+    token is accepted. `num_tokens`: number of tokens that every answer has before the first step.
     """
     task, drafts = cast(Any, Growing(num_tokens)), list[int]()
     requests = [RequestId(f"r{request}") for request in range(num_requests)]
@@ -266,8 +274,8 @@ def run_passes(
 
 
 def run_equal_passes(speculation: Speculation, number: int, *, accepts: bool) -> list[int]:
-    """The same where all drafts are right and take no time, or all are wrong, and a draft takes as
-    long as a pass.
+    """Run `number` steps in which all drafts are right and take no time or, without `accepts`, all
+    are wrong and a draft takes as long as a step. Return the number of draft tokens in each.
     """
     return run_passes(
         speculation, number, is_right=lambda: accepts, draft_s=0.0 if accepts else 1.0
@@ -305,7 +313,9 @@ def test_guesses_for_other_numbers_of_requests_are_looked_for_meanwhile() -> Non
 def test_backlog_is_read_where_enough_of_an_average_answer_is_left(
     num_tokens: int, best: int
 ) -> None:
-    """Answers have 40 tokens on average, and a quarter of them is assumed to follow at least."""
+    """The backlog is read if enough of an average answer is left. Answers have 40 tokens on
+    average; at least a quarter of these is assumed to follow.
+    """
     speculation, chance = Speculation({EAGLE3: BacklogGuesses()}, EAGLE3, 3), random.Random(1)
     for _ in range(FEWEST_MEASURES):
         speculation.close(RequestId("earlier"), cast(Any, Growing(40)), complete=True)
@@ -325,8 +335,9 @@ def test_backlog_is_read_where_enough_of_an_average_answer_is_left(
 def test_best_number_of_drafts_is_found_though_each_is_right_by_chance(
     rate: float, draft_s: float, best: int
 ) -> None:
-    """`rate`: share of right drafts after right ones. The best number is 3 to 10 % faster than the
-    one below.
+    """The best number of drafts is found although acceptance is random. `rate`: probability that a
+    draft token after accepted ones is accepted. The best number is 3 to 10 % faster than the next
+    lower one.
     """
     speculation, chance = Speculation({"suffix": CountedGuesses()}, "suffix", 3), random.Random(1)
     drafts = run_passes(speculation, 3000, is_right=lambda: chance.random() < rate, draft_s=draft_s)

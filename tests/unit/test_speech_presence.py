@@ -1,4 +1,4 @@
-"""Speech is found in any recording of it, and in no silence, noise, hum or click."""
+"""Speech is detected in any recording of it, and not in silence, noise, hum or clicks."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def noise_of(slope: float) -> Draw:
 
 
 def hum_in_noise(chance: np.random.Generator) -> Wave:
-    """Mains hum that begins and ends within quiet noise."""
+    """Return mains hum that begins and ends within quiet noise."""
     mains_hz = chance.choice([50, 60])
     inner = hum(chance, RATE_HZ, 1.5, chance.uniform(-40, -6), mains_hz)
     return noise(chance, RATE_HZ, 4, -60) + np.pad(inner, (24_000, 16_000))
@@ -60,7 +60,7 @@ WITHOUT_SPEECH: Mapping[str, Draw] = {
 
 @cache
 def voices() -> dict[tuple[str, str], Wave]:
-    """Return each word by each voice, between short silences."""
+    """Return each word in each voice, between short silences."""
     lines = [(word, voice) for word in WORDS for voice in VOICES.values()]
     names = [(word, voice) for word in WORDS for voice in VOICES]
     spoken = (soxr.resample(each.samples, 24_000, RATE_HZ) for each in speak_all(lines))
@@ -68,7 +68,7 @@ def voices() -> dict[tuple[str, str], Wave]:
 
 
 def voice_at(wave: Wave, dbfs: float) -> Wave:
-    """Return speech whose voiced part has this level."""
+    """Return speech whose voiced part has the level `dbfs`."""
     voiced = wave[np.abs(wave) > 0.01 * np.abs(wave).max()]
     gain = 10 ** (dbfs / 20) / np.sqrt(np.mean(voiced**2))
     return as_pcm16(wave * gain)
@@ -113,7 +113,9 @@ def test_answers_of_pocket_are_speech(name: str, dbfs: float) -> None:
 
 
 def test_word_is_found_anywhere_in_a_long_recording() -> None:
-    """The word may lie on a cut between windows, and beside much louder noise."""
+    """A word is detected anywhere in a long recording, even on a cut between windows, and beside
+    much louder noise.
+    """
     word = voice_at(voices()["yes", "usual"], -45)
     clip = noise(np.random.default_rng(0), RATE_HZ, 30, -75)
     clip[: 2 * RATE_HZ] += noise(np.random.default_rng(1), RATE_HZ, 2, -12)

@@ -28,7 +28,7 @@ PROMPT = (*range(10, 40), *[MEDIA_ID] * 25, *range(50, 98))
 
 @dataclass(slots=True)
 class RecordingLlm(LlmDouble):
-    """Records what its engine asks of it."""
+    """Double of vLLM that records the calls of its engine."""
 
     draws: list[Draws] = field(default_factory=list[Draws])
     prompts: list[list[int]] = field(default_factory=list[list[int]])
@@ -77,7 +77,7 @@ def tokens_of(outputs: Sequence[EngineOutput], request_id: RequestId = REQUEST) 
 def prefilled(
     llm: LlmDouble, request_id: RequestId = REQUEST, prompt: Sequence[int] = PROMPT
 ) -> KVBlocks:
-    """Run a request's prefill half; return its ticket."""
+    """Run a request in the prefill role; return its ticket."""
     engine = half(llm, prefill=True)
     begin(engine, engine_request(request_id), prompt)
     run(engine)
@@ -113,7 +113,9 @@ def test_stage_without_split_has_one_role_that_hands_off_to_none() -> None:
 
 
 def test_each_split_stage_of_a_pipeline_hands_off_to_its_own_decode_half() -> None:
-    """More than one stage may be split."""
+    """Every split stage of a pipeline hands off to its own decode role; more than one stage may be
+    split.
+    """
     roles = load_config(REPO / "configs" / "both_pd.yaml").roles()
     assert [(role.name, role.next) for role in roles] == [
         ("thinker.prefill", "thinker.decode"),
@@ -157,7 +159,9 @@ def test_sampling_given_once_applies_to_both_halves() -> None:
     ("stage", "engine"), [("thinker", "torch"), ("talker", "torch"), ("thinker", "vllm")]
 )
 def test_split_needs_no_further_settings(stage: str, engine: str) -> None:
-    """Connector, role and buffers of a half follow from its stage and name."""
+    """A split needs no further settings: connector, role and buffers follow from the stage and the
+    role's name.
+    """
     settings = (f"stages.{stage}.engine={engine}", f"stages.{stage}.split={{}}")
     assert len(load_config(None, settings).roles_of(StageName(stage))) == 2
 
@@ -195,7 +199,9 @@ def test_decode_half_draws_the_whole_answer_from_the_same_prompt() -> None:
 
 
 def test_answer_of_one_token_is_drawn_by_the_decode_half(answer: list[int]) -> None:
-    """The first token ends the answer, which the prefill half must not see."""
+    """An answer of one token is sampled by the decode role: the first token ends the answer, which
+    the prefill role must not see.
+    """
     prefill = LlmDouble()
     engine = half(prefill, end_ids=answer[:1], prefill=True)
     begin(engine, engine_request())
@@ -212,7 +218,7 @@ def test_answer_of_one_token_is_drawn_by_the_decode_half(answer: list[int]) -> N
 
 @dataclass(slots=True)
 class TicketLlm(LlmDouble):
-    """Ends each request with the same ticket."""
+    """Double of vLLM that ends each request with the same ticket."""
 
     ticket: Ticket = field(default_factory=dict[str, object])
 
@@ -224,7 +230,9 @@ class TicketLlm(LlmDouble):
 
 
 def test_ticket_reaches_the_decode_half_unchanged() -> None:
-    """The ticket has the host, port and blocks of the prefill half; only vLLM interprets it."""
+    """The ticket reaches the decode role unchanged. Only vLLM interprets its host, port and blocks,
+    which belong to the prefill role's engine.
+    """
     ticket: Ticket = {
         "do_remote_prefill": True,
         "do_remote_decode": False,

@@ -65,7 +65,7 @@ def thinker() -> ThinkerAdapter:
 def thought_of(
     outputs: Sequence[EngineOutput], logged: EdgeLog | None = None, *, imported: bool = False
 ) -> list[Draft]:
-    """Return the chunks to the Talker that these outputs release."""
+    """Return the chunks for the Talker that these outputs release."""
     edge = OutboundEdge(QWEN3_OMNI.edge(THOUGHT), EACH, 256, writes_markers=True, logged=logged)
     task = Task(
         spec=SPEC,
@@ -123,7 +123,9 @@ def test_chunks_of_both_halves_are_the_prompt_and_the_answer_once(answer: list[i
 
 
 def test_prompt_that_the_decode_half_recomputes_is_released_once(answer: list[int]) -> None:
-    """Recomputed chunks repeat rows of the prefill half; only lost tensors get new locations."""
+    """A prompt that the decode role recomputes is released once: recomputed chunks repeat rows of
+    the prefill role, and only lost tensors get new locations.
+    """
     before, after = outputs_of_halves(imported=False)
     first = thought_of(before)
     second = thought_of(after, log_of(first, remote=True))
@@ -146,14 +148,16 @@ def test_prompt_without_media_has_chunks_without_rows() -> None:
 
 @dataclass(slots=True)
 class ReversingLlm(LlmDouble):
-    """Returns the rows of a step in the reverse order of its requests."""
+    """Double of vLLM that returns a step's hidden states in the reverse order of its requests."""
 
     def take_rows(self) -> Sequence[TappedRows]:
         return list(LlmDouble.take_rows(self))[::-1]
 
 
 def test_rows_are_matched_by_request_and_not_by_order() -> None:
-    """Two prompts are computed in the same steps."""
+    """Hidden states are matched by request and not by order; two prompts are computed in the same
+    steps.
+    """
     prompts = {
         RequestId("a"): PROMPT,
         RequestId("b"): (*range(100, 140), *[MEDIA_ID] * 3, *range(10, 30)),
@@ -192,7 +196,7 @@ def talker(prompt: Sequence[int] = CHAT, max_tokens: int = 64) -> TalkerAdapter:
 
 
 def chunk(start: int, stop: int) -> Arrays:
-    """Return the chunk of the positions up to `stop`, with rows that are their positions."""
+    """Return the chunk of the positions from `start` to `stop`, whose rows hold their positions."""
     positions = np.array(
         [place for place in range(start, stop) if CHAT[place] == MEDIA_ID], np.int32
     )
@@ -206,7 +210,9 @@ def chunk(start: int, stop: int) -> Arrays:
 
 
 def test_talker_positions_are_user_turns_opening_rows_and_answer() -> None:
-    """System and earlier assistant turns are skipped."""
+    """The Talker's positions are user turns, opening rows and answer; system and earlier assistant
+    turns are skipped.
+    """
     request, _ = talker(max_tokens=64).open()
     assert NUM_OPENING_ROWS == 9 and HEADER_LEN == len(HEADER)
     assert int(request.params[NUM_POSITIONS]) == sum(map(len, USER_TURNS)) + NUM_OPENING_ROWS + 64
@@ -252,7 +258,9 @@ def corrupt(name: str) -> Arrays:
     ["other ids", "positions before the chunk", "positions after the chunk", "rows are missing"],
 )
 def test_corrupt_prefill_output_fails_the_request(name: str) -> None:
-    """Speech without the prompt's media would be wrong and not be noticed."""
+    """Corrupt prefill output fails the request; speech without the prompt's media would be wrong
+    unnoticed.
+    """
     with pytest.raises(ChunkOrderError, match="edge thought"):
         talker().consume(THOUGHT, PREFILL, corrupt(name), final=False)
 

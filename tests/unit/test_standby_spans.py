@@ -1,4 +1,6 @@
-"""Spans that unused span workers are to load: every span of the route has as many as any other."""
+"""Spans that unused span workers should load, so that every span of the route has equally many
+replacements.
+"""
 
 from collections import Counter
 

@@ -1,7 +1,7 @@
-"""Number of operations of a decode step at the published numbers of layers and experts: independent
-of the batch.
+"""Number of operations of a decode step with the published numbers of layers and experts: it does
+not depend on the batch.
 
-Each operation of torch that computes is a kernel on a GPU; views are not counted.
+Each torch operation that computes is one kernel on a GPU; views are not counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ Program = GraphProgram[Any]
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts operations that compute."""
+    """Torch dispatch mode that counts operations that compute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def count_decode_step(
     num_requests: int,
     runner_of: Callable[[Program, KVPool], PassRunner[GraphTask]],
 ) -> int:
-    """Return the operations of one step in which every request makes its second draw."""
+    """Return the operations of one step in which every request samples its second token."""
     pool = KVPool(
         program.kv_shape,
         num_pages=64,

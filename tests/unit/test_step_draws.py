@@ -1,5 +1,5 @@
-"""Draws of a decode step by tensors equal the twin's, in rows of equal and of different
-parameters.
+"""Sampling in a decode step by tensors equals the slow twin's, in rows with equal and with
+different parameters.
 """
 
 from itertools import product
@@ -60,7 +60,9 @@ def plan(sampling: Sampling, index: int, counts: TokenCounts | None = None) -> R
 
 
 def drawn_as_twin(plans: list[RowSampling], num_rows: int, scores: Tensor) -> None:
-    """Draw by both, the first as many rows as there are plans of `num_rows`, and compare."""
+    """Sample one token per plan by tensors, in a batch padded to `num_rows` rows, and compare the
+    tokens with the slow twin's.
+    """
     pool, buffers = make_buffers(num_rows)
     used = len(plans)
     buffers.fill(torch.zeros(used, HIDDEN), extents_of(pool, [0] * used), plans, list(range(used)))

@@ -1,4 +1,4 @@
-"""Encoding of texts: never cut or padded, and in a bounded time."""
+"""Encoding of texts: never truncated or padded, and in a bounded time."""
 
 import random
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The trainer's engine: samples are acknowledged after a durable checkpoint, once, and a successor
-continues there.
+"""The trainer's engine: samples are acknowledged once, after a durable checkpoint, from which a
+successor continues.
 """
 
 import math
@@ -38,7 +38,7 @@ TARGET = bytes(range(32)).hex()
 
 
 class LocalRecords(TrainingRecords):
-    """Records of one trainer, in memory."""
+    """Records of one trainer, kept in memory instead of Redis."""
 
     def __init__(self) -> None:
         self._checkpoint = ""
@@ -77,7 +77,7 @@ class Seconds:
 
 @dataclass
 class TrainerBench:
-    """A trainer whose clock is the test's."""
+    """A trainer whose clock the test sets."""
 
     folder: Path
     records: LocalRecords = field(default_factory=LocalRecords)
@@ -123,8 +123,8 @@ class TrainerBench:
         publish: str = "",
         parts: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        """Feed a sample in two chunks, as the request `name`. `parts`: arrays of each chunk in
-        place of its own.
+        """Feed a sample in two chunks, as the request `name`. `parts`: arrays to send instead of
+        the sample's own, per chunk.
         """
         engine = engine or self.engine
         params = {ANSWER_START: str(sample.answer_start), PUBLISH: publish}
@@ -151,7 +151,7 @@ class TrainerBench:
             )
 
     def run(self, engine: TrainerEngine | None = None) -> list[EngineOutput]:
-        """Step until nothing is ready, and nothing runs in the thread."""
+        """Step until no sample is ready and the training thread is idle."""
         engine, found = engine or self.engine, list[EngineOutput]()
         while await_ready(engine, 30):
             found += engine.step()
@@ -198,7 +198,9 @@ def test_sample_is_trained_on_as_often_as_its_passes_say(tmp_path: Path) -> None
 
 
 def test_successor_acknowledges_samples_of_the_checkpoint_without_training(tmp_path: Path) -> None:
-    """Its predecessor died between the checkpoint and the acknowledgement."""
+    """A successor acknowledges the samples of the checkpoint without training on them: its
+    predecessor died between the checkpoint and the acknowledgement.
+    """
     bench = TrainerBench(tmp_path)
     for number, sample in enumerate(texts(2)):
         bench.send(f"s{number}", sample)
@@ -228,7 +230,7 @@ def test_sample_that_no_checkpoint_contains_is_trained_on_by_the_successor(tmp_p
 
 
 class FencedRecords(LocalRecords):
-    """Records of a worker in whose place a successor trains."""
+    """Records of a worker that is fenced, since a successor trains in its place."""
 
     def note_checkpoint(self, name: str) -> bool:
         return False
@@ -329,8 +331,8 @@ def test_capacity_below_a_window_is_refused() -> None:
 
 
 def test_half_of_the_slots_are_acknowledged_before_further_windows(tmp_path: Path) -> None:
-    """So sources send new samples while the trainer computes the other windows that these are
-    worth.
+    """Half of the slots are acknowledged before further training windows, so that sources send new
+    samples while the trainer computes the other windows of these samples.
     """
     bench = TrainerBench(tmp_path, num_slots=4, passes=4)
     for number, sample in enumerate(texts(2)):
@@ -350,7 +352,9 @@ def num_windows(engine: TrainerEngine) -> int:
 
 
 def test_nothing_is_due_while_another_sample_arrives(tmp_path: Path) -> None:
-    """Else the worker's loop would not sleep until the rows come, which may be long under load."""
+    """Nothing is due while another sample arrives; otherwise the worker's loop would not sleep
+    until the rows come, which may take long under load.
+    """
     bench = TrainerBench(tmp_path)
     bench.send("s0", texts(1)[0])
     assert 0 < bench.engine.due_in_s() < math.inf
@@ -387,7 +391,9 @@ def test_same_bytes_are_the_same_version() -> None:
 
 
 def test_state_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
-    """The next incarnation, after windows that no checkpoint has, trains from the first head."""
+    """A trainer state without a checkpoint starts again: after training windows that no checkpoint
+    has, the next incarnation trains from the first head.
+    """
     bench = TrainerBench(tmp_path)
     for number, sample in enumerate(texts(2)):
         bench.send(f"s{number}", sample)
@@ -452,7 +458,7 @@ def test_checkpoint_names_each_new_sample_in_one_window_also_after_a_restart(
 
 
 def published(bench: TrainerBench, passes: int) -> DraftVersion:
-    """Train on some samples, half of them held out, and return the version that is made."""
+    """Train on some samples, half of them held out, and return the published version."""
     for number, sample in enumerate(texts(4)):
         bench.send(f"p{passes}-{number}", sample, publish="run")
     bench.clock.now_s += 1

@@ -1,5 +1,5 @@
-"""The engine around vLLM, on a double of it: prompts with tapped rows, and requests between the
-halves of a split stage.
+"""The engine around vLLM, on a double of it: prompts with tapped hidden states, and requests
+between the roles of a split stage.
 """
 
 from collections.abc import Sequence
@@ -170,7 +170,7 @@ def test_aborted_turn_leaves_the_rows_of_the_one_before() -> None:
 
 
 def hand_over(prefill: LlmDouble, known: Sequence[int] = ()) -> tuple[list[EngineOutput], KVBlocks]:
-    """Run a request in a prefill half; return its outputs and the ticket."""
+    """Run a request in a prefill role; return its outputs and the ticket."""
     engine = tapping(prefill, hands_off=True)
     begin(engine, known)
     outputs = run(engine)

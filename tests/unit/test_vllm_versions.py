@@ -1,5 +1,5 @@
-"""vLLM is imported by the worker that runs it alone, and an unsupported or missing one is refused
-in one line.
+"""Only the worker that runs vLLM imports it; a missing or unsupported version is refused in one
+line.
 """
 
 import socket

@@ -1,5 +1,5 @@
-"""The first voiced sample: what counts as voice, and how much of the silence before it is kept, for
-any chunk sizes.
+"""The first voiced sample of an answer: what counts as voice, and how much of the silence before it
+is kept, for any chunk sizes.
 """
 
 import numpy as np
@@ -31,7 +31,9 @@ def noise(ms: int, level: int) -> Pcm:
 
 
 def click(ms: int) -> Pcm:
-    """As loud as can be, across two frames, in the middle of half a second of silence."""
+    """Return half a second of silence with a click of full amplitude in the middle, across two
+    frames.
+    """
     quiet = silence(500)
     quiet[6000 - RATE_HZ * ms // 2000 : 6000 + RATE_HZ * ms // 2000] = 32_000
     return quiet

@@ -1,4 +1,4 @@
-"""Reading of weights: into place, without a second copy in memory."""
+"""Reading of weights directly into place, without a second copy in memory."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def reader(folder: Path) -> CheckpointReader:
 
 
 def resident_bytes(file: Path) -> int:
-    """Return how much of a mapped file counts as this process's memory."""
+    """Return the bytes of a mapped file that count as this process's resident memory."""
     total, here = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):

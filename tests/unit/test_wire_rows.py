@@ -1,4 +1,4 @@
-"""Rows as bytes between processes."""
+"""Encoding of rows (hidden states) as bytes between processes."""
 
 import torch
 

@@ -1,9 +1,9 @@
 """Import hook that lets a CUDA build of torchvision be imported beside a CPU build of torch.
 
-Where no CPU build of torchvision can be had, its compiled library cannot be loaded, and importing
-it fails at the first of the operators that it adds gradients or shapes to. Their schemas are
-declared before it is imported; nothing here calls them. A `.pth` file of the test environment
-imports this module in every process, because vLLM inspects models in processes of its own.
+There the compiled library of torchvision cannot be loaded, and its import fails at the first
+operator to which it adds gradients or shapes. The hook declares the schemas of these operators
+before the import; nothing here calls them. A `.pth` file of the test environment imports this
+module in every process, because vLLM inspects models in processes of its own.
 """
 
 import importlib.util
@@ -19,8 +19,8 @@ roi_pool _roi_pool_backward ps_roi_pool _ps_roi_pool_backward deform_conv2d _def
 
 
 class DeclareFirst:
-    """Finder that finds nothing: it declares the operators when torchvision is about to be
-    imported.
+    """Import finder that finds no module itself: it declares the operators when torchvision is
+    about to be imported.
     """
 
     def find_spec(

@@ -1,8 +1,8 @@
-"""Answers of vLLM with a draft head, on a CPU. Run as a module: it reads its work from stdin, and
-prints a report.
+"""Answers of vLLM with a draft head, on a CPU. Run as a module: reads a `DraftedWork` from stdin,
+and prints `DraftedAnswers`.
 
-Arguments: the checkpoint's folder and the head's. A process can have one engine of vLLM, so it is
-no test module itself.
+Arguments: the folders of the checkpoint and of the head. A process can have only one vLLM engine,
+so this is not a test module.
 """
 
 import os
@@ -13,11 +13,11 @@ import msgspec
 
 
 class DraftedWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts to answer greedily with at most `num_tokens` tokens each, and the number of drafts in
-    a pass.
+    """Work for the module: prompts to answer greedily with at most `num_tokens` tokens each, and
+    the number of draft tokens per step.
 
-    `end_id`: ends an answer. With `ignore_eos`, vLLM would draw it and continue, while Fleet and
-    `transformers` do not draw it.
+    `end_id`: token that ends an answer. With `ignore_eos`, vLLM would sample it and continue, while
+    Fleet and `transformers` never sample it.
     """
 
     prompts: list[list[int]]
@@ -27,8 +27,8 @@ class DraftedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftedAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens`: tokens of each answer. `shares`: share of steps in which the draft token was
-    accepted, by its position in the draft.
+    """Result of the module. `tokens`: tokens of each answer. `shares`: share of steps in which the
+    draft token was accepted, by its position in the draft.
     """
 
     tokens: list[list[int]]

@@ -1,5 +1,5 @@
-"""Greedy answers of a causal language model by `transformers` in float32, and how far each of its
-tokens was from another.
+"""Greedy answers of a causal language model by `transformers` in float32, with the margin between
+the two best logits of each token.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.oracle.oracle import from_pretrained
 
 TIE = 1e-4
-"""Two logits closer than this, relative to the higher one, may change places by rounding."""
+"""Relative difference below which rounding may swap two logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class ReferenceText:
         return len(self.prefixes)
 
     def divergence(self, text: str, num_tokens: int) -> float | None:
-        """Return the margin of the first token in which another answer differs, None if the answers
-        are equal.
+        """Return the margin of the first token in which `text` differs from this answer; None if
+        they are equal.
         """
         if (text, num_tokens) == (self.prefixes[-1], self.num_tokens):
             return None
@@ -43,7 +43,7 @@ class ReferenceText:
 
 
 class ReferenceModel:
-    """A checkpoint folder as `transformers` serves it."""
+    """A checkpoint folder loaded by `transformers`, which answers greedily."""
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = from_pretrained("AutoTokenizer", folder)
@@ -55,7 +55,9 @@ class ReferenceModel:
     def answer(
         self, prompt: str, max_tokens: int, *, penalty: float = 0.0, ignore_eos: bool = False
     ) -> ReferenceText:
-        """Answer one prompt. `penalty`: both the frequency and the presence penalty."""
+        """Answer one prompt greedily. `penalty`: value of both the frequency and the presence
+        penalty.
+        """
         encoded = self._encode(prompt)
         num_prompt = encoded["input_ids"].shape[1]
         made = self._model.generate(
@@ -86,8 +88,8 @@ class ReferenceModel:
 
 @dataclass(frozen=True, slots=True)
 class _Penalties:
-    """Subtracts OpenAI's frequency and presence penalties, both of size `penalty`, for the tokens
-    after the prompt.
+    """Logits processor that subtracts OpenAI's frequency and presence penalties, both of size
+    `penalty`, for the tokens after the prompt.
     """
 
     num_prompt: int

@@ -1,5 +1,5 @@
-"""Clients that leave a split vLLM at any moment: both halves end with no request and no KV page in
-use.
+"""Clients that leave a split vLLM fleet at any moment: both roles end with no request and no KV
+page in use.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ NUM_REQUESTS, NUM_IN_SHORT = 1000, 100
 CONCURRENCY = 8
 MAX_TOKENS = 200
 MAX_STAY_S = 1.5
-"""A client stays for a time between 0 and this: from before the prompt is computed until after the
-hand-over.
+"""Longest time in seconds that a client stays: from before its prompt is computed until after the
+hand-off.
 """
 EMPTY = ResourcesInUse(tasks=0, pages=0, slots=0)
 WORDS = " ".join(PROMPTS).split()
 
 
 async def leave_after(client: AsyncOpenAI, model: str, rng: random.Random) -> str:
-    """Ask for an answer of MAX_TOKENS, and close the connection after a random time; return when
-    that was.
+    """Ask for an answer of MAX_TOKENS, and close the connection after a random time; return in
+    which phase that was.
     """
     question = " ".join(rng.choices(WORDS, k=rng.randint(1, 150)))
     pieces: list[str] = []
@@ -69,7 +69,7 @@ async def leave_many(client: AsyncOpenAI, number: int) -> Counter[str]:
 
 
 async def watch(api: ApiClient, found: list[ResourcesInUse], ended: asyncio.Event) -> None:
-    """Add the workers' reports to `found` from now on until the end."""
+    """Add the workers' reports to `found` from now on until `ended` is set."""
     while not ended.is_set():
         found.append(await asyncio.to_thread(api.resources_in_use))
         with suppress(TimeoutError):
@@ -77,7 +77,7 @@ async def watch(api: ApiClient, found: list[ResourcesInUse], ended: asyncio.Even
 
 
 def resources(api: ApiClient, found: list[ResourcesInUse]) -> bool:
-    """Add the workers' reports to `found`; return whether nothing is in use."""
+    """Add the workers' reports to `found`; return True if nothing is in use."""
     found.append(api.resources_in_use())
     return found[-1] == EMPTY
 
@@ -86,8 +86,8 @@ def resources(api: ApiClient, found: list[ResourcesInUse]) -> bool:
 async def test_clients_that_leave_free_both_halves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, thorough: bool
 ) -> None:
-    """Pages that the decode half did not ask for are held for vLLM's lease. Duration: 1,000
-    requests take some minutes.
+    """Clients that leave free both roles. KV pages that the decode role has not read are held for
+    the duration of vLLM's lease. Duration: 1,000 requests take some minutes.
     """
     number = NUM_REQUESTS if thorough else NUM_IN_SHORT
     with fleet_up(tmp_path, *ON_VLLM, *SPLIT, "edges.text.credits=2", options=TEXT_FILE) as fleet:

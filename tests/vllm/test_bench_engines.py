@@ -1,4 +1,4 @@
-"""The engine benchmark on the tiny model: the report is complete. No number is checked against a
+"""The engine benchmark on the tiny model: its report is complete. No number is checked against a
 target.
 """
 

@@ -1,4 +1,4 @@
-"""`fleet chaos` on vLLM workers: SIGKILL again and again under load."""
+"""`fleet chaos` on vLLM workers: repeated SIGKILL under load."""
 
 from pathlib import Path
 
@@ -11,14 +11,18 @@ from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE
 
 LOAD = ("--how", "kill", "--requests", "8", "--concurrency", "4", "--spacing", "0.5")
 SETTINGS = (*ON_VLLM, "numerics=fast", "lease.worker_ttl_s=20")
-"""A lease that outlasts the run: each death is detected by its keeper."""
+"""Settings with a lease that outlasts the run, so that each death is detected by the worker's
+keeper.
+"""
 NUM_KILLS, NUM_IN_SHORT = 10, 2
 
 
 def assert_nothing_lost(
     folder: Path, capsys: pytest.CaptureFixture[str], roles: tuple[str, ...], kills: int, *more: str
 ) -> None:
-    """Kill workers of each role, of which `fleet chaos` starts two each."""
+    """Run `fleet chaos` with two workers per role, kill workers of each role, and check that
+    nothing is lost.
+    """
     arguments = (
         "--roles",
         ",".join(roles),
@@ -57,6 +61,8 @@ def test_ten_killed_workers_lose_and_change_no_answer(
 def test_killed_workers_of_both_halves_lose_and_change_no_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, thorough: bool
 ) -> None:
-    """Duration: twenty kills take a quarter of an hour."""
+    """Killed workers of both roles lose and change no answer. Duration: twenty kills take a quarter
+    of an hour.
+    """
     kills = NUM_KILLS if thorough else NUM_IN_SHORT
     assert_nothing_lost(tmp_path, capsys, ("lm.prefill", "lm.decode"), kills, *SPLIT)

@@ -1,5 +1,5 @@
-"""A trained draft head in the format of `speculators` serves on vLLM itself: its drafts are those
-of the torch engine.
+"""A trained draft head in the format of `speculators` serves on vLLM itself; its draft tokens equal
+the torch engine's.
 """
 
 import json
@@ -36,18 +36,18 @@ from tests.vllm.drafted_answers import DraftedAnswers, DraftedWork
 NUM_LAYERS, NUM_DRAFTS, NUM_TOKENS = 8, 3, 64
 PROMPTS = [[40 + 7 * number, 300, 90 + number, 55, 200 - 3 * number] for number in range(10)]
 NUM_TRAINED = 8
-"""Answers that the head is trained on; of the others it guesses little, so acceptance is between 0
-and 1.
+"""Number of answers that the head is trained on. Of other answers it drafts little, so that
+acceptance is between 0 and 1.
 """
 WINDOWS = 200
 NEAR = 0.05
-"""Most difference between two shares of accepted drafts that are called equal."""
+"""Largest difference between two shares of accepted draft tokens that count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A target, a head of it in Fleet's files, and in the format of `speculators` without and with
-    the target's embedding.
+    """A target model, and a draft head for it in Fleet's files and in the format of `speculators`,
+    without and with the target's embedding.
 
     `answers`: greedy answers of the target to the prompts, computed by `transformers`.
     """
@@ -140,7 +140,7 @@ def sample_of(model: Any, config: Eagle3Config, number: int, answer: list[int]) 
 
 @pytest.fixture(scope="module")
 def own_shares(exported: Exported) -> tuple[float, ...]:
-    """Shares of accepted drafts of the torch engine, after a check of its answers."""
+    """Shares of accepted draft tokens in the torch engine, whose answers are checked too."""
     options = {"drafter": "eagle3", "num_drafts": NUM_DRAFTS, "head": exported.head}
     built = stage(exported.target, speculation=options)
     assert isinstance(built.engine, LMEngine)
@@ -198,7 +198,9 @@ def test_head_with_layer_ids_off_by_one_drafts_otherwise(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The comparison detects an export that counts layers as SGLang does; answers stay the same."""
+    """A head with layer ids off by one drafts differently: the comparison detects an export that
+    counts layers as SGLang does. Answers stay the same.
+    """
     shifted = shutil.copytree(exported.alone, tmp_path / "shifted")
     settings = json.loads((shifted / "config.json").read_text())
     settings["eagle_aux_hidden_state_layer_ids"] = [

@@ -1,5 +1,5 @@
-"""A vLLM worker killed in the middle of answers, greedy and sampled: another worker continues them
-exactly.
+"""A vLLM worker is killed in the middle of answers, greedy and sampled: another worker continues
+them exactly.
 """
 
 import asyncio
@@ -40,7 +40,9 @@ async def stream_answer(
     number: int,
     disturb: Callable[[RequestId], None] = lambda _: None,
 ) -> str:
-    """Return the answer to a call; `disturb` is called with its request in the middle of it."""
+    """Return the answer to a request; `disturb` is called with the request's id in the middle of
+    it.
+    """
     question, sampling = CALLS[number]
     answer = await client.chat.completions.with_raw_response.create(
         model=model,
@@ -69,8 +71,8 @@ async def stream_answer(
 async def test_answers_of_a_killed_worker_continue_unchanged(
     tmp_path: Path, role: str, replicas: tuple[str, ...]
 ) -> None:
-    """With two credits the worker is never further than that ahead of the client, so the answer is
-    under way when it dies.
+    """Answers of a killed worker continue unchanged. With two credits a worker is at most that far
+    ahead of the client, so that the answer is unfinished when the worker dies.
     """
     settings = (*ON_VLLM, *replicas, "edges.text.credits=2", "lease.worker_ttl_s=3600")
     with (

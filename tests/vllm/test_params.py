@@ -1,4 +1,6 @@
-"""vLLM's own parameters and configuration of the halves of a split stage, made by Fleet's."""
+"""vLLM's sampling parameters and configuration for the roles of a split stage, as derived from
+Fleet's.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,8 +34,8 @@ def draws(
     ticket: Mapping[str, object] | None = None,
     row_positions: Sequence[int] | None = None,
 ) -> Draws:
-    """Return the draws that `VllmEngine` makes: its prefill half draws one token without end
-    tokens.
+    """Return a request's sampling as `VllmEngine` passes it on. `hands_off`: whether for the
+    prefill role, which samples one token and has no end tokens.
     """
     request = EngineRequest(request_id=RequestId("r"), sampling=SAMPLED)
     return Draws(
@@ -70,7 +72,7 @@ def test_prefill_half_has_no_end_conditions() -> None:
 
 @pytest.mark.parametrize("hands_off", [False, True])
 def test_stop_strings_are_never_given_to_vllm(hands_off: bool) -> None:
-    """The stage's adapter detects them."""
+    """Stop strings are never given to vLLM, since the stage's adapter detects them."""
     wanted = draws(hands_off=hands_off)
     assert sampling_params(wanted).stop == [] and wanted.request.sampling.stop == SAMPLED.stop
 

@@ -1,5 +1,5 @@
-"""Turns of a session on two workers with vLLM: each goes to the worker whose prefix cache has the
-one before.
+"""Turns of a session on two vLLM workers: each turn goes to the worker whose prefix cache has the
+preceding one.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ SAID = "Tell me again, in other words, what was said before. " * 4
 async def take_turn(
     client: AsyncOpenAI, messages: list[ChatCompletionMessageParam], session: str
 ) -> int:
-    """Add an answer to the messages; return how many tokens of the prompt were cached."""
+    """Request the next answer and add it to `messages`; return the number of cached prompt
+    tokens.
+    """
     model = (await client.models.list()).data[0].id
     answer = await client.chat.completions.create(
         model=model, messages=messages, max_tokens=8, temperature=0.0, prompt_cache_key=session
@@ -32,8 +34,8 @@ async def take_turn(
 
 
 async def test_turns_of_a_session_reuse_the_blocks_of_their_worker(tmp_path: Path) -> None:
-    """Six conversations side by side, three on each worker: placed at random, half of their turns
-    would miss their blocks.
+    """Turns of a session reuse their worker's KV blocks. Six concurrent conversations, three on
+    each worker: placed at random, half of the turns would miss their blocks.
     """
     names = [f"session-{number}" for number in range(6)]
     talks: dict[str, list[ChatCompletionMessageParam]] = {name: [] for name in names}

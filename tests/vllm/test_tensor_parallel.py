@@ -1,5 +1,5 @@
-"""A worker whose model is shared by two processes of vLLM: the same answers, and the loss of
-either ends the worker.
+"""A worker whose model is shared by two vLLM processes gives the same answers, and ends if either
+process is lost.
 """
 
 import os

@@ -20,7 +20,7 @@ WORDS = " ".join(PROMPTS).split()
 QUESTIONS = [
     " ".join(random.Random(number).choices(WORDS, k=1 + number * number)) for number in range(20)
 ]
-"""From one word to several prefill chunks, more of them than the worker has slots."""
+"""Questions from one word to several prefill chunks, more of them than the worker has slots."""
 
 
 @pytest.fixture(scope="module", params=[(), SPLIT], ids=["whole", "split"])
@@ -39,7 +39,7 @@ def reference(fleet: ProcessFleet) -> ReferenceModel:
 
 
 async def ask(client: AsyncOpenAI, question: str, penalty: float = 0.0) -> tuple[str, int]:
-    """Return the text of a greedy answer and its number of tokens."""
+    """Return the text of a greedy answer, and its number of tokens."""
     model = (await client.models.list()).data[0].id
     answer = await client.chat.completions.create(
         model=model,
@@ -59,8 +59,8 @@ def assert_same_or_tied(
     answers: list[tuple[str, int]],
     expected: list[ReferenceText],
 ) -> None:
-    """Compare answers token by token; one may diverge only where two tokens were tied. Print how
-    many did.
+    """Compare answers token by token; an answer may diverge only where two tokens were tied. Print
+    the number of diverging answers.
     """
     margins = [one.divergence(*answer) for answer, one in zip(answers, expected, strict=True)]
     diverged = [margin for margin in margins if margin is not None]
@@ -75,7 +75,9 @@ def assert_same_or_tied(
 async def test_greedy_answers_equal_transformers_alone_and_batched(
     fleet: ProcessFleet, reference: ReferenceModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Alone after batched: vLLM then has most rows of each prompt in its prefix cache."""
+    """Greedy answers equal `transformers`, first in a batch and then alone, when vLLM has most rows
+    of each prompt in its prefix cache.
+    """
     expected = [reference.answer(question, MAX_TOKENS) for question in QUESTIONS]
     lengths = [reference.num_tokens(question) for question in QUESTIONS]
     assert min(lengths) < 32 and max(lengths) > 2 * 256, "from less than a block to several chunks"

@@ -1,5 +1,5 @@
-"""The Thinker on vLLM against the torch engine, which is compared with `transformers` elsewhere:
-positions, rows and tokens.
+"""The Thinker on vLLM compared with the torch engine (which other tests compare with
+`transformers`): positions, hidden states and tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,13 @@ from fleet.stages.qwen3_omni import thinker
 from tests.stage_options import stage_options
 
 HOP, FRAMES_PER_CHUNK = 160, 100
-"""Samples of a frame, and frames that the encoder computes together: 13 positions."""
+"""Number of audio samples per mel frame, and number of frames that the encoder computes together
+(13 positions).
+"""
 CLOSE = 1e-4
-"""Rows are about 8 at most, and those of other positions differ by about 1. Both engines compute in
-float32, in another order: by the number of threads and the other requests of a step, up to 2.2e-5
-was measured.
+"""Tolerance of hidden states, which are at most about 8 and differ by about 1 between positions.
+Both engines compute in float32 but in another order, by the number of threads and the other
+requests of a step; up to 2.2e-5 was measured.
 """
 TEXT_IDS = range(20, 500)
 
@@ -40,13 +42,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Makes prompts of random text and clips."""
+    """Builds prompts of random text and audio clips."""
 
     audio_id: int
     features: Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float32]]]
 
     def prompt(self, seed: int, *lengths: int) -> Arrays:
-        """Return a prompt with a clip of each length, in samples."""
+        """Return a prompt with one clip per length in `lengths`, in samples."""
         rng = np.random.default_rng(seed)
         ids: list[int] = rng.choice(TEXT_IDS, 3).tolist()
         for count in num_audio_positions(lengths):
@@ -89,7 +91,9 @@ def run(
     sampling: Sequence[Sampling],
     known: Sequence[Sequence[int]] = (),
 ) -> list[Answered]:
-    """Run all requests together; `known`: the tokens that an earlier owner drew of each."""
+    """Run all requests concurrently. `known`: tokens that an earlier owner has sampled, for each
+    request.
+    """
     for number, (arrays, parameters) in enumerate(zip(prompts, sampling, strict=True)):
         request_id = RequestId(str(number))
         history = {TOKEN: np.array(known[number], np.int32)} if known else {}
@@ -127,8 +131,8 @@ def assert_alike(on_vllm: Sequence[Answered], on_torch: Sequence[Answered]) -> N
 def test_clips_of_every_length_in_frames_and_hops_have_equal_positions_and_rows(
     engines: tuple[Engine, Engine], asker: Asker
 ) -> None:
-    """Every number of frames modulo a chunk of the encoder, with every kind of remainder of a hop
-    in turn.
+    """Clips of every length have equal positions and hidden states: every number of mel frames
+    modulo a chunk of the encoder, in turn with every kind of partial frame.
     """
     remainders = (0, 1, 79, 80, 159)
     lengths = [

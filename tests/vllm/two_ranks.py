@@ -1,7 +1,7 @@
-"""The Thinker on vLLM over two processes of one worker, on a CPU. Run as a module: it answers,
-loses a rank, and prints a report.
+"""The Thinker on vLLM over two processes of one worker, on a CPU. Run as a module: answers prompts,
+loses a rank, and prints a `RanksReport`.
 
-Arguments: the checkpoint's folder. vLLM imports it in each rank, so it is no test module itself.
+Argument: the checkpoint's folder. vLLM imports this file in each rank, so it is not a test module.
 """
 
 import sys
@@ -25,8 +25,8 @@ PATIENCE_S = 60.0
 
 
 class RanksReport(msgspec.Struct):
-    """`tokens` of each answer; `num_ranks` that ran; the error of the engine's check after one of
-    them was killed.
+    """Printed report. `tokens`: tokens of each answer. `num_ranks`: number of ranks that ran.
+    `error`: error found by the engine's health check after a rank was killed.
     """
 
     tokens: list[list[int]]

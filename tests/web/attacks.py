@@ -1,6 +1,6 @@
-"""Attacks on a gateway's connections over plain sockets, alone or several in threads.
+"""Attacks on a gateway's connections over plain sockets, singly or several in threads.
 
-An attack returns the open sockets or what the gateway said; it never waits for more than
+An attack returns its open sockets or what the gateway answered, and never waits longer than
 `PATIENCE_S`.
 """
 
@@ -22,7 +22,7 @@ UPGRADE = (
     b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 PING = b"\x89\x80\x00\x00\x00\x00"
-"""An empty masked WebSocket frame, which the gateway answers."""
+"""WebSocket ping: an empty masked frame, which the gateway answers."""
 
 
 SPOKEN: dict[str, object] = {
@@ -32,12 +32,12 @@ SPOKEN: dict[str, object] = {
     "audio": {"voice": "ethan", "format": "pcm16"},
     "stream_options": {"include_event_ids": True},
 }
-"""Body of a spoken answer, to be streamed or whole."""
+"""JSON body of a chat request for a spoken answer; a test adds whether to stream it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttackTarget:
-    """The attacked gateway. `key`: an API key for attacks that need an answer."""
+    """Address of the attacked gateway. `key`: API key for attacks that need an answer."""
 
     host: str
     port: int
@@ -49,8 +49,8 @@ class AttackTarget:
         return AttackTarget(host, int(port), key)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
-        """Connect. With a small `receive_buffer` a client that does not read blocks the gateway
-        sooner.
+        """Return a connected socket. With a small `receive_buffer`, a client that does not read
+        blocks the gateway sooner.
         """
         wire = socket.socket()
         wire.settimeout(PATIENCE_S)
@@ -69,7 +69,7 @@ class AttackTarget:
 
 
 def read_to_end(wire: socket.socket) -> bytes:
-    """Read until the end of the connection, also after a reset."""
+    """Read until the connection ends, by close or reset."""
     said = b""
     with suppress(ConnectionError):
         while piece := wire.recv(PIECE_BYTES):
@@ -88,10 +88,10 @@ def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
 def flood(
     target: AttackTarget, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024
 ) -> tuple[int, bytes]:
-    """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are
+    """Send `beginning`, then `repeated` until the gateway ends the connection or `max_bytes` are
     sent.
 
-    Return the number of bytes sent, and the response until then.
+    Return the number of bytes sent, and the response received meanwhile.
     """
     piece = repeated * max(1, PIECE_BYTES // len(repeated))
     sent, received, ended = 0, b"", False
@@ -130,7 +130,7 @@ def chunk_extension_flood(
 
 
 def pipeline_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
-    """Send endless requests behind one with an endless answer."""
+    """Pipeline requests without end behind a first request whose answer is endless."""
     beginning = (
         b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n" + target.authorization + b"\r\n"
     )
@@ -140,7 +140,7 @@ def pipeline_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tu
 def half_open(
     target: AttackTarget, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: "
 ) -> list[socket.socket]:
-    """Open connections with an unfinished head; the caller closes them."""
+    """Open `count` connections with an unfinished request head; the caller closes them."""
     wires: list[socket.socket] = []
     for _ in range(count):
         wire = target.connect()
@@ -150,12 +150,12 @@ def half_open(
 
 
 def idle_sockets(target: AttackTarget, count: int) -> list[socket.socket]:
-    """Open silent connections; the caller closes them."""
+    """Open `count` connections that send nothing; the caller closes them."""
     return half_open(target, count, b"")
 
 
 def slow_body(target: AttackTarget, declared: int = 100_000) -> socket.socket:
-    """Send a request whose body stops after its first byte; the caller closes it."""
+    """Send a request whose body stops after its first byte; the caller closes the socket."""
     wire = target.connect()
     wire.sendall(HEAD + target.authorization + b"content-length: %d\r\n\r\n{" % declared)
     return wire
@@ -168,7 +168,7 @@ def post(wire: socket.socket, body: object, head: bytes = HEAD) -> None:
 
 
 def unread_stream(target: AttackTarget, body: dict[str, object]) -> socket.socket:
-    """Request a streamed answer without reading it; the caller closes it."""
+    """Request a streamed answer without reading it; the caller closes the socket."""
     wire = target.connect(receive_buffer=4096)
     post(wire, {**body, "stream": True}, HEAD + target.authorization)
     return wire
@@ -177,21 +177,21 @@ def unread_stream(target: AttackTarget, body: dict[str, object]) -> socket.socke
 def open_websocket(
     target: AttackTarget, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None
 ) -> socket.socket:
-    """Send a WebSocket handshake and nothing else; the caller closes it."""
+    """Send a WebSocket handshake and nothing else; the caller closes the socket."""
     wire = target.connect(receive_buffer=receive_buffer)
     wire.sendall(b"GET " + address + b" HTTP/1.1\r\n" + UPGRADE + target.authorization + b"\r\n")
     return wire
 
 
 def long_websocket_address(target: AttackTarget, num_bytes: int = 10_000) -> bytes:
-    """Return the answer to a WebSocket request whose address is too long."""
+    """Return the response to a WebSocket request whose URL is too long."""
     with open_websocket(target, b"/v1/realtime?model=" + b"a" * num_bytes) as wire:
         return read_to_end(wire)
 
 
 def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
-    """Send up to `max_bytes` without reading, or until the connection ends. Return the bytes that
-    the gateway accepted.
+    """Send up to `max_bytes` without reading, or until the connection ends. Return the number of
+    bytes that the gateway accepted.
     """
     piece, sent = repeated * max(1, PIECE_BYTES // len(repeated)), 0
     with suppress(ConnectionError):
@@ -203,10 +203,10 @@ def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
 
 @contextmanager
 def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
-    """Repeat each attack in a thread of its own until the block ends. Yields how often each was
-    made.
+    """Repeat each attack in a thread of its own until the block ends. Yield the number of
+    repetitions per attack.
 
-    What an attack returns is closed where it is a socket, or a list of them, before its next turn.
+    Sockets that an attack returns are closed before its next repetition.
     """
     made = [0] * len(attacks)
     over = threading.Event()
@@ -235,7 +235,7 @@ def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
 
 
 def error_of(said: bytes) -> tuple[int, str]:
-    """Return status and error code of a connection's last response."""
+    """Return status and error code of the last response in the received bytes."""
     head, _, body = said.rpartition(b"\r\n\r\n")
     assert b"application/json" in head, said[:300]
     return int(head.rpartition(b"HTTP/1.1 ")[2].split()[0]), json.loads(body)["error"]["code"]

@@ -1,8 +1,8 @@
-"""Small bodies and events that would cost an unprotected gateway much memory or time, by route.
-Sends nothing.
+"""Small HTTP bodies and WebSocket events that would cost an unprotected gateway much memory or
+time. Sends nothing.
 
-`BODIES` and `EVENTS` list them, each with the refusal that it gets. All of them fit the default
-limits of a deployment.
+`BODIES` and `EVENTS` list the bombs with the refusal that each gets. All fit the default limits of
+a deployment.
 """
 
 import base64
@@ -29,8 +29,8 @@ EMOJI = "\N{GRINNING FACE}".encode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bomb:
-    """`message` is part of the refusal's text. A body has a route and a media type, an event has
-    none.
+    """A costly HTTP body or WebSocket event, and the refusal that it must get. `message`: part of
+    the refusal's text. `path` and `media_type`: route and type of a body; unused for an event.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Bomb:
 
 
 def filled(head: bytes, unit: bytes, tail: bytes, size: int = MAX_BODY_BYTES) -> bytes:
-    """Repeat `unit` between the two, up to `size` bytes."""
+    """Return `head`, then `unit` as often as fits, then `tail`: up to `size` bytes in all."""
     return head + unit * ((size - len(head) - len(tail)) // len(unit)) + tail
 
 
@@ -54,7 +54,7 @@ def keys(head: bytes, num: int, tail: bytes, value: bytes = b'""') -> bytes:
 
 
 def part(headers: bytes, content: bytes = b"x", num: int = 1) -> bytes:
-    """Return a form of equal parts."""
+    """Return a multipart form of `num` equal parts."""
     return b"--bomb\r\n%b\r\n\r\n%b\r\n" % (headers, content) * num + b"--bomb--\r\n"
 
 
@@ -74,7 +74,7 @@ def wav_base64(num_bytes: int) -> bytes:
 
 
 def audio_chat(num_bytes: int) -> bytes:
-    """Return a legitimate chat of about this many bytes of audio."""
+    """Return a legitimate chat request with about `num_bytes` of audio."""
     audio = b'{"type":"input_audio","input_audio":{"format":"wav","data":"%b"}}' % wav_base64(
         num_bytes
     )

@@ -15,13 +15,15 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def build(kind: type[S], /, **given: Any) -> S:
-    """Build a struct. A required field that is not given has the empty value of its type."""
+    """Build a struct. Required fields that are missing in `given` get the empty value of their
+    type.
+    """
     required = [field for field in msgspec.structs.fields(kind) if field.required]
     return kind(**({field.name: _empty(field.type) for field in required} | given))
 
 
 def build_rows(kind: type[S], names: str, *rows: tuple[object, ...]) -> list[S]:
-    """Build a struct from each row. `names` are the fields that the columns hold."""
+    """Build one struct per row. `names`: field names of the columns, separated by spaces."""
     return [build(kind, **dict(zip(names.split(), row, strict=True))) for row in rows]
 
 
@@ -31,7 +33,7 @@ def _empty(kind: Any) -> object:
 
 
 def tensor_chunk(request: str, edge: str, name: str, data: np.ndarray, **fields: Any) -> Chunk:
-    """Build the chunk of one tensor, by default the first and last of its edge."""
+    """Build a chunk that holds one tensor, by default the only chunk of its edge."""
     tensor = WireTensor(dtype=data.dtype.name, shape=data.shape, data=data.tobytes())
     given = {"epoch": Epoch(1), "final": True, "tensors": {name: tensor}} | fields
     return build(Chunk, request=request, edge=edge, **given)

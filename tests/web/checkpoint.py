@@ -1,5 +1,5 @@
-"""The gateway's part of a tiny checkpoint: tokenizer, chat template, configs; no weights and no
-torch.
+"""The part of a tiny checkpoint that a gateway reads (tokenizer, chat template, configs), written
+without weights and without torch.
 """
 
 from pathlib import Path

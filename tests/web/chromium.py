@@ -1,10 +1,10 @@
-"""The browser, which is not a Python package."""
+"""Path of the Chromium browser, which the system provides and not a Python package."""
 
 import shutil
 
 
 def chromium_path() -> str:
-    """Return the path of Chromium. Raises: AssertionError naming the package to install."""
+    """Return the path of Chromium. Raises: AssertionError that names the package to install."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         found = shutil.which(name)
         if found is not None:

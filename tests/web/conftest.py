@@ -1,4 +1,6 @@
-"""The gateway under a real uvicorn on a free port, over a control plane in memory."""
+"""Fixtures that run the gateway under a real uvicorn on a free port, over a control plane in
+memory.
+"""
 
 import socket
 import threading
@@ -39,7 +41,7 @@ LIMITS = Limits(
 KEY = "secret"
 HELLO = [{"role": "user", "content": "hello"}]
 ASK: dict[str, object] = {"model": "omni", "messages": HELLO}
-"""Body of a chat request."""
+"""JSON body of a chat request."""
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -59,7 +61,7 @@ def usage_of(answer: ChatCompletion | ChatCompletionChunk) -> CompletionUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedGateway:
-    """A running gateway, its fake control plane, and its OpenAI clients by key."""
+    """A running gateway, its fake control plane, and OpenAI clients of it by API key."""
 
     url: str
     client: FakeClient
@@ -69,7 +71,7 @@ class ServedGateway:
     clients: dict[str, OpenAI] = field(default_factory=dict[str, OpenAI])
 
     def create(self, **fields: object) -> ChatCompletion:
-        """Create a completion with the OpenAI client, with default model and messages."""
+        """Create a chat completion with the OpenAI client; model and messages have defaults."""
         return cast(ChatCompletion, self._ask(fields))
 
     def stream(self, **fields: object) -> Iterator[ChatCompletionChunk]:
@@ -88,7 +90,7 @@ class ServedGateway:
 
 
 def chat(gateway: ServedGateway, **fields: object) -> httpx.Response:
-    """Create a completion by a plain request, with default model and messages."""
+    """Create a chat completion by a plain HTTP request; model and messages have defaults."""
     return gateway.http.post("/v1/chat/completions", json={**ASK, **fields})
 
 
@@ -118,19 +120,19 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 @pytest.fixture(scope="session")
 def text_only(loaded: Loaded) -> Loaded:
-    """The checkpoint with a graph without speech."""
+    """The loaded checkpoint with a graph that produces only text."""
     config = FleetConfig(graph="text", limits=LIMITS)
     frontend = load_frontend(config.graph_declaration().frontend, loaded.checkpoint, config.limits)
     return Loaded(checkpoint=loaded.checkpoint, config=config, frontend=frontend)
 
 
 def allowing(loaded: Loaded, *origins: str) -> Loaded:
-    """Return a copy with these origins in `web.allowed_origins`."""
+    """Return a copy of `loaded` with these origins in the setting `web.allowed_origins`."""
     return bounded(loaded, allowed_origins=origins)
 
 
 def bounded(loaded: Loaded, **web: object) -> Loaded:
-    """Return a copy with these fields of `web`."""
+    """Return a copy of `loaded` with these values of the settings under `web`."""
     return replace(
         loaded,
         config=loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update=web)}),
@@ -146,8 +148,8 @@ def serving(
     tls: TlsFiles | None = None,
     clock: Clock | None = None,
 ) -> Iterator[ServedGateway]:
-    """Run a gateway. `client` is the control plane of another gateway, to share; `port` the port
-    of a stopped gateway, to replace it.
+    """Run a gateway. `client`: control plane of another gateway, to share it. `port`: port of a
+    stopped gateway, to replace that gateway.
     """
     client = client or loaded.fake_client()
     app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
@@ -173,7 +175,7 @@ class ServedApp:
 def serving_app(
     app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFiles | None = None
 ) -> Iterator[ServedApp]:
-    """Run an application under the gateway's own uvicorn."""
+    """Run an ASGI application under uvicorn as the gateway configures it."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -205,7 +207,7 @@ def gateway(shared_gateway: ServedGateway) -> ServedGateway:
 
 @pytest.fixture
 def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], ServedGateway]]:
-    """Factory of separate gateways with a key."""
+    """Function that starts a separate gateway with an API key."""
     with ExitStack() as gateways:
         yield lambda api_key: gateways.enter_context(serving(loaded, api_key))
 
@@ -217,7 +219,7 @@ def target(gateway: ServedGateway) -> AttackTarget:
 
 @pytest.fixture
 def quick(loaded: Loaded) -> Iterator[ServedGateway]:
-    """A gateway with short time-outs."""
+    """A gateway with short timeouts."""
     with serving(
         bounded(loaded, header_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.3)
     ) as gateway:
@@ -226,7 +228,7 @@ def quick(loaded: Loaded) -> Iterator[ServedGateway]:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles | None:
-    """A self-signed certificate."""
+    """Files of a self-signed certificate."""
     folder = str(tmp_path_factory.mktemp("tls"))
     return tls_files(
         FleetConfig.model_validate({"data_dir": folder, "web": {"tls": "self-signed"}})
@@ -235,5 +237,5 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles | None:
 
 @pytest.fixture
 def locked(serve_with: Callable[[str | None], ServedGateway]) -> ServedGateway:
-    """A gateway with the API key `KEY`."""
+    """A gateway that requires the API key `KEY`."""
     return serve_with(KEY)

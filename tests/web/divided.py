@@ -1,5 +1,5 @@
-"""Workers of a divided model for pages and metrics to show: a route in use, one with a gap, and
-span workers in none.
+"""Workers of a divided model, for pages and metrics to show: a complete route, an anchor that lacks
+layers, and span workers outside any route.
 """
 
 import msgspec
@@ -13,13 +13,13 @@ from tests.web.plausible_requests import HOSTILE, worker_id
 
 NUM_PASSES, NUM_ROWS = 12_000, 61_500
 ANCHOR, FIRST, SECOND, STANDS_BY, ANCHOR_WITH_GAP, LEAVING = range(40, 46)
-"""Numbers of the workers in their ids."""
+"""Numbers in the worker ids of this module."""
 GAP = f"no span worker has layers 3, 7 to 9 and the output head {HOSTILE}"
 
 
 def divided_workers(stage: StageName) -> list[WorkerView]:
-    """Return an anchor with two span workers, of which the second takes longest; and an anchor that
-    lacks layers.
+    """Return views of an anchor with two span workers (the second is the slower one), of an anchor
+    that lacks layers, and of two span workers without a route.
     """
     span = f"{stage}.span"
     hops = (worker_id(span, FIRST), worker_id(span, SECOND))
@@ -52,8 +52,8 @@ def divided_workers(stage: StageName) -> list[WorkerView]:
 
 
 def figures(computed_us: int, waited_us: int, took_us: int = 0) -> SpanFigures:
-    """Return a process's figures, as if each of its steps had taken the given times (in
-    microseconds) and had spent 100 us sending.
+    """Return the step statistics of a span process: every step took these times, in microseconds,
+    and spent 100 us sending.
     """
     each = {"computed_us": computed_us, "waited_us": waited_us, "sent_us": 100, "took_us": took_us}
     total, recent = (
@@ -83,7 +83,7 @@ def _worker(role: str, number: int, part: SpanPart, state: str = "ready") -> Wor
 
 
 def without_figures(view: WorkerView) -> WorkerView:
-    """Return the worker before its first pass."""
+    """Return the worker view as it is before the worker's first step, without step statistics."""
     assert view.part is not None
     return msgspec.structs.replace(
         view, part=msgspec.structs.replace(view.part, figures=SpanFigures())

@@ -1,5 +1,5 @@
-"""The control plane in memory, part by part as `FleetClient` has them. Answers are scripted text
-and a sine.
+"""A `FleetClient` over a control plane in memory, with the same parts as the real one. Its answers
+are scripted text and a sine tone.
 """
 
 import asyncio
@@ -36,14 +36,15 @@ TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """Behaviour of the next requests. Their answer is `text`, or the answer that the request
-    prescribes.
+    """Scripted behaviour of the fake fleet for the next requests. The answer is `text`, unless the
+    request prescribes one.
 
-    Chunks are `gap_s` apart. The stream stalls at chunk `stall_at` (a negative number counts from
-    the end) and fails at `fail_at`. `lead_samples` of silence precede the audio.
-    `heard` answers prompts with audio, if it differs from `text`. Tasks have `cached_rows` each.
-    Submits whose number is in `refusals` are answered with `refusal`. `check_admission` raises
-    `admission` or returns `places`.
+    `heard`: answer to prompts with audio, if it differs from `text`. `lead_samples`: silent samples
+    before the audio. `gap_s`: time between chunks. `stall_at`: index of the chunk at which the
+    stream stalls; a negative index counts from the end. `fail_at`: index of the chunk at which the
+    stream fails. `refusal`: error raised for the submits whose numbers are in `refusals`.
+    `admission`: error raised by `check_admission`, which otherwise returns `places`. `cached_rows`:
+    cached prompt positions of each task.
     """
 
     text: str = "Hello there, this is the answer."
@@ -102,7 +103,7 @@ class FakeStream(ClientStream):
         self.finished = True
 
     def _deliver(self, chunk: Chunk) -> None:
-        """Write the chunk to the trace and, unless it is repeated, to the log of its edge."""
+        """Write the chunk to the trace and, unless it is a repetition, to the log of its edge."""
         log = self._client.telemetry.edge_logs.setdefault((self.request_id, chunk.edge), [])
         if chunk.index == len(log):
             log.append(chunk)
@@ -156,7 +157,7 @@ class FakeRequests(GatewayRequests):
         return self._fleet.script.places
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
-        """Replace the stream of the request; the former one receives no more chunks."""
+        """Return a new stream of a running request; the former stream receives no more chunks."""
         fleet = self._fleet
         fleet.check_reachable()
         held = fleet.streams.get(request)
@@ -182,7 +183,7 @@ class FakeRequests(GatewayRequests):
 
 @dataclass(slots=True)
 class FakeClient:
-    """`web.gateway.fleet_port.FleetPort` in memory."""
+    """Implementation of `web.gateway.fleet_port.FleetPort` in memory, for tests of the gateway."""
 
     graph: Graph
     tokenizer: Tokenizer
@@ -212,7 +213,7 @@ class FakeClient:
         self.show(self.telemetry)
 
     def reset(self) -> None:
-        """Forget all requests, and be reachable, complete and unscripted again."""
+        """Forget all requests and scripts, and become reachable with all stages served again."""
         self.script = Script()
         self.missing = []
         self.unreachable = None
@@ -222,8 +223,8 @@ class FakeClient:
         self.show(FakeTelemetry())
 
     def show(self, telemetry: FakeTelemetry) -> None:
-        """Replace the state that console and API show; its empty lists are filled from the requests
-        made here.
+        """Replace the fleet state that console and API show. Empty lists of `telemetry` are filled
+        from the requests submitted here.
         """
         self.telemetry = telemetry
         self.operations = FakeOperations(telemetry)
@@ -244,7 +245,9 @@ class FakeClient:
         return next(spec for spec, _ in self.submitted if spec.id == request)
 
     def _submit_again(self, request: RequestId, again: RequestId) -> bool:
-        """Submit a retried request, if it was submitted here, so that it can be resumed."""
+        """Submit the request `request` again under the id `again`, so that it can be resumed.
+        Return False if it was not submitted here.
+        """
         found = next(((spec, blob) for spec, blob in self.submitted if spec.id == request), None)
         if found is not None:
             self.start(replace(found[0], id=again, retry_of=request), found[1])
@@ -272,8 +275,8 @@ class FakeClient:
         )
 
     def chunks_of(self, spec: RequestSpec) -> list[Chunk]:
-        """Chunks of text and audio alternately; the last of each edge is final. A hidden-state
-        sample is acknowledged.
+        """Return the chunks of an answer: text and audio alternately, the last of each edge final.
+        A request that delivers a hidden-state sample gets an acknowledgement.
         """
         if spec.outputs == (TRAINED,):
             return [_acknowledgement(spec)]
@@ -344,7 +347,7 @@ def worker_view(worker: str, role: str, *, state: str = "ready", running: int = 
 
 
 def _moved(edge: EdgeTrace) -> EdgeTrace:
-    """The edge after one more chunk was produced and consumed."""
+    """Return the trace of an edge after one more chunk was produced and consumed."""
     count, now = edge.produced + 1, now_us()
     return replace(
         edge,
@@ -364,7 +367,9 @@ async def _wait(seconds: float) -> None:
 
 
 def sine(num_samples: int) -> np.ndarray:
-    """Repeat one second, which has whole periods: an answer may last for an hour."""
+    """Return a sine tone; it repeats one second, which has whole periods, since an answer may last
+    an hour.
+    """
     second = (np.sin(2 * math.pi * TONE_HZ * np.arange(RATE_HZ) / RATE_HZ) * 10_000).astype("<i2")
     return np.resize(second, num_samples)
 

@@ -1,4 +1,4 @@
-"""Stores of the control plane in memory: logins of browsers, and voice sessions."""
+"""Fake stores of the control plane, in memory: browser logins and voice sessions."""
 
 import asyncio
 import dataclasses
@@ -12,7 +12,9 @@ from fleet.core.clock import now_us
 
 @dataclass(slots=True)
 class FakeLogins(LoginStore):
-    """A lookup reads its answer, then waits for `gate` if it is set."""
+    """Store of browser logins in memory. A lookup reads its answer, then waits for `gate` if a test
+    has set it.
+    """
 
     ends: dict[str, int] = field(default_factory=dict[str, int])
     check_reachable: Callable[[], None] = lambda: None
@@ -45,8 +47,8 @@ class FakeLogins(LoginStore):
 
 @dataclass(slots=True)
 class FakeVoice(VoiceStore):
-    """Sessions, client secrets and transcripts. `ended` has the sessions that an operator ended,
-    with their owners. `num_saved` counts the writes of sessions.
+    """Store of voice sessions, client secrets and transcripts in memory. `ended`: sessions that an
+    operator ended, with their owners. `num_saved`: number of session writes.
     """
 
     check_reachable: Callable[[], None]
@@ -60,7 +62,9 @@ class FakeVoice(VoiceStore):
     async def hold(
         self, session: str, ttl_s: float, owner: str, *, new: bool = False
     ) -> HeldVoice | None:
-        """Hold a session, without the limit of sessions per secret."""
+        """Register a session as held by `owner`, without the limit of sessions per client
+        secret.
+        """
         self.check_reachable()
         held = self.held.get(session)
         if (held is not None) == new or (

@@ -1,5 +1,5 @@
-"""The fleet's state in memory, and orders to it: empty until a test fills its lists or uses those
-of `plausible.busy`.
+"""The fleet's state in memory, and commands to it. The state is empty until a test fills its lists
+or uses `plausible.busy`.
 """
 
 import asyncio
@@ -56,7 +56,9 @@ STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "
 
 @dataclass(slots=True)
 class FakeTelemetry(Telemetry):
-    """`say` appends events and wakes the followers."""
+    """Telemetry of a fleet in memory, as the gateway reads it. `say` appends feed entries and wakes
+    the followers.
+    """
 
     trouble: str = ""
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
@@ -90,7 +92,7 @@ class FakeTelemetry(Telemetry):
     _loop: asyncio.AbstractEventLoop | None = None
 
     def say(self, *entries: FeedEntry) -> None:
-        """Append events from any thread; followers wake in the gateway's thread."""
+        """Append feed entries from any thread; followers wake in the gateway's thread."""
         self.feed += entries
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake)
@@ -135,7 +137,9 @@ class FakeTelemetry(Telemetry):
         return sum(row.state in LIVE_STATES for row in self._all_rows())
 
     def _all_rows(self) -> list[RequestRow]:
-        """Return the rows of the test, and a row of each request that was submitted to the fake."""
+        """Return the request rows that the test has set, and a row for each request submitted to
+        the fake client.
+        """
         known = {row.id for row in self.rows}
         return [
             *self.rows,
@@ -241,7 +245,7 @@ class FakeTelemetry(Telemetry):
     async def _follow(
         self, entries: Callable[[], list[Entry]], after: str
     ) -> AsyncGenerator[Entry, None]:
-        """Yield entries after that id, or from now on, without end."""
+        """Yield entries after the entry id `after`, or from now on if it is empty, without end."""
         known = after or max((entry.id for entry in entries()), default="")
         self._loop = asyncio.get_running_loop()
         while True:

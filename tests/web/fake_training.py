@@ -1,4 +1,4 @@
-"""The facts of training in memory."""
+"""State of draft-head training in memory."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,9 @@ from fleet.drafts.figures.training import DraftVersion, TrainingState
 
 @dataclass(slots=True)
 class FakeTraining(TrainingClient):
-    """`waiting`: whether a request waits for a worker. `num_purges`: orders to forget samples."""
+    """State of draft-head training in memory, as the gateway reads it. `waiting`: whether a request
+    waits for a worker. `num_purges`: number of commands to delete the samples.
+    """
 
     waiting: bool = False
     counted: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))

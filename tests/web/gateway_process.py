@@ -1,8 +1,8 @@
-"""A gateway with default limits in a separate process, over a control plane in memory, to measure
-its memory and its stalls.
+"""A gateway with default limits in a separate process, over a control plane in memory, so that a
+test can measure its memory and its event-loop stalls.
 
-`python -m tests.web.gateway_process FOLDER` prints its URL and ends with its standard input. A
-folder without a checkpoint gets a tiny one.
+`python -m tests.web.gateway_process FOLDER` prints the gateway's URL, and ends when its standard
+input ends. A folder without a checkpoint gets a tiny one.
 """
 
 import sys

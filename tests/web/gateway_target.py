@@ -1,4 +1,6 @@
-"""A gateway in a separate process, for tests that measure it. Sends nothing."""
+"""Client for a gateway in a separate process whose memory and stalls a test measures. Sends nothing
+by itself.
+"""
 
 import itertools
 import re
@@ -15,7 +17,7 @@ from tests.support import REPO
 from tests.web.stall_probe import PATH
 
 _senders = itertools.count(2)
-"""Last numbers of loopback addresses."""
+"""Counter for the last numbers of loopback client addresses (127.0.0.N)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class GatewayTarget:
     pid: int
 
     def growth(self, start: int) -> int:
-        """Return the growth of peak resident memory since `mark`, in bytes."""
+        """Return the growth of peak resident memory, in bytes, since it was `start` bytes."""
         return self._bytes("VmHWM") - start
 
     def mark(self) -> int:
@@ -34,8 +36,8 @@ class GatewayTarget:
         return self._bytes("VmRSS")
 
     def post(self, path: str, body: bytes, media_type: str) -> httpx.Response:
-        """Send a body from a new loopback address, so that the gateway's limit of refused work per
-        client address does not count earlier bodies.
+        """Send a body from a new loopback address, so that the gateway's per-address limit of
+        refused work does not count earlier bodies.
         """
         with self.sender() as sender:
             return sender.post(path, content=body, headers={"content-type": media_type})

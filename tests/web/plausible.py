@@ -1,5 +1,5 @@
-"""A busy fleet for pages to show: workers in every state, queues, a dead letter, transfers, series,
-log lines and jobs.
+"""A busy fake fleet for pages to show: workers in every state, queues, a dead letter, transfers,
+time series, log lines and jobs.
 """
 
 import math
@@ -42,7 +42,7 @@ DRAFTED = SpeculationFigures(
 
 
 def busy(graph: Graph) -> FakeTelemetry:
-    """Every list filled, of this graph's stages."""
+    """Return fake telemetry in which every list has entries, for the stages of `graph`."""
     now, start = now_us(), now_us() - NUM_REQUESTS * 1_000_000
     stages = tuple(stage.name for stage in graph.stages)
     fake = FakeTelemetry()
@@ -91,7 +91,9 @@ def busy(graph: Graph) -> FakeTelemetry:
 
 
 def build_worker(role: str, number: int, name: str = "", /, **fields: object) -> WorkerView:
-    """Build a worker of the machine. `name` replaces the role in its id."""
+    """Build a worker view, on the machine of the fake fleet. `name`: replaces the role in the
+    worker's id.
+    """
     return build(
         WorkerView,
         id=worker_id(name or role, number),

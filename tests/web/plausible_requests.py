@@ -1,4 +1,6 @@
-"""Requests of a busy fleet: every state, a hand-off, a lost worker, text that tries to be HTML."""
+"""Requests of a busy fake fleet: every state, a hand-off, a lost worker, and text that contains
+HTML.
+"""
 
 from fleet.core.clock import now_us
 from fleet.core.hand_off import HandOff
@@ -146,7 +148,7 @@ def _build_task(number: int, row: RequestRow, graph: Graph) -> TaskTrace:
 
 
 def _build_events(row: RequestRow, stages: list[StageName]) -> list[TraceEvent]:
-    """Build the events of a request whose first stage loses its worker."""
+    """Build the control-plane events of a request whose first stage loses its worker."""
     at, ended, lost = row.created_us, row.ended_us, stages[0]
     events = [TraceEvent(at_us=at, what="submitted", detail="30 prompt tokens")]
     if row.state == "submitted":

@@ -1,8 +1,8 @@
-"""`python -m tests.web.screenshots DIR`: PNG files of every page of the console, light and dark,
-for phone and desktop.
+"""`python -m tests.web.screenshots DIR`: PNG files of every console page, light and dark, for phone
+and desktop.
 
-The fleets are generated: a busy one, an empty one, one without Redis, one at its limits; the Voice
-page talks to a fake server. `--only NAME` draws the pages whose names begin with NAME, `--readme`
+The fleets are generated: a busy one, an empty one, one without Redis, one at its limits. The Voice
+page connects to a fake server. `--only NAME`: only pages whose names begin with NAME. `--readme`:
 only the two pictures of the README.
 """
 
@@ -31,12 +31,12 @@ SIZES = {"phone": (390, 844), "desktop": (1440, 900)}
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 MAX_HEIGHT = 4000
-"""Height limit of a picture; longer lists are cut."""
+"""Height limit of a screenshot in pixels; longer pages are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Camera:
-    """Draws the pages whose names begin with `only`."""
+    """Takes screenshots of pages. `only`: beginning of the names of the pages to include."""
 
     browser: Browser
     folder: Path
@@ -143,7 +143,7 @@ def _console(camera: Camera, loaded: Loaded) -> None:
 
 
 def _settle(page: Page) -> None:
-    """Wait for the live stream of a page that has one."""
+    """Wait until the live event stream of a page, if any, is connected."""
     if page.locator("#live").count():
         expect(page.locator("#link")).to_have_text("live")
 

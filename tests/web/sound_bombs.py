@@ -14,18 +14,18 @@ from av.audio.stream import AudioStream
 HOUR_S = 3_600
 _OPUS_PACKET_SAMPLES = 5_760
 _OPUS_SILENCE = bytes((3 << 3 | 3, 2))
-"""Two empty frames of 60 ms, mono."""
+"""Opus packet of two empty 60 ms frames, mono."""
 
 
 def many_channels(num_channels: int = 255, seconds: float = 1.0) -> bytes:
-    """Return Vorbis silence of 255 channels: 25 s are 43 KiB, and take seconds to decode (and to
-    write).
+    """Return a Vorbis file of silence in many channels. With 255 channels, 25 s are 43 KiB but take
+    seconds to decode (and to write).
     """
     return silence("OGG", "VORBIS", 48_000, num_channels, seconds)
 
 
 def silence(container: str, codec: str, rate_hz: int, num_channels: int, seconds: float) -> bytes:
-    """Return a file of silence by libsndfile."""
+    """Return an audio file of silence, written by libsndfile."""
     sink = io.BytesIO()
     with soundfile.SoundFile(sink, "w", rate_hz, num_channels, codec, format=container) as file:
         left = round(seconds * rate_hz)
@@ -37,7 +37,7 @@ def silence(container: str, codec: str, rate_hz: int, num_channels: int, seconds
 
 
 def opus_of_channels(num_channels: int, seconds: float) -> bytes:
-    """Return Ogg Opus of empty packets of 120 ms each."""
+    """Return an Ogg Opus file of empty packets of 120 ms each."""
     head = b"OpusHead" + struct.pack("<BBHIhB", 1, num_channels, 0, 48_000, 0, 255)
     head += bytes((num_channels, 0)) + bytes(range(num_channels))
     packet = (_OPUS_SILENCE + b"\0") * (num_channels - 1) + _OPUS_SILENCE
@@ -48,8 +48,8 @@ def opus_of_channels(num_channels: int, seconds: float) -> bytes:
 
 
 def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES) -> bytes:
-    """Return Ogg pages of complete packets; the first two, or the header pages, count no
-    samples.
+    """Return an Ogg file of the given pages of complete packets. The first two pages (headers)
+    count no samples.
     """
     out: list[bytes] = []
     for number, packets in enumerate(pages):
@@ -67,7 +67,7 @@ def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES)
 
 
 def surround(container: str, codec: str, layout: str, rate_hz: int = 48_000) -> bytes:
-    """Return a second of a tone on every channel of the layout, by PyAV."""
+    """Return a file with one second of a tone on every channel of `layout`, written by PyAV."""
     sink = io.BytesIO()
     with av.open(sink, "w", format=container) as file:
         stream = cast(AudioStream, file.add_stream(codec, rate=rate_hz))
@@ -88,7 +88,7 @@ def surround(container: str, codec: str, layout: str, rate_hz: int = 48_000) -> 
 
 
 def codebooks(num_books: int = 256, bits: int = 22) -> bytes:
-    """Return Vorbis whose header of 3 KiB declares a gigabyte of codebooks, which libvorbis
+    """Return a Vorbis file whose 3 KiB header declares a gigabyte of codebooks, which libvorbis
     allocates.
     """
     book = (
@@ -130,7 +130,9 @@ def wav(
 
 
 def flac_that_declares(num_samples: int, seconds: float) -> bytes:
-    """Return FLAC silence whose header has a wrong number of samples."""
+    """Return a FLAC file of silence whose header declares `num_samples` instead of the true
+    number.
+    """
     file = bytearray(silence("FLAC", "PCM_16", 4_000, 1, seconds))
     packed = int.from_bytes(file[18:26], "big") >> 36 << 36 | num_samples
     file[18:26] = packed.to_bytes(8, "big")
@@ -138,7 +140,7 @@ def flac_that_declares(num_samples: int, seconds: float) -> bytes:
 
 
 def big_pictures(num_frames: int = 4, side: int = 512) -> bytes:
-    """Return Matroska with pictures of noise and a second of Opus."""
+    """Return a Matroska file with video frames of noise and one second of Opus."""
     sink = io.BytesIO()
     with av.open(sink, "w", format="matroska") as container:
         sound = container.add_stream("libopus", rate=48_000)
@@ -159,13 +161,15 @@ def big_pictures(num_frames: int = 4, side: int = 512) -> bytes:
 
 
 def mp3_without_length(seconds: int) -> bytes:
-    """Return MP3 frames of silence without the first one, which has their count."""
+    """Return MP3 frames of silence without the first frame, which would state their number."""
     file = silence("MP3", "MPEG_LAYER_III", 8_000, 1, 10)
     return file[file.index(file[:2], 4) :] * (seconds // 10)
 
 
 def all_bombs() -> dict[str, bytes]:
-    """Files by name that are refused with a limit of two minutes; each is smaller than 4 MiB."""
+    """Return audio files by name that a gateway with a limit of two minutes must refuse; each is
+    smaller than 4 MiB.
+    """
     return {
         "255 channels of Vorbis": many_channels(),
         "255 channels of Opus": opus_of_channels(255, 6),

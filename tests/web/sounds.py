@@ -1,4 +1,4 @@
-"""Reading of audio files, and their similarity."""
+"""Decoding of audio files, and similarity of signals."""
 
 import io
 
@@ -13,7 +13,9 @@ Samples = NDArray[np.int16]
 
 
 def decoded(file: bytes) -> Samples:
-    """Decode to mono at the answer's rate, with a reader that needs no length in the header."""
+    """Decode an audio file to mono at the answer's rate, with a decoder that needs no length in the
+    header.
+    """
     resampler = AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
     with av.open(io.BytesIO(file), "r") as container:
         frames = [
@@ -25,7 +27,7 @@ def decoded(file: bytes) -> Samples:
 def likeness(
     heard: Samples | NDArray[np.float32], expected: Samples | NDArray[np.float32]
 ) -> float:
-    """Return the maximum cross-correlation of two signals: 1 for equal ones."""
+    """Return the maximum of the normalized cross-correlation of two signals: 1 for equal ones."""
     size = 1 << (len(heard) + len(expected)).bit_length()
     spectra = [np.fft.rfft(sound.astype(np.float64), size) for sound in (heard, expected)]
     energy = np.sqrt(

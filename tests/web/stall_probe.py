@@ -1,5 +1,5 @@
-"""Longest stall of a gateway's event loop, as an ASGI route of the process under test. Sends
-nothing.
+"""Measurement of the longest event-loop stall of a gateway, as an ASGI route of the process under
+test. Sends nothing.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ PERIOD_S = 0.001
 
 
 class StallProbe:
-    """A call that the event loop makes each millisecond, which measures how much later it came.
+    """Timer callback that the event loop should run each millisecond, and that measures how late it
+    runs.
 
-    Other processes of the machine do not count: the time for which the loop's thread waited for a
-    core is taken off, and no stall is longer than the CPU time that the whole process used
-    meanwhile.
+    Load by other processes does not count: the time for which the loop's thread waited for a core
+    is subtracted, and a stall is at most the CPU time that the whole process used meanwhile.
     """
 
     def __init__(self) -> None:
@@ -27,8 +27,8 @@ class StallProbe:
         self._is_watching = False
 
     def route(self) -> Route:
-        """`GET`: the longest stall since the previous call, in seconds. The first call starts the
-        measurement.
+        """Return a `GET` route that answers with the longest stall since the previous call, in
+        seconds. The first call starts the measurement.
         """
         return Route(PATH, self._answer)
 
@@ -51,7 +51,7 @@ class StallProbe:
 
 
 def core_wait_s() -> float:
-    """Return for how long the calling thread has been ready to run and waited for a core. Source:
-    Linux, sched-stats.rst.
+    """Return the time that the calling thread has been runnable but waiting for a core, in seconds.
+    Source: Linux, sched-stats.rst.
     """
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

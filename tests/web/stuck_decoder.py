@@ -1,5 +1,5 @@
-"""Decoder processes that read files and never reply, for tests of other requests during
-decoding.
+"""Audio decoder processes that accept files and never reply, for tests of other requests while a
+decoder is busy.
 """
 
 import sys
@@ -18,7 +18,7 @@ _numbers = count()
 
 
 class StuckDecoders:
-    """The processes that were started."""
+    """The stuck decoder processes that were started."""
 
     def __init__(self, mark: str) -> None:
         self.command = (sys.executable, "-c", _TAKES_ALL, mark)
@@ -33,7 +33,7 @@ class StuckDecoders:
 
 @contextmanager
 def stuck_decoders() -> Iterator[StuckDecoders]:
-    """Replace the processes of decoder pools by stuck ones."""
+    """Make decoder pools start stuck processes instead of real ones."""
     stuck = StuckDecoders(f"stuck-decoder-{next(_numbers)}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder_pool, "COMMAND", stuck.command)

@@ -1,5 +1,5 @@
-"""Invalid input of any kind is answered by a 4xx in OpenAI's shape that names the field, never a
-5xx.
+"""Invalid input of any kind is answered by a 4xx error in OpenAI's format that names the field,
+never by a 5xx.
 """
 
 import base64

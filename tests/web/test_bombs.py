@@ -1,4 +1,4 @@
-"""Costly bodies and events: each is refused by a limit that its error names, in bounded memory."""
+"""Costly bodies and events: each is refused, in bounded memory, by a limit that its error names."""
 
 import json
 from collections.abc import Iterator
@@ -11,7 +11,9 @@ from tests.web.bombs import BODIES, CHAT, EVENTS, MIB, Bomb, audio_chat
 from tests.web.gateway_target import GatewayTarget, gateway_target
 
 MAX_GROWTH_BYTES = 100 * MIB
-"""Limit beside the body, which is in memory twice while it is joined."""
+"""Limit of memory growth in bytes, in addition to the body, which is in memory twice while it is
+joined.
+"""
 
 
 @pytest.fixture(scope="module")

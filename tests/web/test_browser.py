@@ -39,7 +39,7 @@ def page(browsers: Browsers, gateway: ServedGateway) -> Iterator[Page]:
 
 
 def said(text: str) -> NDArray[np.int16]:
-    """Return speech at the rate of the browser's fake microphone."""
+    """Return speech of `text` at the rate of the browser's fake microphone."""
     return np.repeat(np.frombuffer(speech(text), "<i2"), MIC_RATE_HZ // SPOKEN_HZ)
 
 
@@ -142,7 +142,9 @@ def test_failure_is_shown_with_reason(page: Page, gateway: ServedGateway) -> Non
 def test_spoken_question_is_answered_and_interrupted(
     browsers: Browsers, gateway: ServedGateway
 ) -> None:
-    """Speech and not a tone, since the gateway detects voice."""
+    """A spoken question is answered, and the answer interrupted. The microphone plays speech and
+    not a tone, since the gateway detects voice.
+    """
     gateway.client.script = Script(num_samples=20 * RATE_HZ, samples_per_chunk=RATE_HZ)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
     words, more = (
@@ -207,7 +209,9 @@ async ({ api, key, kinds, speech }) => {
 def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(
     browsers: Browsers, gateway: ServedGateway, loaded: Loaded
 ) -> None:
-    """The page is served by one gateway, and calls two others, of which one allows its origin."""
+    """A page of an allowed origin streams a chat and uploads recordings. The page is served by one
+    gateway and calls two others, of which only one allows its origin.
+    """
     host = gateway.url.replace("127.0.0.1", "localhost")
     asked = {
         "key": "secret",

@@ -98,7 +98,7 @@ def test_stream_without_include_usage_has_no_usage(gateway: ServedGateway) -> No
 
 
 def audio_of(choice: Choice) -> dict[str, object]:
-    """Return the audio of a delta, which older clients leave as a dictionary."""
+    """Return the audio of a chat delta, which older clients leave as a dictionary."""
     audio = getattr(choice.delta, "audio", None)
     if audio is None:
         return {}

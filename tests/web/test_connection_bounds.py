@@ -1,4 +1,4 @@
-"""Limits of connections in size and number: excess is refused with a reason, at little cost."""
+"""Limits of the size and number of connections: excess is refused with a reason, at little cost."""
 
 import asyncio
 import json
@@ -25,8 +25,8 @@ MIB = 1024 * 1024
 
 @pytest.fixture(scope="module")
 def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
-    """A gateway of this module only: delayed summary lines of its log must not appear in other
-    tests.
+    """A gateway of this module alone, since delayed summary lines of its log must not appear in
+    other tests.
     """
     with serving(loaded) as gateway:
         yield gateway
@@ -107,7 +107,9 @@ def test_chunked_upload_in_small_pieces_is_served(gateway: ServedGateway) -> Non
 
 
 def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
-    """Trailer fields arrive after the access check."""
+    """A trailer field is not treated as a header field, since trailers arrive after the access
+    check.
+    """
 
     async def tell_headers(scope: Scope, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
@@ -231,7 +233,9 @@ def test_websocket_handshake_is_always_answered(
 def test_websocket_upgrade_behind_unfinished_answer_is_refused(
     gateway: ServedGateway, target: AttackTarget
 ) -> None:
-    """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
+    """A WebSocket upgrade pipelined behind an unfinished answer is refused: its frames would mix
+    with the answer, which would not see the disconnect.
+    """
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
         attacks.post(wire, {**ASK, "stream": True})

@@ -1,5 +1,5 @@
-"""The bounded protocols with the installed uvicorn, and their parts: abuse log, descriptors,
-stop.
+"""The bounded HTTP and WebSocket protocols with the installed uvicorn, and their parts: abuse log,
+descriptors, stop.
 """
 
 import asyncio
@@ -46,7 +46,9 @@ OWN = {
     BoundedWebSocket: {"close_if_overdue", "take_over"},
     PipelineFlow: set[str](),
 }
-"""Methods that are not overrides; all others must exist in uvicorn."""
+"""Methods of the bounded protocols that override nothing; all their other methods must exist in
+uvicorn.
+"""
 READ_OF_UVICORN = {
     HttpToolsProtocol: {
         "pipeline",
@@ -144,7 +146,9 @@ async def test_websocket_fragments_are_joined_on_arrival(config: BoundedConfig) 
 
 
 async def test_pings_of_unreading_client_are_not_answered(config: BoundedConfig) -> None:
-    """Otherwise unsent pongs would be unbounded."""
+    """Pings of a client that does not read are not answered, since unsent pongs would fill memory
+    without bound.
+    """
     config.load()
     protocol = BoundedWebSocket(config, ServerState(), {})
     protocol.conn.state = State.OPEN
@@ -184,7 +188,9 @@ def test_send_progress_ignores_writes_meanwhile() -> None:
 
 
 async def test_slow_reader_makes_progress_within_kernel_buffer() -> None:
-    """Linux accepts more from a process only once a third of up to 4 MiB has left the socket."""
+    """A slow reader makes progress within the kernel buffer: Linux accepts more data only once a
+    third of up to 4 MiB has left the socket.
+    """
     loop = asyncio.get_running_loop()
     accepted: asyncio.Future[Connection] = loop.create_future()
 
@@ -276,7 +282,9 @@ class StalledLoop:
 
 
 def test_time_outs_after_a_stall_are_checked_once_the_input_was_read(loaded: Loaded) -> None:
-    """The timer of a stalled event loop may run before its sockets are read."""
+    """After a stall, timeouts are checked only once the input was read: the timer of a stalled
+    event loop may run before its sockets are read.
+    """
     table, loop, checked = ConnectionTable(loaded.config.web), StalledLoop(), list[float]()
     handler = SimpleNamespace(close_if_overdue=checked.append)
     table.add(Connection(cast(asyncio.Transport, None), None, cast(ConnectionHandler, handler)))

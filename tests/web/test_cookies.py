@@ -1,4 +1,4 @@
-"""Reading of cookies, in linear time."""
+"""Parsing of cookies, in linear time."""
 
 import pytest
 
@@ -26,6 +26,8 @@ def test_cookie_is_found_by_name(header: str, value: str) -> None:
 
 @pytest.mark.timeout(20)
 def test_cookie_of_many_escapes_is_read_in_linear_time() -> None:
-    """The standard library takes a minute for an eighth of this cookie."""
+    """A cookie of many escapes is read in linear time; the standard library takes a minute for an
+    eighth of it.
+    """
     hostile = 'a="' + '\\"' * 1_000_000 + '"'
     assert read_cookie(hostile, "a").startswith("\\") and read_cookie(hostile, "b") == ""

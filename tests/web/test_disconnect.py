@@ -1,4 +1,6 @@
-"""A disconnect aborts the request: before submission, while it waits, and within the answer."""
+"""A client disconnect aborts its request: before submission, in the queue, and during the
+answer.
+"""
 
 import threading
 from contextlib import ExitStack
@@ -53,7 +55,9 @@ def test_disconnect_during_submission_aborts_request(gateway: ServedGateway) -> 
 def test_stopping_gateway_leaves_answer_resumable(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway closes the connection, not the client."""
+    """A stopping gateway leaves its answer resumable, since the gateway and not the client closed
+    the connection.
+    """
     monkeypatch.setattr(serve, "GRACE_S", 1)
     with ExitStack() as open_until_the_end:
         with serving(loaded) as gateway:

@@ -1,7 +1,7 @@
-"""The commands of README and reference pages work as written: each is run, or parsed where it takes
-hours, root or a cluster.
+"""The commands in README and reference pages work as written. A command is run, or only parsed if
+it takes hours, root or a cluster.
 
-`CHECKS` has a row for every command; a command without one fails.
+`CHECKS` has a row for every command; a command without a row fails.
 """
 
 import importlib.util
@@ -44,7 +44,7 @@ FLAGS = (
     "--read-only --small --span-hops "
     "--spans --speculation --too-large --training --transfer --twin --up"
 ).split()
-"""Options without a value; after any other one `--help` would be taken as its value, and the
+"""Options that take no value. After any other option, `--help` would be taken as its value, and the
 command would run.
 """
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -66,8 +66,8 @@ class DocumentedCommand(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Rule for the commands that match `pattern`. `run_by`: test files that run such commands with
-    real processes.
+    """Rule that checks the commands matching `pattern`. `run_by`: test files that run such commands
+    with real processes.
     """
 
     pattern: str
@@ -76,8 +76,8 @@ class Check(NamedTuple):
 
 
 def shell_commands(block: str) -> Iterator[str]:
-    """Commands of a block: lines joined where a quote is open or a backslash ends them, parted at
-    &&.
+    """Yield the commands of a shell block: lines are joined where a quote is open or a backslash
+    ends them, and split at &&.
     """
     lines: list[str] = []
     for line in block.splitlines():
@@ -123,7 +123,7 @@ def run_in_process(command: DocumentedCommand, _gateway: ServedGateway, _folder:
 
 
 def parse_fleet(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
-    """Parse the command's options, and check the configuration that it names."""
+    """Parse the command's options, and check the configuration file that it names."""
     args = command.args[1:]
     assert not args[-1].startswith("--") or args[-1] in FLAGS
     if args[0] == "bench":
@@ -158,7 +158,7 @@ def run_shell(command: DocumentedCommand, _gateway: ServedGateway, folder: Path)
 
 
 def parse_shell(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
-    """Check the syntax, and that the files of this repository that it names exist."""
+    """Check the command's syntax, and that the repository files it names exist."""
     subprocess.run(["bash", "-n", "-c", command.line], check=True, capture_output=True)
     named = re.findall(r"(?<![\w/.-])(?:deploy|configs|tests|fleet|\.)/[\w./-]+", command.line)
     missing = [
@@ -170,8 +170,8 @@ def parse_shell(command: DocumentedCommand, _gateway: ServedGateway, _folder: Pa
 
 
 def install(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
-    """Compare a `pip install` with pyproject.toml: an extra of Fleet, or a dependency in the
-    version that is pinned.
+    """Compare a `pip install` with pyproject.toml: it installs an extra of Fleet, or a dependency
+    in the pinned version.
     """
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     wanted = next(arg for arg in command.args[2:] if not arg.startswith("-"))
@@ -187,7 +187,7 @@ def install(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) 
 
 
 def start_procfile(_command: DocumentedCommand, gateway: ServedGateway, folder: Path) -> None:
-    """Parse each line of the Procfile, in place of starting it."""
+    """Parse each command of the Procfile instead of starting it."""
     for line in (REPO / "Procfile").read_text().splitlines():
         parse_fleet(DocumentedCommand("Procfile", line.partition(": ")[2]), gateway, folder)
 
@@ -257,7 +257,7 @@ def pocket(loaded: Loaded) -> Iterator[ServedGateway]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder for the files of the commands, with an audio file for those that read one."""
+    """A folder for files of the commands, with an audio file for commands that read one."""
     folder = tmp_path_factory.mktemp("commands")
     soundfile.write(folder / "speech.mp3", numpy.zeros(24_000, numpy.float32), 24_000, format="WAV")
     return folder

@@ -1,5 +1,5 @@
-"""The field tables are complete: no field of the `openai` package's types or of the bodies is
-missing, and the page has each row.
+"""The field tables are complete: every field of the `openai` package's types and of the request
+bodies has a row, and the documentation page shows every row.
 
 `python -m web.fields_page fleet/docs/fields.md` writes the page.
 """
@@ -58,8 +58,8 @@ def fields_of(kind: Any, path: str = "", within: tuple[object, ...] = ()) -> Ite
 
 
 def missing(table: FieldTable, kind: Any) -> list[str]:
-    """Return the fields of a type without a row: neither their own row nor the row of an unserved
-    object around them.
+    """Return the fields of a type without a row in `table`: neither a row of their own nor a row of
+    an unserved object around them.
     """
     return sorted({path for path in fields_of(kind) if table.row_of(path) is None})
 
@@ -132,7 +132,7 @@ SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     *((EVENTS[event_type(event)], event, "") for event in get_args(AnyClientEvent)),
 ]
 READ_ELSEWHERE = {"file", "languages"}
-"""Fields of the form that its model does not have: the upload, and another name of the language."""
+"""Form fields that the form's model does not have: the upload, and another name of the language."""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""A field of a request is served, refused by its name, or ignored because it cannot change the
-answer; none is lost silently.
+"""Fields of HTTP requests: each field is served, refused by its name, or ignored because it cannot
+change the answer; no field is lost silently.
 """
 
 import json
@@ -26,7 +26,7 @@ def speak(gateway: ServedGateway, **fields: object) -> httpx.Response:
 
 
 def refused(answer: httpx.Response) -> str:
-    """Return the field that the refusal names in its message and its param."""
+    """Return the field that a refusal names in its message and its `param`."""
     assert answer.status_code == 400, answer.text
     error: dict[str, Any] = answer.json()["error"]
     assert error["code"] == "unsupported_value" and error["message"].startswith(
@@ -239,7 +239,9 @@ def test_unknown_field_of_a_served_object_is_refused(gateway: ServedGateway) -> 
 
 
 def test_own_answer_of_a_client_can_be_sent_back_whole(gateway: ServedGateway) -> None:
-    """Clients append the message of an answer, with its empty fields, to the next chat."""
+    """A client can send back a whole answer of the server: clients append the answer's message,
+    with its empty fields, to the next chat.
+    """
     answer = gateway.create().choices[0].message
     sent = {**answer.model_dump(), "annotations": [], "reasoning_content": None, "id": "m1"}
     assert chat(gateway, messages=[*HELLO, sent, *HELLO]).status_code == 200
@@ -328,7 +330,7 @@ def test_neutral_and_harmless_fields_of_a_transcription_are_accepted(
 
 
 def warnings_of(raw: str) -> list[list[str] | None]:
-    """Return the warnings of each event of a stream."""
+    """Return the warnings in each event of a stream."""
     lines = [line.removeprefix("data: ") for line in raw.splitlines() if line.startswith("data: {")]
     return [json.loads(line).get("warnings") for line in lines]
 
@@ -336,7 +338,9 @@ def warnings_of(raw: str) -> list[list[str] | None]:
 def test_ignored_tools_are_a_warning_in_the_body_and_one_log_line(
     gateway: ServedGateway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The clients of `openai` show an extra field of a completion, and no header."""
+    """Ignored tools cause a warning in the body and one log line. The warning is an extra field,
+    which `openai` clients show, unlike a header.
+    """
     with caplog.at_level(logging.WARNING):
         whole = gateway.create(tools=TOOLS)
         again = chat(gateway, tools=TOOLS, tool_choice="auto")

@@ -1,4 +1,4 @@
-"""The fleet API: shapes, filters, errors; with the invented fleet of `plausible`."""
+"""The fleet API: response shapes, filters and errors, with the invented fleet of `plausible`."""
 
 import io
 import wave
@@ -19,14 +19,14 @@ from tests.web.plausible_requests import HOSTILE, worker_id
 
 @pytest.fixture
 def fleet(gateway: ServedGateway) -> FakeTelemetry:
-    """The gateway's telemetry, with data in every part."""
+    """Fake telemetry of the gateway, with data in every part."""
     reported = busy(gateway.client.graph)
     gateway.client.show(reported)
     return reported
 
 
 def refusal(gateway: ServedGateway, method: str, path: str) -> tuple[int, str, str | None]:
-    """Return status, code and param of an error in OpenAI's shape."""
+    """Return status, code and param of an error in OpenAI's format."""
     answer = gateway.http.request(method, path)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]

@@ -1,4 +1,4 @@
-"""Access rules: key, cookie with CSRF token, origin, host; and the read-only gateway."""
+"""Access rules: API key, cookie with CSRF token, origin, host; and the read-only gateway."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ def locked(serve_with: Callable[[str | None], ServedGateway]) -> ServedGateway:
 
 @pytest.fixture
 def browser(locked: ServedGateway) -> Iterator[httpx.Client]:
-    """A logged-in browser."""
+    """An HTTP client with the cookie of a logged-in browser."""
     with httpx.Client(base_url=locked.url, headers={"origin": locked.url}) as client:
         assert client.post("/console/login", data={"key": KEY}).status_code == 303
         yield client

@@ -1,4 +1,4 @@
-"""Heads of requests over real sockets: upgrade, Host, target, framing, and clients of HTTP/1.0."""
+"""HTTP request heads over real sockets: upgrade, Host, target, framing, and clients of HTTP/1.0."""
 
 import json
 import re
@@ -166,7 +166,9 @@ END = b"connection: close\r\n\r\n"
 def test_missing_repeated_or_invalid_host_is_answered_400(
     target: AttackTarget, sent: bytes
 ) -> None:
-    """Source: RFC 9112 section 3.2."""
+    """A missing, repeated or invalid Host field is answered by 400. Source: RFC 9112 section
+    3.2.
+    """
     said = said_to(target, sent + LAST)
     assert statuses(said) == [400] and b"Host field" in said, said
 
@@ -205,8 +207,8 @@ def test_empty_host_is_valid_and_no_name_of_the_gateway(target: AttackTarget) ->
 def test_target_decides_host_and_path(
     serve_with: Callable[[str | None], ServedGateway], line: bytes, expected: int
 ) -> None:
-    """An absolute target's host counts, and the Host field does not. Source: RFC 9112 section
-    3.2.2.
+    """An absolute request target decides host and path, and the Host field does not count. Source:
+    RFC 9112 section 3.2.2.
     """
     said = said_to(AttackTarget.of(serve_with(None).url), line + b"\r\nhost: localhost\r\n" + END)
     assert statuses(said) == [expected], said
@@ -241,8 +243,8 @@ def test_websocket_with_absolute_target_is_opened(target: AttackTarget) -> None:
 def test_ambiguous_framing_is_refused(
     gateway: ServedGateway, target: AttackTarget, sent: bytes, expected: int
 ) -> None:
-    """Else a proxy in front could see another request than the gateway does. Source: RFC 9112
-    sections 2.2, 5 and 6.
+    """Ambiguous framing is refused; otherwise a proxy in front could see another request than the
+    gateway. Source: RFC 9112 sections 2.2, 5 and 6.
     """
     for upgrade in (b"", H2C):
         said = said_to(target, CHAT + upgrade + sent + LAST)
@@ -260,8 +262,8 @@ OLD = CHAT.replace(b"HTTP/1.1\r\nhost: 127.0.0.1", b"HTTP/1.0")
 def of_old_client(
     target: AttackTarget, body: dict[str, object], route: bytes = b"/v1/chat/completions"
 ) -> tuple[bytes, bytes]:
-    """Return head and body of the answer to an HTTP/1.0 request, read until the end of the
-    connection.
+    """Send an HTTP/1.0 request; return head and body of the response, read until the connection
+    ends.
     """
     with target.connect() as wire:
         attacks.post(

@@ -1,4 +1,4 @@
-"""The scan of a JSON text counts like a parser, for any split into pieces."""
+"""The scan that bounds a JSON text counts like a parser, however the text is split into pieces."""
 
 import json
 from typing import cast
@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 
 def separators(value: object) -> int:
-    """Count commas and opening brackets outside of strings."""
+    """Return the number of commas and opening brackets outside of strings."""
     if isinstance(value, dict):
         inner = list(cast("dict[str, object]", value).values())
     elif isinstance(value, list):

@@ -1,4 +1,6 @@
-"""Trimming of leading silence: at most 60 ms is sent, the same at every gateway."""
+"""Trimming of an answer's leading silence: at most 60 ms of it is sent, the same at every
+gateway.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format":
 
 @pytest.fixture(scope="module")
 def keeping(loaded: Loaded, shared_gateway: ServedGateway) -> Iterator[ServedGateway]:
-    """A second gateway without the limit."""
+    """A gateway that does not trim leading silence, beside the shared one that does."""
     with serving(
         bounded(loaded, max_leading_silence_ms=None), client=shared_gateway.client
     ) as gateway:

@@ -1,5 +1,5 @@
-"""Live answers that are trained on: a share of the answers to clients that allow it, and only
-answers of the model itself.
+"""Capture of live answers for training: a share of the answers to clients that allow it, and only
+answers sampled by the model.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def captures(gateway: ServedGateway) -> list[tuple[RequestSpec, bytes | None]]:
 
 
 def ask(gateway: ServedGateway, **fields: object) -> RequestSpec:
-    """Ask and return the request of the answer."""
+    """Send a chat request; return the request that the gateway submitted for it."""
     answer = gateway.http.post(CHAT, json={**ASK, **fields})
     assert answer.status_code == 200
     return next(
@@ -77,7 +77,7 @@ def test_answer_with_store_false_is_not_captured(gateway: ServedGateway) -> None
 
 
 def test_text_to_speak_is_not_captured(gateway: ServedGateway) -> None:
-    """Its tokens are the client's, not the model's."""
+    """Text to speak is not captured, since its tokens are the client's and not the model's."""
     assert (
         gateway.http.post(SPEECH, json={"model": "omni", "input": "Hello there."}).status_code
         == 200

@@ -1,4 +1,4 @@
-"""Streams as load tools read them: each reader replicates the parser of one tool.
+"""Streams as load-testing tools read them: each reader replicates the parser of one tool.
 
 Sources: vllm 0.11 benchmarks/lib/endpoint_request_func.py, vllm-omni benchmarks/patch/patch.py,
 sglang bench_serving.py, llmperf openai_chat_completions_client.py.
@@ -26,7 +26,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 @dataclass(slots=True)
 class ToolFigures:
-    """A stream as a tool reads it. `chunks` are the decoded events, in order."""
+    """What a load-testing tool has read of a stream. `chunks`: decoded events, in order."""
 
     text: str = ""
     chunks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -37,7 +37,7 @@ class ToolFigures:
 
 
 def pieces_of(gateway: ServedGateway, **fields: object) -> list[bytes]:
-    """Read a stream from the socket, in pieces."""
+    """Return a stream in the pieces in which the socket delivers it."""
     body = {**ASK, "stream": True, **fields}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
@@ -45,8 +45,8 @@ def pieces_of(gateway: ServedGateway, **fields: object) -> list[bytes]:
 
 
 def by_message(pieces: Iterable[bytes], *, strips: bool) -> Iterator[str]:
-    """Messages end at a blank line, or when the rest is valid JSON. `strips`: each piece is
-    stripped of white space.
+    """Yield messages, which end at a blank line or when the rest is valid JSON. `strips`: whether
+    white space is stripped from each piece.
     """
     rest = ""
     for piece in pieces:
@@ -67,7 +67,7 @@ def is_whole(text: str) -> bool:
 
 
 def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Decode one event like all tools: remove the prefix, parse JSON."""
+    """Yield the decoded events, as all tools do: remove the prefix, parse JSON."""
     for message in messages:
         payload = message.removeprefix("data: ")
         if payload != "[DONE]" and not message.startswith(":"):
@@ -75,8 +75,8 @@ def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def vllm(pieces: list[bytes]) -> ToolFigures:
-    """Every event with a choice counts, the first as the first token; usage is read only from
-    events without.
+    """Read a stream like vLLM: every event with a choice counts, the first one as the first token;
+    usage is read only from events without choices.
     """
     measured = ToolFigures()
     for data in events(by_message(pieces, strips=True)):
@@ -89,8 +89,8 @@ def vllm(pieces: list[bytes]) -> ToolFigures:
 
 
 def vllm_omni(pieces: list[bytes]) -> ToolFigures:
-    """By the event's modality: text in `content`, audio in `content` or `audio.data`, each piece a
-    WAV file.
+    """Read a stream like vLLM-Omni, by the event's modality: text in `content`, audio in `content`
+    or `audio.data`, where each piece is a WAV file.
     """
     measured = ToolFigures()
     for data in events(by_message(pieces, strips=False)):
@@ -118,7 +118,7 @@ def vllm_omni(pieces: list[bytes]) -> ToolFigures:
 
 
 def by_line(pieces: list[bytes]) -> ToolFigures:
-    """SGLang and llmperf: every non-empty line is an event."""
+    """Yield the events as SGLang and llmperf read them: every non-empty line is an event."""
     measured = ToolFigures()
     lines = [line.strip().decode() for line in b"".join(pieces).split(b"\n")]
     for line in filter(None, lines):

@@ -1,4 +1,4 @@
-"""Logins of the console: random tokens, logout, other keys, unreachable Redis."""
+"""Console logins: random tokens, logout, other keys, unreachable Redis."""
 
 import asyncio
 import hashlib
@@ -34,14 +34,14 @@ def locked(loaded: Loaded) -> Iterator[ServedGateway]:
 
 @pytest.fixture
 def gateway(locked: ServedGateway) -> Iterator[ServedGateway]:
-    """A gateway with a key; its control plane is reachable again afterwards."""
+    """A gateway with an API key; after the test its control plane is reachable again."""
     yield locked
     locked.client.unreachable = None
     locked.client.telemetry.orders.clear()
 
 
 def log_in(gateway: ServedGateway, key: str = KEY, cookie: str = "") -> str:
-    """Return the cookie's value."""
+    """Log in to the console; return the value of the login cookie."""
     headers = {"cookie": f"{COOKIE}={cookie}"} if cookie else {}
     with httpx.Client(base_url=gateway.url, headers=headers) as client:
         answer = client.post("/console/login", data={"key": key})

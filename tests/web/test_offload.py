@@ -1,5 +1,5 @@
 """Large inputs are parsed in one thread, in linear time and memory, while the event loop serves
-others.
+other clients.
 """
 
 import asyncio
@@ -123,7 +123,9 @@ def test_small_body_is_stored() -> None:
 
 
 def test_large_inputs_are_parsed_sequentially_in_one_thread() -> None:
-    """Otherwise several inputs would be expanded in memory together."""
+    """Large inputs are parsed one after another, in one thread; otherwise several would be expanded
+    in memory together.
+    """
     names: list[str] = []
 
     async def read_many() -> None:

@@ -1,4 +1,4 @@
-"""The OpenAPI document: it has every route, and requests generated from it cause no 5xx."""
+"""The OpenAPI document has every route, and requests generated from it cause no 5xx."""
 
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from web.openapi.document import document
 from web.openapi.operations import OPERATIONS, Operation
 
 DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-"""Prefixes of the API; other routes are pages."""
+"""Prefixes of the API's routes; other routes are pages."""
 MODEL = "omni"
 
 
@@ -65,7 +65,9 @@ MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in C
 def test_requests_generated_from_document_cause_no_server_error(
     gateway: ServedGateway, operation: Operation, mode: str
 ) -> None:
-    """Valid requests by the document, and invalid ones where possible."""
+    """Requests generated from the document cause no server error. `mode`: valid requests, or
+    invalid ones where possible.
+    """
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))
     cases = schema[operation.path][operation.method].as_strategy(

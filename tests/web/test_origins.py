@@ -1,4 +1,6 @@
-"""Cross-origin use of the API: allowed origins, headers, and the closed console."""
+"""Cross-origin use of the API: allowed origins, headers, and the console, which is closed to other
+origins.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Audio files of browsers, phones and the server itself, on each route with audio input."""
+"""Audio files of browsers, phones and the server itself, on every route with audio input."""
 
 import base64
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ def input_audio(file: bytes, kind: str | None) -> dict[str, object]:
 
 
 def audio_len_s(gateway: ServedGateway) -> float:
-    """Length of the audio in the last request's prompt."""
+    """Return the length in seconds of the audio in the last request's prompt."""
     spec, _ = gateway.client.submitted[-1]
     return sum(clip.num_samples / clip.rate_hz for clip in spec.audio)
 

@@ -1,5 +1,5 @@
-"""Unserved features are refused with one code and with advice for users of a chat page; content is
-never ignored.
+"""Unserved features are refused with one error code and with advice for users of a chat page;
+content is never ignored.
 """
 
 from typing import Any
@@ -91,7 +91,9 @@ def test_empty_content_field_is_ignored(gateway: ServedGateway, empty: object) -
 def test_setting_of_another_server_without_effect_is_ignored_and_reported(
     gateway: ServedGateway,
 ) -> None:
-    """Names that other servers and clients use, with values without content."""
+    """Settings that only other servers and clients know are ignored and reported if their values
+    have no content.
+    """
     settings: dict[str, object] = {
         **{
             "use_audio_in_video": True,

@@ -1,5 +1,5 @@
-"""Debts for refused inputs: an address with seconds of refused work waits, and other addresses are
-served.
+"""Limit of refused work per client address: an address that has caused seconds of it must wait, and
+other addresses are served.
 """
 
 import json

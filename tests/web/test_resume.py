@@ -1,5 +1,5 @@
-"""An answer resumes after any event, when its gateway or connection is lost, without loss or
-repetition.
+"""A streamed answer resumes after any event, when its gateway or connection is lost, without loss
+or repetition.
 """
 
 import base64
@@ -26,7 +26,9 @@ BODY = {
 
 
 def events(lines: str) -> list[tuple[str, dict[str, object]]]:
-    """(id, data) of every event; the id is "" where there is none. `[DONE]` is an empty object."""
+    """Return (id, data) of every event; the id is "" if the event has none, and `[DONE]` has an
+    empty object as data.
+    """
     found: list[tuple[str, dict[str, object]]] = []
     for block in lines.strip().split("\n\n"):
         fields = dict(
@@ -39,7 +41,7 @@ def events(lines: str) -> list[tuple[str, dict[str, object]]]:
 
 
 def reported(found: list[tuple[str, dict[str, object]]]) -> tuple[str, bytes]:
-    """Return transcript and audio."""
+    """Return the transcript and the audio in the events."""
     text, sound = "", b""
     for _, data in found:
         for choice in data.get("choices", []):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Models, requests, health, metrics, keys, and errors of the router."""
+"""HTTP routes for models, requests, health and metrics; API keys; and errors of the router."""
 
 import asyncio
 import json

@@ -1,4 +1,6 @@
-"""The gateway as a process with a real Redis: start without workers, stop, failures at start."""
+"""The gateway as a process with a real Redis: start without workers, stop, and failures at the
+start.
+"""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Clients that send or read too slowly: time-outs, and bounds of held and dropped bodies."""
+"""Clients that send or read too slowly: timeouts, and limits of held and dropped bodies."""
 
 import asyncio
 import json
@@ -32,15 +32,15 @@ LONG_ANSWER = Script(num_samples=3_000_000, samples_per_chunk=24_000)
 
 @pytest.fixture(scope="module")
 def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
-    """A gateway of this module only: delayed summary lines of its log must not appear in other
-    tests.
+    """A gateway of this module alone, since delayed summary lines of its log must not appear in
+    other tests.
     """
     with serving(loaded) as gateway:
         yield gateway
 
 
 def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
-    """Send a byte every 20 ms until a response arrives; return it."""
+    """Send `byte` every 20 ms until a response arrives; return the response."""
     wire.settimeout(0.02)
 
     def answer() -> bytes:
@@ -84,7 +84,7 @@ def test_half_open_connections_are_freed(
 def quick_tls(
     loaded: Loaded, quick: ServedGateway, tls: TlsFiles
 ) -> Iterator[tuple[ServedGateway, AttackTarget]]:
-    """A gateway under https with short time-outs."""
+    """A gateway under https with short timeouts."""
     with serving(replace(loaded, config=quick.config), tls=tls) as gateway:
         yield gateway, AttackTarget.of(gateway.url)
 
@@ -129,8 +129,8 @@ def test_stopped_or_slow_body_is_answered_408(
 def test_rest_of_refused_body_is_dropped_up_to_limit(
     quick: ServedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer precedes the body: the connection survives a short rest, and ends after a slow or
-    long one.
+    """The rest of a refused body is dropped up to a limit. The response precedes the body: the
+    connection survives a short rest, and ends after a slow or long one.
     """
     target = AttackTarget.of(quick.url)
     head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -153,7 +153,9 @@ def test_rest_of_refused_body_is_dropped_up_to_limit(
 
 
 def test_refused_body_of_declared_length_is_dropped_to_its_end(target: AttackTarget) -> None:
-    """Many clients read only after sending everything."""
+    """A refused body of declared length is read and dropped to its end, since many clients read
+    only after sending everything.
+    """
     with target.connect() as wire:
         wire.sendall(HEAD + b"content-length: %d\r\n\r\n" % (40 * MIB))
         assert b" 413 " in wire.recv(65_536)
@@ -237,7 +239,9 @@ def test_unread_stream_is_disconnected_and_resumable(
 
 
 def test_unread_complete_answer_does_not_hold_connection(quick: ServedGateway) -> None:
-    """The answer is written, and the rest in the buffer is too small for uvicorn's flow control."""
+    """A complete answer that its client does not read does not hold the connection: the rest in the
+    buffer is too small for uvicorn's flow control.
+    """
     target = AttackTarget.of(quick.url)
     quick.client.script = Script(num_samples=1_500_000)
     body = {"model": "omni", "input": "hello", "voice": "ethan", "response_format": "wav"}

@@ -1,4 +1,4 @@
-"""Audio files crafted to be expensive: they are refused, and delay no other request."""
+"""Audio files crafted to be expensive are refused, and delay no other request."""
 
 import socket
 from collections.abc import Iterator
@@ -27,14 +27,14 @@ FIELD = "messages[0].content[0].input_audio.data"
 def stuck_gateway(
     loaded: Loaded, script: Script | None = None
 ) -> Iterator[tuple[ServedGateway, StuckDecoders]]:
-    """A gateway whose decoders never reply."""
+    """Run a gateway whose audio decoders never reply; yield the gateway and the stuck decoders."""
     with stuck_decoders() as stuck, serving(loaded) as gateway:
         gateway.client.script = script or Script()
         yield gateway, stuck
 
 
 def send(gateway: ServedGateway, file: bytes) -> socket.socket:
-    """Send an audio file over a plain socket, which the caller closes."""
+    """Send an audio file over a plain socket; return the socket, which the caller closes."""
     messages = [{"role": "user", "content": [input_audio(file, None)]}]
     wire = AttackTarget.of(gateway.url).connect()
     attacks.post(wire, {"model": "omni", "messages": messages})
@@ -62,7 +62,9 @@ def test_recording_with_large_pictures_is_accepted(gateway: ServedGateway) -> No
 
 
 def test_other_requests_are_answered_while_bombs_are_decoded(loaded: Loaded) -> None:
-    """The decoders never reply, so a request that waited for a decoder would never end."""
+    """Other requests are answered while audio bombs are decoded. The decoders never reply, so a
+    request that waited for one would never end.
+    """
     with stuck_gateway(loaded) as (gateway, stuck), ExitStack() as bombs:
         for _ in range(NUM_BOMBS):
             bombs.enter_context(send(gateway, codebooks()))

@@ -139,7 +139,9 @@ def test_long_text_is_spoken_in_pieces(gateway: ServedGateway) -> None:
 
 
 def test_further_piece_is_retried_while_queue_is_full(gateway: ServedGateway) -> None:
-    """A later refusal is retried; a refusal of the first piece is returned to the client."""
+    """A refusal of a later piece of the text, while the queue is full, is retried; a refusal of the
+    first piece is returned to the client.
+    """
     gateway.client.script = Script(
         refusal=Overloaded("64 requests are running"), refusals=range(1, 3)
     )
@@ -269,7 +271,9 @@ def test_arbitrary_text_is_spoken_completely_or_refused(gateway: ServedGateway, 
 
 
 def test_voices_are_listed_with_id_and_name(gateway: ServedGateway) -> None:
-    """The fields that Open WebUI reads; each id is an accepted voice."""
+    """The list of voices has the fields that Open WebUI reads, `id` and `name`; each id is an
+    accepted voice.
+    """
     answer = gateway.http.get("/v1/audio/voices").json()
     names = {voice["id"]: voice["name"] for voice in answer["voices"]}
     assert next(iter(names)) == "ethan" and "chelsie" in names and answer["uploaded_voices"] == []

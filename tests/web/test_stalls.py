@@ -1,5 +1,5 @@
 """No input stalls the event loop: other answers continue while a body, a file or an event is
-read.
+parsed.
 """
 
 import base64
@@ -32,10 +32,12 @@ from tests.web.gateway_target import GatewayTarget, gateway_target, new_address
 
 MAX_STALL_S = 0.05
 MAX_TRIES = 4
-"""A stall that an input causes comes each time; one by chance does not."""
+"""Number of measurements per input: a stall that the input causes appears in each, a random stall
+does not.
+"""
 POCKET = REPO / "fleet/checkpoints/pocket"
 NUM_CHARS = 262_000
-"""Slightly fewer characters than are refused before they are encoded."""
+"""Number of characters just below the limit above which a text is refused before it is encoded."""
 
 TEXTS = {
     "one word": "ab" * 30_000,
@@ -80,7 +82,7 @@ def upload(content: bytes) -> bytes:
 
 
 def two_minutes_of_noise() -> bytes:
-    """Return the recording in which speech is searched for longest."""
+    """Return the recording in which the search for speech takes longest."""
     return wav(noise(np.random.default_rng(0), 16_000, 119, -30), 16_000)
 
 
@@ -208,7 +210,9 @@ def test_costly_event_does_not_stall_the_event_loop(tiny: GatewayTarget, bomb: B
 
 
 def send_event(target: GatewayTarget, content: bytes) -> None:
-    """Send an event and a second event, until the gateway has handled both."""
+    """Send an event with `content` and then a second event; return once the gateway has handled
+    both.
+    """
     with connect(
         target.url.replace("http", "ws") + "/v1/realtime", source_address=(new_address(), 0)
     ) as socket:

@@ -1,4 +1,6 @@
-"""Certificates, configured or self-signed, and the lines printed at start."""
+"""TLS certificates of the gateway, configured or self-signed, and the lines printed at the
+start.
+"""
 
 import ipaddress
 import json

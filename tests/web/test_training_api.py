@@ -1,5 +1,5 @@
-"""Training over the API and in the console: its state, versions promoted and returned from, samples
-forgotten.
+"""Draft-head training over the API and in the console: its state, versions promoted and returned
+to, samples deleted.
 """
 
 import pytest

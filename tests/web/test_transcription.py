@@ -309,13 +309,17 @@ def test_text_beside_a_file_of_the_same_name_is_refused(gateway: ServedGateway) 
 
 
 def test_empty_upload_beside_file_is_ignored(gateway: ServedGateway) -> None:
-    """Browsers send an empty upload for an unused file chooser."""
+    """An empty upload beside the file is ignored, since browsers send one for an unused file
+    chooser.
+    """
     files = [("file", ("a.wav", sound())), ("reference_audio", ("", b""))]
     assert gateway.http.post(PATH, data={"model": "omni"}, files=files).status_code == 200
 
 
 def test_empty_model_selects_served_one(gateway: ServedGateway) -> None:
-    """Open WebUI sends an empty model if none is chosen."""
+    """An empty model name selects the served model, since Open WebUI sends one if none is
+    chosen.
+    """
     answer = gateway.http.post(PATH, data={"model": ""}, files={"file": ("a.wav", sound())})
     assert answer.status_code == 200, answer.text
 

@@ -1,5 +1,5 @@
-"""Unfinished WebSocket messages are limited in memory and time, also while the connection sends
-more.
+"""Unfinished WebSocket messages are limited in memory and time, even while the connection continues
+to send.
 """
 
 import socket
@@ -15,21 +15,21 @@ from tests.web.conftest import Loaded, bounded, serving
 
 PONG = b"\x8a\x00"
 TOO_MUCH = b"\x03\xf5unfinished messages"
-"""The beginning of a close frame of code 1013."""
+"""Beginning of a close frame with code 1013."""
 TOO_SLOW = b"\x03\xf0a message came too slowly"
-"""The beginning of a close frame of code 1008."""
+"""Beginning of a close frame with code 1008."""
 
 
 def fragment(num_bytes: int, *, missing: int = 0) -> bytes:
-    """Return the first frame of a fragmented text, masked with zeros, without the last `missing`
-    bytes.
+    """Return the first frame of a fragmented text message, masked with zeros, without its last
+    `missing` bytes.
     """
     return b"\x01\xff" + (num_bytes + missing).to_bytes(8) + bytes(4) + b"a" * num_bytes
 
 
 @contextmanager
 def opened(target: AttackTarget) -> Iterator[socket.socket]:
-    """Open a WebSocket; return its socket once the session is created."""
+    """Open a WebSocket; return its socket once the voice session is created."""
     with attacks.open_websocket(target) as wire:
         read_up_to(wire, b"session.created")
         yield wire
@@ -73,7 +73,9 @@ def test_unfinished_websocket_messages_are_bounded_together(loaded: Loaded) -> N
 def test_unfinished_websocket_message_without_progress_is_closed(
     loaded: Loaded, begun: bytes, dripped: bytes
 ) -> None:
-    """Pings, empty fragments and single bytes are no progress."""
+    """An unfinished WebSocket message without progress is closed; pings, empty fragments and single
+    bytes do not count as progress.
+    """
     with (
         serving(bounded(loaded, body_timeout_s=0.3)) as gateway,
         opened(AttackTarget.of(gateway.url)) as wire,

@@ -1,4 +1,4 @@
-"""Back-off after wrong API keys on each way of access; the right key is always accepted."""
+"""Back-off after wrong API keys, for each kind of access; the right key is always accepted."""
 
 import logging
 import re
@@ -81,7 +81,9 @@ def test_requests_without_a_key_are_never_counted(
 
 
 def test_wrong_key_of_cross_site_page_counts(locked: ServedGateway) -> None:
-    """Otherwise the two refusals would distinguish right from wrong keys without a back-off."""
+    """A wrong key sent from a page of another site counts as an attempt; otherwise the two refusals
+    would tell right keys from wrong ones without a back-off.
+    """
     for _ in range(NUM_FREE):
         assert (
             locked.http.post(
@@ -143,7 +145,7 @@ async def test_websockets_back_off_for_each_way_of_sending_key(
 
 
 class Minutes:
-    """A clock that the test advances, with its scheduled calls."""
+    """A clock that the test advances, and that runs the calls scheduled on it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

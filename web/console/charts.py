@@ -20,8 +20,8 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A chart with two texts with units: `now`, the last measured value, at `at_us`; and `note`,
-    the value at the upper edge.
+    """A small line chart. `now` is the last measured value with its unit, measured at `at_us`;
+    `note` is the value at the upper edge with its unit.
     """
 
     key: str
@@ -34,8 +34,8 @@ class Chart:
 
 
 def draw_path(values: Sequence[float | None], top: float) -> str:
-    """Return an SVG path from left to right. A missing value leaves a gap, a single point becomes a
-    dot.
+    """Return the SVG path of a line with `values` from left to right, where `top` is the value at
+    the upper edge. A missing value leaves a gap; a single value becomes a dot.
     """
     step = WIDTH / max(len(values) - 1, 1)
     pieces: list[str] = []
@@ -59,7 +59,9 @@ def draw_path(values: Sequence[float | None], top: float) -> str:
 
 
 def find_top(*series: Sequence[float | None]) -> float:
-    """Return a round number that no value exceeds, 0 without values."""
+    """Return a round number that no value of the series exceeds, for a chart's upper edge; 0
+    without values.
+    """
     highest = max(
         (value for values in series for value in values if value is not None), default=0.0
     )
@@ -78,7 +80,9 @@ def find_top(*series: Sequence[float | None]) -> float:
 
 
 def find_last(values: Sequence[float | None], at_us: Sequence[int]) -> tuple[float | None, int]:
-    """Return the last measured value and its time, (None, 0) without one."""
+    """Return the last measured value of a series and its time; (None, 0) without a measured
+    value.
+    """
     for value, at in zip(reversed(values), reversed(at_us), strict=True):
         if value is not None:
             return value, at

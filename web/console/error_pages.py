@@ -26,8 +26,8 @@ _decoder = msgspec.json.Decoder(ErrorEnvelope)
 
 
 class ErrorPages:
-    """Middleware that replaces a JSON error by a page if a person opened the address. Programs and
-    buttons receive the JSON.
+    """Middleware that replaces JSON errors by pages if a person opened the address in a browser.
+    Programs and the console's buttons receive the JSON.
     """
 
     def __init__(self, app: ASGIApp, gateway: Gateway, templates: Templates) -> None:
@@ -41,8 +41,8 @@ class ErrorPages:
         )
 
     def render(self, scope: Scope, status: int, message: str, request_id: str) -> bytes:
-        """Render the page, without CSRF token and logout: browsers that are not logged in receive
-        it too.
+        """Return an error page as HTML. The page has no CSRF token and no logout, since browsers
+        that are not logged in receive it too.
         """
         request = Request(scope)
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -71,8 +71,8 @@ def wants_page(scope: Scope) -> bool:
 
 
 class _ErrorPageSender:
-    """`send` that collects the body of a JSON error and sends the page instead. Other responses
-    pass unchanged.
+    """ASGI `send` that collects the body of a JSON error and sends an error page instead. Other
+    responses pass unchanged.
     """
 
     def __init__(self, pages: ErrorPages, scope: Scope, send: Send) -> None:
@@ -114,8 +114,8 @@ class _ErrorPageSender:
 
 
 def _is_error(start: Message) -> bool:
-    """Return True for a JSON error that a page may replace; not for a refused Host header, which
-    another site may have sent.
+    """Return True for a JSON error that a page may replace. A refused Host header keeps its JSON,
+    since a page of another site may have sent the request.
     """
     status = start["status"]
     kind = Headers(raw=start["headers"]).get("content-type", "")

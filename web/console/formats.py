@@ -54,7 +54,9 @@ def size(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Format whole numbers with thin spaces between groups, others with one decimal."""
+    """Format a whole number with thin spaces between groups of digits; other numbers with one
+    decimal.
+    """
     if value is None:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f") if float(value).is_integer() else f"{value:.1f}"
@@ -108,4 +110,4 @@ FILTERS: tuple[Callable[..., str], ...] = (
     stamp,
     iso,
 )
-"""The Jinja filters; templates use them by their function names."""
+"""Functions of this module that templates use as Jinja filters, under the functions' names."""

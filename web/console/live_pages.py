@@ -1,7 +1,8 @@
-"""Live pages, each with a server-sent stream whose messages replace the blocks that have changed.
+"""Live pages: HTML pages, each with a server-sent stream whose messages replace the blocks that
+have changed.
 
-The ids of a stream are the ids of the fleet's events. A page that reconnects is sent whole, so it
-shows what it missed.
+The ids of messages are the ids of the fleet's events. After a reconnection the whole page is sent
+again, with everything that was missed.
 """
 
 import dataclasses
@@ -27,11 +28,11 @@ from web.http.guard import csrf_of
 from web.http.sse import send_stream
 
 WHOLE = "page"
-"""The block, and the id of its element, that contains every live block."""
+"""Name of the template block, and id of its element, that contains every live block of a page."""
 
 
 class LivePages:
-    """Serves each page at its own path, and the streams of all."""
+    """Routes of all live pages: each page at its own path, and its stream."""
 
     def __init__(self, gateway: Gateway, templates: Templates, pages: Sequence[LivePage]) -> None:
         self._gateway = gateway
@@ -65,7 +66,9 @@ class LivePages:
             await until_disconnect(receive, send_stream(send, {}, self._changes(page, request)))
 
     async def _changes(self, page: LivePage, request: Request) -> AsyncIterator[bytes]:
-        """Yield the whole page, then each block that differs from the one sent last."""
+        """Yield the messages of a page's stream: the whole page, then each block whenever its HTML
+        has changed.
+        """
         query, last_id = dict(request.query_params), request.headers.get("last-event-id", "")
         sent: dict[str, str] = {}
         context: PageContext | None = None
@@ -81,8 +84,8 @@ class LivePages:
                     yield format_message(event_id or last_id or "0-0", changed)
 
     async def _read(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
-        """Read the page; on an error return what was shown last, with the reason. A trouble of
-        Redis replaces the page's own.
+        """Read a page's context. On an error, return the last context (`last`) with the error as
+        its trouble. A problem of Redis replaces the page's own trouble.
         """
         try:
             shown = await page.read(query)
@@ -115,7 +118,9 @@ class LivePages:
 
 
 def format_message(event_id: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:
-    """Build an event that replaces the elements whose ids are the blocks' names."""
+    """Return a server-sent event that replaces page elements. `blocks` maps ids of elements to
+    their HTML; `swap` is htmx's way of replacing them.
+    """
     html = "\n".join(
         f'<hx-partial hx-target="#{name}" hx-swap="{swap}">\n{block}\n</hx-partial>'
         for name, block in blocks.items()
@@ -124,6 +129,8 @@ def format_message(event_id: str, blocks: Mapping[str, str], swap: str = "outerM
 
 
 def format_event(event_id: str, html: str) -> bytes:
-    """Build a server-sent event of HTML, without its empty lines."""
+    """Return a server-sent event with the id `event_id` and HTML as its data; empty lines of the
+    HTML are left out.
+    """
     lines = [f"data: {line}" for line in html.splitlines() if line.strip()]
     return "\n".join([f"id: {event_id}", *lines, "", ""]).encode()

@@ -80,7 +80,7 @@ class LoginPages:
 
 
 def _read_key(form: bytes) -> str:
-    """Return the key in a form as a browser sends it, or "" without one."""
+    """Return the API key in the login form that a browser sent; "" without a key."""
     try:
         fields = parse_qs(form.decode(), max_num_fields=4)
     except ValueError:
@@ -89,8 +89,8 @@ def _read_key(form: bytes) -> str:
 
 
 def keep_local_path(path: str) -> str:
-    """Return `path` if it is one of this gateway, else "": a login must not lead to another
-    site.
+    """Return `path` if it is a path of this gateway, otherwise "": the redirect after a login must
+    not lead to another site.
     """
     local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if local else ""

@@ -1,5 +1,5 @@
-"""A sentence about roles without a worker that accepts tasks, for every page: what is absent, and
-what is expected soon.
+"""The sentence, shown on every page, about roles without a worker that accepts tasks: which roles
+are missing, and which workers are starting.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from fleet.telemetry.views import RoleView, WorkerView
 def describe_missing(
     missing: Sequence[RoleName], workers: Sequence[WorkerView], roles: Sequence[RoleView]
 ) -> tuple[str, str]:
-    """Return the sentence about the `missing` roles, and the command that adds a worker where one
-    must be started; "" without.
+    """Return the sentence about the `missing` roles, and the command that starts a worker, "" if no
+    worker must be started.
 
-    A role whose worker starts, stands by, drains or is late has a worker, and is described by it.
+    If a missing role has a worker that is starting, on standby, draining or late, the sentence
+    describes this worker.
     """
     by_role = {role.role: role for role in roles}
     notes = {role: _states_of(role, workers, by_role.get(role)) for role in missing}
@@ -61,6 +62,8 @@ def _states_of(role: RoleName, workers: Sequence[WorkerView], view: RoleView | N
 
 
 def _is_replaced(role: RoleName, workers: Sequence[WorkerView], view: RoleView | None) -> bool:
-    """Return True if a worker starts or stands by, and will accept tasks without an operator."""
+    """Return True if a starting or standby worker of the role will accept tasks without an
+    operator's help.
+    """
     starts = view is not None and view.starting > 0
     return starts or any(worker.role == role and worker.state == "standby" for worker in workers)

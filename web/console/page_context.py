@@ -11,17 +11,17 @@ from web.gateway.gateway import Gateway
 LIVE = "/console/live/"
 
 Query = Mapping[str, str]
-"""A page's path and query parameters, together."""
+"""Path and query parameters of a page, in one mapping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """Data that the template of every live page needs.
+    """Base of the data that a live page's template renders.
 
-    `stream_query` has the parameters of the page's event stream. `trouble` is the problem to show
-    first, and `remedy` the command that solves it; both are empty without a problem. `known` is
-    False until the fleet could be read, so that an empty list is not shown as "none".
-    `status` is the HTTP status.
+    `stream_query` contains the parameters of the page's event stream. `trouble` is the problem to
+    show first, and `remedy` the command that solves it; both are "" without a problem. `known` is
+    False until the fleet could be read, so that an empty list is not shown as "none". `status` is
+    the HTTP status.
     """
 
     stream_query: Query = field(default_factory=dict[str, str])
@@ -33,8 +33,8 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterLink:
-    """A link that filters a list by a state or role, "" for all. `count` is the number of matching
-    rows in the unfiltered list.
+    """A link that filters a list by state or role. `name` is the state or role, "" for all; `count`
+    is the number of its rows in the unfiltered list; `chosen` is True for the current filter.
     """
 
     name: str
@@ -45,8 +45,9 @@ class FilterLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredContext(PageContext):
-    """Data of a filtered list in pages. `wanted` is the value of every filter, "" if unset. `older`
-    and `newest` are paths, "" without such a page.
+    """Data of a page with a filtered list. `wanted` maps the name of every filter to its value, ""
+    if unset. `older` and `newest` are the paths of other pages of the list, "" if there is no such
+    page.
     """
 
     wanted: dict[str, str]
@@ -59,11 +60,12 @@ class FilteredContext(PageContext):
 
 
 class LivePage(ABC):
-    """A page with the template `KEY.html` at `path`, shown in the navigation under `active`.
+    """Base of the live pages: a page with the template `KEY.html` at `path`, which the navigation
+    shows as `active`.
 
-    `live` names the blocks that are sent again when they change; each is one element whose id is
-    the block's name. `context` is the class of the page's context, shown with its defaults when the
-    fleet cannot be read.
+    `live` names the template blocks that are sent again when they change; a block is one element
+    whose id is the block's name. `context` is the class of the page's data, shown with its defaults
+    when the fleet cannot be read.
     """
 
     key: ClassVar[str]
@@ -77,10 +79,12 @@ class LivePage(ABC):
 
     @abstractmethod
     async def read(self, query: Query) -> PageContext:
-        """Raises: FleetError, which the page then shows."""
+        """Read the fleet and return the page's data. Raises: FleetError, which the page then
+        shows.
+        """
 
     def empty(self, query: Query) -> PageContext:
-        """Return the context to show when the fleet cannot be read."""
+        """Return the page's data without any data of the fleet, for when it cannot be read."""
         return self.context()
 
 

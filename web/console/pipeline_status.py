@@ -16,10 +16,11 @@ ENDED = frozenset({"finished", "failed", "aborted"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCard:
-    """`up`, `draining`, `standby` and `starting` count workers; `up` workers accept tasks, and
-    `capacity` counts their slots.
+    """A stage in the pipeline's status. `up`, `draining`, `standby` and `starting` count its
+    workers in these states; `up` workers accept tasks, and `capacity` counts their slots.
 
-    `task` is the stage's task of the shown request, if any.
+    `task` is the stage's task for the shown request, None without a shown request. `edges` are the
+    edges from the stage with the shown request's counts, 0 without a shown request.
     """
 
     name: str
@@ -34,7 +35,7 @@ class StageCard:
 
     @property
     def absent(self) -> bool:
-        """No worker of the stage is there, and none starts."""
+        """True if no worker of the stage is up, on standby, starting or draining."""
         return not (self.up or self.draining or self.standby or self.starting)
 
     @property
@@ -44,7 +45,9 @@ class StageCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStatus:
-    """`trouble`: the problem that an operator must solve first, "" without one."""
+    """Status of all stages, and of the shown request. `trouble` is the problem that an operator
+    must solve first, "" without a problem.
+    """
 
     stages: tuple[StageCard, ...]
     request_id: str
@@ -57,7 +60,9 @@ class PipelineStatus:
 
 
 async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -> PipelineStatus:
-    """Read the current status; an unreachable Redis becomes its `trouble`."""
+    """Read the current status, with the request to show if `request_id` is not None. If Redis is
+    unreachable, the status has this as its `trouble`.
+    """
     graph = gateway.graph
     try:
         listed, missing = (

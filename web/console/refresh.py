@@ -1,4 +1,4 @@
-"""Decides when open pages are read again: one reader of the fleet's events for all pages of a
+"""Timing of the updates of open pages: one reader of the fleet's events serves all pages of a
 gateway.
 """
 
@@ -13,15 +13,15 @@ from web.gateway.gateway import Gateway
 log = logging.getLogger("fleet.web")
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.5, 2.0
-"""Time between two readings of a page: the shorter after an event, the longer for loads and ages,
-which cause no event.
+"""Seconds between two readings of a page: at least `MIN_INTERVAL_S` after an event; at most
+`MAX_INTERVAL_S`, since loads and ages change without an event.
 """
 RETRY_S = 1.0
 
 
 class RefreshTimer:
-    """Follows the fleet's events while a page is open. `last_event_id` is "" before the first
-    event.
+    """Timer that decides when open pages are read again, by the fleet's events, which it follows
+    while any page is open. `last_event_id` is "" before the first event.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -32,8 +32,8 @@ class RefreshTimer:
         self.last_event_id = ""
 
     async def wait_for_changes(self) -> AsyncGenerator[str, None]:
-        """Yield the last event's id each time a page is due, beginning immediately, until the
-        gateway closes.
+        """Yield the id of the fleet's last event whenever a page should be read again. The first id
+        is yielded immediately; ends when the gateway closes.
         """
         closing = self._gateway.closing
         self._num_pages += 1
@@ -75,7 +75,7 @@ class RefreshTimer:
 
 
 async def wait_for_any(timeout_s: float, *events: asyncio.Event) -> None:
-    """Wait until one of the events is set or the time is over."""
+    """Wait until any of the events is set, or until `timeout_s` have passed."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The routes of the console."""
+"""Routes of all pages and streams of the console."""
 
 from starlette.routing import BaseRoute, Mount, Route
 

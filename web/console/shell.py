@@ -22,17 +22,18 @@ NAV = (
     ("logs", "/logs", "Logs"),
     ("docs", "/docs", "API"),
 )
-"""Key, path and label of each page."""
+"""Items of the navigation: key, path and label of each page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """Data of the frame. `active`: key of the selected navigation item. `csrf`: value of the header
-    `x-csrf-token` of changes.
+    """Data of the frame around a page. `active` is the key of the selected navigation item. `csrf`
+    is the value of the header `x-csrf-token` that buttons send.
 
-    `read_only`: buttons that change the fleet are left out. `locked`: the browser can log out.
-    `now_us`: this server's clock, for the ages that a page shows. `origin`: the address by which
-    the browser reaches this server, such as `http://localhost:8001`.
+    `read_only` hides the buttons that change the fleet. `locked` is True if the browser is logged
+    in, and shows the logout. `now_us` is this server's time, for the ages that a page shows.
+    `origin` is the address by which the browser reaches this server, such as
+    `http://localhost:8001`.
     """
 
     model: str
@@ -46,7 +47,9 @@ class Shell:
 
 
 def build_shell(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:
-    """Return the frame of a page. `csrf`: the token of the browser's login, "" without one."""
+    """Return the data of a page's frame. `csrf` is the CSRF token of the browser's login, ""
+    without a login; `active` and `origin` are the fields of `Shell`.
+    """
     return Shell(
         model=gateway.model,
         active=active,
@@ -70,5 +73,5 @@ def find_origin(request: Request) -> str:
 
 
 def _first(values: str) -> str:
-    """Return the value that the first of several proxies set."""
+    """Return the first value of a header to which several proxies may have appended values."""
     return values.partition(",")[0].strip()

@@ -1,5 +1,5 @@
-"""Static files: cached by browsers for a year under an address with their hash, revalidated under
-any other.
+"""Static files of the console. Browsers cache them for a year at an address that contains the
+file's hash, and revalidate them at any other address.
 """
 
 from urllib.parse import parse_qs

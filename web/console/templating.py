@@ -41,8 +41,8 @@ class Templates:
         globals_["ui"] = self._environment.get_template("parts/ui.html").module
 
     def _colour_of(self, role: str) -> int:
-        """Return the colour number of a stage or role, by the stage's position in the graph; -1 for
-        others.
+        """Return the colour number of a stage or role, which is the stage's position in the graph;
+        -1 for other names.
         """
         return self._colours.get(stage_of(role), -1)
 
@@ -50,7 +50,9 @@ class Templates:
         return self._environment.get_template(name).render(**values)
 
     def render_block(self, name: str, block: str, **values: object) -> str:
-        """Render one `{% block %}` of a live page, its own or one of the base template."""
+        """Render the template block `block` of the live page `name`; the block may be defined in
+        the base template.
+        """
         context = self._environment.get_template(name).new_context(values)
         for inherited, render in self._environment.get_template("live.html").blocks.items():
             context.blocks.setdefault(inherited, []).append(render)

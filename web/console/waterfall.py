@@ -1,7 +1,7 @@
 """A request as lanes over time: the request, its stages, its edges, the owners of its KV cache.
 Pure; knows no SVG.
 
-Units: coordinates are thousandths of the request's time, `*_us` microseconds since 1970.
+Units: `x` and `width` are thousandths of the request's duration, `*_us` microseconds since 1970.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +20,15 @@ MIN_WIDTH = 2.0
 MAX_TICKS = 300
 NUM_LABELS, LAST_LABEL = 5, 930
 LABEL_WIDTH = 18.0
-"""Width of a letter on the lanes of a phone."""
+"""Width of a letter of a span's label on a phone."""
 OUTPUT, STRIKE = "output", ("lost", "failed", "aborted")
 ENDS = ("finished", "failed", "lost", "handed_off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSpan:
-    """`kind` selects its style: wait, first, output, walk, hop, pull, kv, whole. `detail` describes
-    it; `label` is drawn on it if it is wide enough.
+    """A period on a lane. `kind` selects its style: wait, first, output, walk, hop, pull, kv,
+    whole. `detail` is its description; `label` is drawn on it if it is wide enough.
     """
 
     x: float
@@ -40,8 +40,8 @@ class LaneSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePoint:
-    """A moment. `kind`: tick (a chunk), lost, failed, aborted, handed_off or another trace
-    event.
+    """A moment on a lane. `kind` is tick (a chunk), lost, failed, aborted, handed_off or another
+    trace event.
     """
 
     x: float
@@ -51,8 +51,8 @@ class LanePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """`stage`: the stage whose colour it has, "" without one. `note`: text beside the lane, such as
-    bytes or owners.
+    """A lane with its spans and points. `stage` is the stage whose colour the lane has, "" without
+    a stage. `note` is text beside the lane, such as bytes or owners.
     """
 
     key: str
@@ -66,7 +66,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """`labels`: round times with their positions."""
+    """All lanes of a request. `labels` are times for the axis with their positions."""
 
     lanes: tuple[Lane, ...]
     labels: tuple[tuple[float, str], ...]
@@ -87,12 +87,14 @@ class Axis:
         return LaneSpan(x=min(x, SCALE - width), width=round(width, 1), kind=kind, detail=detail)
 
     def at(self, us: int) -> str:
-        """Format a time relative to the request's beginning."""
+        """Format a time relative to the beginning of the request."""
         return f"at {formats.ms((us - self.start_us) / 1000)}"
 
 
 def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Waterfall:
-    """Build the lanes. `logs`: the chunks of edges; an edge without an entry has no ticks."""
+    """Build the lanes of a request's trace. `logs` holds the stored chunks by edge; an edge without
+    chunks has no ticks.
+    """
     ticks = {edge: [chunk.produced_us for chunk in chunks] for edge, chunks in logs.items()}
     axis = Axis(trace.created_us, max(trace.ended_us or trace.now_us, trace.created_us + 1))
     lanes = [_request_lane(trace, axis)]
@@ -110,7 +112,9 @@ def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Waterf
 
 
 def _labels(total_ms: float) -> Iterator[tuple[float, str]]:
-    """Yield round times in one unit along the axis; the last leaves space for its text."""
+    """Yield round times in one unit along the axis, with their positions. The last leaves space for
+    its text.
+    """
     step = find_top([total_ms / NUM_LABELS])
     yield 0.0, "0"
     for number in range(1, NUM_LABELS + 1):
@@ -203,8 +207,9 @@ def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis) -> Lane:
 
 @dataclass(slots=True)
 class _TaskPhases:
-    """Builds a task's spans from its trace events. `*_since_us`: begin of its wait, work and
-    output, 0 outside of them.
+    """Builds the spans of a task (wait, work, output) from its trace events. `waiting_since_us`,
+    `working_since_us` and `output_since_us` are the beginnings of the current periods, 0 outside of
+    them.
     """
 
     axis: Axis
@@ -236,7 +241,9 @@ class _TaskPhases:
         self.waiting_since_us = 0
 
     def close(self, at_us: int, how: str) -> None:
-        """End the current wait, or the work before and after the first output."""
+        """End the current periods of the task at `at_us` and append their spans. `how` is the trace
+        event that ends the work.
+        """
         self._end_wait(at_us)
         if not self.working_since_us:
             return
@@ -365,7 +372,9 @@ def _describe_receipt(receipt: Receipt) -> str:
 
 
 def _ticks(produced_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
-    """Return a tick for each chunk; of very many, as many as can be distinguished."""
+    """Return a point for each chunk, at the time at which it was produced; of very many chunks,
+    only as many points as can be distinguished.
+    """
     every = max(1, -(-len(produced_us) // MAX_TICKS))
     return tuple(
         LanePoint(x=axis.x(at), kind="tick", detail="") for at in produced_us[::every] if at

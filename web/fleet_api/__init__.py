@@ -1,3 +1,3 @@
-"""Endpoints under /v1/fleet/, and the probes: state of the fleet, and operations on it. Knows no
-page.
+"""Endpoints under /v1/fleet/ (state of the fleet, and operations on it), and the health probes.
+Knows no page.
 """

@@ -1,5 +1,5 @@
-"""A request's trace in Chrome's trace format, which Perfetto opens: a lane per stage, edge and KV
-owner. Pure.
+"""Conversion of a request's trace to Chrome's trace format, which Perfetto opens: a lane per stage,
+edge and KV owner. Pure.
 
 Source: the "Trace Event Format" document of the Chromium project: complete events (X), instants
 (i), metadata (M); times in us.
@@ -18,7 +18,9 @@ PROCESS = 1
 
 
 class ChromeTraceEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Units: `ts` and `dur` microseconds."""
+    """An event in Chrome's trace format. `ph` is its kind, `tid` its lane. Units: `ts` and `dur` in
+    microseconds.
+    """
 
     name: str
     ph: str
@@ -40,10 +42,10 @@ Arguments = dict[str, str | int]
 
 
 def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> ChromeTrace:
-    """Convert a trace. Lanes in the order of the graph: the request, stages, edges, walks of
-    stages, then KV owners.
+    """Convert a request's trace. Lanes in the order of the graph: the request, stages, edges, walks
+    of stages, then KV owners.
 
-    `logs` holds the chunks by edge, which determine the begin of walks.
+    `logs` holds the stored chunks of each edge, from which the beginnings of walks are read.
     """
     walks = {
         task.stage: found
@@ -77,7 +79,9 @@ def _events(
     walks: Mapping[StageName, Sequence[WalkSpan]],
     number: Mapping[str, int],
 ) -> Iterator[ChromeTraceEvent]:
-    """Yield the events of a trace. `number` is the number of each lane."""
+    """Yield the events of a trace. `walks` are the walks of each stage; `number` maps names of
+    lanes to their numbers.
+    """
     end = trace.ended_us or trace.now_us
     kind: Arguments = {"kind": trace.kind, "model": trace.model}
     yield _span(trace.state, trace.created_us, end, number["request"], kind)

@@ -20,8 +20,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
-    """A role whose workers are starting. `loaded_percent` is the loaded share of the weights in the
-    most advanced worker; None if it is not known.
+    """A role with starting workers. `loaded_percent` is the percentage of the weights that the most
+    advanced of these workers has loaded; None if unknown.
     """
 
     role: str
@@ -33,10 +33,10 @@ class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer of GET /ready. For clients with the API key, `missing` names the roles without a live
-    worker, and `starting` the missing roles with a starting worker.
+    """Response of GET /ready. For clients with the API key, `missing` names the roles without a
+    live worker, and `starting` those missing roles that have a starting worker.
 
-    With no role missing, `error` says why Redis admits no requests.
+    If `missing` is empty and `ready` is false, `error` says why Redis admits no requests.
     """
 
     ready: bool
@@ -57,12 +57,12 @@ class HealthRoutes:
         ]
 
     async def health(self, _request: Request) -> Response:
-        """Report that this process is up, independent of others."""
+        """Answer GET /health: 200 while this process runs, whatever the state of the fleet."""
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
-        """Report if requests can be served. Probes need only the status; the missing roles are for
-        clients with the key.
+        """Answer GET /ready: 200 if requests can be served, otherwise 503. The names of missing
+        roles are only for clients with the API key.
         """
         try:
             missing = await self._gateway.client.telemetry.missing_roles()
@@ -85,7 +85,9 @@ class HealthRoutes:
         return _not_ready(request, missing, starting, error)
 
     async def metrics(self, _request: Request) -> Response:
-        """Send the metrics. The fleet's gauges are read now; without Redis they are left out."""
+        """Answer GET /metrics with this gateway's metrics and the fleet's metrics, which are read
+        now and left out while Redis is unreachable.
+        """
         metrics = self._gateway.metrics
         try:
             workers = await self._gateway.client.telemetry.workers()

@@ -1,5 +1,5 @@
-"""The trace of a request with its texts, and its audio, read from the logs of its edges. Knows no
-stage.
+"""Details of a request: its trace, the texts of prompt and answer, and the audio, read from the
+logs of its edges. Knows no stage.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from web.openai.audio_encoder import encode_whole
 
 
 class RequestDetail(RequestTrace, frozen=True, kw_only=True):
-    """A trace with the texts of prompt and answer; in the prompt `[audio]` stands for each clip.
+    """A request's trace with the texts of its prompt and answer; in the prompt `[audio]` stands for
+    each audio clip.
 
-    `audio_samples` so far, at `audio_rate_hz` (0 without audio).
+    `audio_samples` is the number of samples produced so far, at `audio_rate_hz` (0 without audio).
     """
 
     object: str = "fleet.request"
@@ -29,7 +30,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
 
 
 async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDetail:
-    """Raises: NotFound, RedisUnreachable."""
+    """Return the details of a request. Raises: NotFound, RedisUnreachable."""
     trace = await gateway.client.telemetry.trace(request)
     if trace is None:
         raise request_not_found(request)
@@ -48,8 +49,9 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
 
 
 async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
-    """Return the audio produced so far. Raises: NotFound if there is none, or it is no longer
-    stored.
+    """Return the audio that a request has produced so far, as a WAV file.
+
+    Raises: NotFound if there is no audio, or it is no longer stored.
     """
     edge = gateway.edges.audio
     samples = (
@@ -73,7 +75,9 @@ async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
 async def read_logs_without_audio(
     gateway: Gateway, trace: RequestTrace
 ) -> dict[str, Sequence[Chunk]]:
-    """Return the chunks of every edge except audio, which would be large."""
+    """Return the stored chunks of every edge of a request, except for the audio edge, whose chunks
+    are large.
+    """
     names = [edge.name for edge in trace.edges if edge.name != gateway.edges.audio]
     return {name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names}
 
@@ -94,7 +98,7 @@ def _text(gateway: Gateway, ids: tuple[int, ...]) -> str:
 
 
 def _joined(chunks: Sequence[Chunk], name: str, dtype: str) -> np.ndarray:
-    """Concatenate one inline tensor of every chunk."""
+    """Concatenate the inline tensor `name` of all chunks into a flat array."""
     found = [
         tensor.data
         for chunk in chunks

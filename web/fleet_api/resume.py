@@ -17,11 +17,11 @@ from web.openai.chat import ChatEnvelope, chat_events
 
 
 class ResumeEndpoint:
-    """An ASGI app: the events of the chat completion after `Last-Event-ID`, or all without that
-    header.
+    """`GET /v1/fleet/requests/{id}/stream`: the chat completion's events after `Last-Event-ID`, or
+    all events without this header. A raw ASGI app, so that a client disconnect cancels the request.
 
-    The latest connection receives the answer; an older one gets no further events, and its end no
-    longer aborts the request.
+    The latest connection receives the answer. An older connection gets no further events, and
+    closing it no longer aborts the request.
     """
 
     def __init__(self, gateway: Gateway) -> None:

@@ -49,7 +49,9 @@ MAX_EPOCH = 10**17
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
-    """`next`: the parameter `before` of the next page; null at the end."""
+    """A page of requests. `next` is the value of the parameter `before` for the next page; null at
+    the end.
+    """
 
     object: str = "list"
     data: Sequence[RequestRow]
@@ -59,7 +61,7 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
-    """`gone`: workers that ended in the last minutes, the latest first."""
+    """All workers. `gone` lists workers that ended in the last minutes, the latest first."""
 
     object: str = "list"
     data: Sequence[WorkerView]
@@ -96,7 +98,9 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` of the new request, whose answer is at `/v1/fleet/requests/{id}/stream`."""
+    """A request was submitted again. `id` is the new request, whose answer is at
+    `/v1/fleet/requests/{id}/stream`.
+    """
 
     id: str
     object: str = "fleet.request"
@@ -121,7 +125,9 @@ class DraftsList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrafterResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The stage's workers use the drafter within a second; running answers continue."""
+    """A drafter was chosen. The stage's workers use it within a second; running answers
+    continue.
+    """
 
     stage: str
     object: str = "fleet.drafter"
@@ -129,7 +135,9 @@ class DrafterResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The task will be granted again; the trace of its request shows the new worker."""
+    """A task was taken from its worker. Another worker will claim it, as the trace of its request
+    shows.
+    """
 
     id: str
     object: str = "fleet.task.redelivery"
@@ -143,14 +151,16 @@ class DeletionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/fleet/jobs. `arguments` are the arguments of `fleet jobs submit` for that kind."""
+    """Body of POST /v1/fleet/jobs. `arguments` are the arguments of `fleet jobs submit` for this
+    kind of job.
+    """
 
     kind: Literal["bench", "train"]
     arguments: dict[str, Any] = {}
 
 
 class FleetApi:
-    """The fleet's routes, a method each; `routes()` lists them."""
+    """The routes under /v1/fleet, each handled by a method; `routes()` lists them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self._client = gateway, gateway.client
@@ -196,7 +206,9 @@ class FleetApi:
         ]
 
     async def requests(self, request: Request) -> Response:
-        """List requests, newest first; the parameters filter, `q` by a part of the id."""
+        """List requests, newest first. Query parameters filter the list; `q` is a part of the
+        id.
+        """
         params = request.query_params
         wanted = read_request_filter(params)
         limit = int_param(params, "limit", 50, MAX_PAGE, least=1)
@@ -210,7 +222,7 @@ class FleetApi:
         )
 
     async def abort(self, request: Request) -> Response:
-        """Abort a request; `aborted` is false if it had ended already."""
+        """Abort a request. `aborted` in the response is false if the request had ended already."""
         request_id = _request_id(request)
         aborted = await self._client.requests.abort(request_id)
         if not aborted and await self._client.telemetry.trace(request_id) is None:
@@ -221,8 +233,8 @@ class FleetApi:
         return json_response(await read_request_detail(self._gateway, _request_id(request)))
 
     async def audio(self, request: Request) -> Response:
-        """Send the audio produced so far as a WAV file; it is stored until a minute after the
-        end.
+        """Send a request's audio produced so far as a WAV file. Audio is stored until a minute
+        after the end of the request.
         """
         request_id = _request_id(request)
         wav = await wav_of(self._gateway, request_id)
@@ -234,7 +246,7 @@ class FleetApi:
         )
 
     async def trace(self, request: Request) -> Response:
-        """Send the trace in Chrome's format, which Perfetto opens."""
+        """Send a request's trace in Chrome's trace format, which Perfetto opens."""
         request_id = _request_id(request)
         found = await self._client.telemetry.trace(request_id)
         if found is None:
@@ -255,8 +267,8 @@ class FleetApi:
         return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
-        """Take a stage's task back from its worker, to be granted again. `epoch`: refuse if the
-        task has another epoch by now.
+        """Take a stuck task from its worker, to be granted again. With the parameter `epoch`,
+        refuse if the task's owner has changed since that epoch.
         """
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
         epoch = Epoch(int_param(request.query_params, "epoch", 0, MAX_EPOCH))
@@ -276,8 +288,8 @@ class FleetApi:
         return json_response(WorkerList(data=live, gone=gone, missing_roles=missing))
 
     async def order_worker(self, request: Request) -> Response:
-        """`drain`: claim no tasks. `resume`: claim tasks again. `stop`: finish the tasks and exit.
-        `dump`: log stack traces.
+        """Send an order to a worker. `drain`: claim no tasks. `resume`: claim tasks again. `stop`:
+        finish the tasks and exit. `dump`: log stack traces.
         """
         worker, order = (
             str(request.path_params["worker_id"]),
@@ -320,8 +332,8 @@ class FleetApi:
         return json_response(SeriesList(data=await self._client.telemetry.series()))
 
     async def logs(self, request: Request) -> Response:
-        """List log lines, newest first; the parameters filter, `q` by a part of the message,
-        `level` by that level and above.
+        """List log lines, newest first. Query parameters filter the list; `q` is a part of the
+        message, `level` the lowest level.
         """
         params = request.query_params
         wanted = read_log_query(params)
@@ -376,7 +388,9 @@ class FleetApi:
 
 
 def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
-    """Raises: BadInput naming the parameter."""
+    """Return the filter in query parameters of a request list. Raises: BadInput naming the
+    parameter.
+    """
     return RequestFilter(
         state=choice_param(params, "state", STATES),
         stage=params.get("stage", ""),
@@ -389,7 +403,7 @@ def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
 
 
 def read_log_query(params: Mapping[str, str]) -> LogQuery:
-    """Raises: BadInput naming the parameter."""
+    """Return the filter in query parameters of a log. Raises: BadInput naming the parameter."""
     return LogQuery(
         text=params.get("q", ""),
         level=choice_param(params, "level", LEVELS),
@@ -400,7 +414,9 @@ def read_log_query(params: Mapping[str, str]) -> LogQuery:
 
 
 def choice_param(params: Mapping[str, str], name: str, known: Sequence[str]) -> str:
-    """Return a query parameter, "" if absent. Raises: BadInput naming the valid values."""
+    """Return the query parameter `name`, "" if absent. Raises: BadInput listing the values in
+    `known`.
+    """
     value = params.get(name, "")
     if value and value not in known:
         raise BadInput(f"{name}: {value[:40]!r} is none of {', '.join(known)}", param=name)
@@ -410,7 +426,10 @@ def choice_param(params: Mapping[str, str], name: str, known: Sequence[str]) -> 
 def int_param(
     params: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0
 ) -> int:
-    """Return a query parameter as a number. Raises: BadInput naming the limits."""
+    """Return the query parameter `name` as a number from `least` to `most`; `default` if absent.
+
+    Raises: BadInput naming the limits.
+    """
     value = params.get(name, "")
     if not value:
         return default
@@ -433,7 +452,7 @@ def _order(name: str) -> WorkerOrder:
 
 
 def _job_body(raw: bytes) -> tuple[str, object]:
-    """Return the kind and the unchecked arguments of a job. Raises: BadInput."""
+    """Return the kind and the unchecked arguments of a job from the body. Raises: BadInput."""
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

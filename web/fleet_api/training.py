@@ -1,5 +1,5 @@
-"""Routes of training: its state, the version of the draft head in use, and orders to forget
-samples.
+"""Routes of draft head training: its state, the version of the draft head in use, and orders to
+forget samples.
 """
 
 import msgspec
@@ -15,8 +15,8 @@ MAX_DIGITS = 9
 
 
 class VersionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of the main stage use this version of the draft head within two seconds; answers do
-    not change.
+    """A version of the draft head was chosen. Workers of the main stage use it within two seconds;
+    answers do not change.
     """
 
     version: int
@@ -24,7 +24,7 @@ class VersionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForgottenResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer forgets its samples within a second."""
+    """The trainer was ordered to forget its samples, which takes less than a second."""
 
     object: str = "fleet.training.forgotten"
 

@@ -1,8 +1,8 @@
-"""The walks of a request's tasks over time, from the markers of its chunks and the events of its
+"""Times of the walks of a request's tasks, from the markers of its chunks and the events of its
 trace. Pure.
 
-Walks belong to the request: a worker that claims a task again replays earlier walks within the one
-that the task had reached. Knows no stage by name.
+Walks belong to the request: a worker that claims a task again replays earlier walks, which count as
+part of the walk that the task had reached. Knows no stage by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ RELEASED = ("lost", "failed", "handed_off", "finished")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkSpan:
-    """Units: microseconds since 1970. A walk that begins with a chunk begins when the chunk was
-    produced.
+    """A period in which a worker worked on one walk of a task. A walk that begins with a chunk
+    begins when the chunk was produced. Units: microseconds since 1970.
     """
 
     walk: str
@@ -32,8 +32,8 @@ class WalkSpan:
 def find_walk_spans(
     trace: RequestTrace, task: TaskTrace, graph: Graph, logs: EdgeLogs
 ) -> tuple[WalkSpan, ...]:
-    """Return the walks in order, while a worker owned the task; nothing for a stage with only one
-    walk.
+    """Return the walks of a task in order, divided by the workers that owned the task; empty for a
+    stage with only one walk.
     """
     stage = next((stage for stage in graph.stages if stage.name == task.stage), None)
     if stage is None or len(stage.walks) < 2:
@@ -52,8 +52,8 @@ def find_walk_spans(
 
 
 def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[int, str]]:
-    """Return (time, walk) of each later walk: from the markers of the inputs, or for a task without
-    inputs from its first output in that walk.
+    """Return (time, walk) of each walk after the first: from the markers of a task's input chunks,
+    or for a task without inputs from its first output in each walk.
     """
     inputs = graph.edges_to(task.stage)
     if inputs:
@@ -85,7 +85,7 @@ def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[in
 def _find_owners(
     task: TaskTrace, events: Sequence[TraceEvent], end_us: int
 ) -> list[tuple[str, int, int]]:
-    """Return (worker, begin, end) of each ownership of the task."""
+    """Return (worker, begin, end) of each period in which a worker owned the task."""
     owners: list[tuple[str, int, int]] = []
     worker, since = "", 0
     for event in events:

@@ -1,3 +1,3 @@
-"""From a checked chat request to its answer: submission, sampling, text and audio pieces, metrics.
-Knows no HTTP.
+"""The way from a checked chat request to its answer: submission, sampling, text and audio pieces,
+metrics. Knows no HTTP.
 """

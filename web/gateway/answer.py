@@ -26,8 +26,8 @@ from web.schema.responses import CompletionDetails, PromptDetails, Usage
 log = logging.getLogger("fleet.web")
 
 GROUP_BYTES = 6
-"""A multiple of 3 and of a sample: clients concatenate the base64 of the pieces before they decode
-it.
+"""Divisor of the size of every audio piece but the last. As a multiple of 3, it lets clients
+concatenate the base64 of the pieces before they decode it; as a multiple of 2, it cuts no sample.
 """
 MAX_PIECE_BYTES = 48_000
 BYTES_PER_SAMPLE = 2
@@ -41,8 +41,8 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class AudioPiece:
-    """PCM16 little-endian mono. Invariants: a multiple of `GROUP_BYTES`, except for the answer's
-    last piece.
+    """Audio of an answer, PCM16 little-endian mono. Invariants: the size is a multiple of
+    `GROUP_BYTES`, except for the answer's last piece.
     """
 
     pcm: bytes
@@ -53,8 +53,8 @@ Piece = TextPiece | AudioPiece
 
 @dataclass(slots=True)
 class Position:
-    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written
-    `CHARS.BYTES`.
+    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written as
+    `CHARS.BYTES`, such as `120.48000`.
     """
 
     chars: int = 0
@@ -65,7 +65,7 @@ class Position:
 
     @staticmethod
     def parse(text: str) -> "Position":
-        """Raises: BadInput."""
+        """Read a position written as `CHARS.BYTES`. Raises: BadInput if `text` is none."""
         chars, dot, sound_bytes = text.partition(".")
         numbers = all(
             digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS
@@ -86,7 +86,7 @@ class Position:
 
 
 async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
-    """Yield the part of an answer after position `sent`."""
+    """Yield the pieces of an answer without the part before position `sent`."""
     skip = Position(sent.chars, sent.audio_bytes)
     async for piece in pieces:
         if isinstance(piece, TextPiece):
@@ -103,7 +103,9 @@ async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEdges:
-    """The graph's edges to the client, by medium."""
+    """Names of the graph's edges to the client, by medium. `audio` is None for a graph without an
+    audio edge to the client.
+    """
 
     text: EdgeName
     audio: EdgeName | None
@@ -111,8 +113,10 @@ class ClientEdges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerContext:
-    """Parts of the gateway that every answer uses. `num_cached` reads the number of a finished
-    request's prompt positions that the previous turn of the conversation had computed.
+    """Parts of the gateway that every answer uses.
+
+    `closing` is set when the gateway stops. `num_cached` counts the prompt positions of a finished
+    request that were reused from the previous turn of its conversation.
     """
 
     edges: ClientEdges
@@ -123,17 +127,18 @@ class AnswerContext:
 
 
 class AnswerStream:
-    """The answer to one request; an async context manager, which aborts the request when left
-    before the end of the answer.
+    """The answer to one request, as text and audio pieces. An async context manager: leaving it
+    before the end of the answer aborts the request.
 
-    Two exceptions: when the gateway stops (GatewayStopping, or `closing` is set), the client may
-    resume at another gateway; and when `is_stalled` returns True (the client was disconnected for
-    not reading), the request continues and can be resumed.
+    The request is not aborted in two cases: when the gateway stops (GatewayStopping, or `closing`
+    is set), so that the client can resume the answer at another gateway; and when `is_stalled`
+    returns True, since a client that was disconnected because it did not read may resume the answer
+    too.
 
     The audio begins with at most `max_leading_silence_ms` of silence; `num_samples` counts the
     samples before trimming.
-    `first_audio_at`: arrival of the first audio, in seconds of `time.monotonic`. `on_complete` gets
-    the answer's tokens.
+    `main` is the sampling of the main stage. `first_audio_at` is the arrival of the first audio, in
+    seconds of `time.monotonic`. `on_complete` is called with the token ids of a complete answer.
     """
 
     def __init__(
@@ -238,7 +243,7 @@ class AnswerStream:
 
     @property
     def num_trimmed(self) -> int:
-        """Samples of leading silence that were removed."""
+        """Number of samples of leading silence that were removed from the audio."""
         return self._silence.num_trimmed
 
     @property
@@ -273,7 +278,9 @@ class AnswerStream:
         )
 
     async def _abort(self) -> None:
-        """Abort a failed request too: the failure may have been that Redis was unreachable."""
+        """Abort the request, also after a failure: if Redis was unreachable, the request may still
+        run.
+        """
         try:
             await self._stream.abort(
                 "the client left" if self._outcome == "aborted" else self._outcome
@@ -329,7 +336,9 @@ class AnswerStream:
 
 
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:
-    """A chunk's inline tensor, flat; empty for a final chunk without data."""
+    """Return the inline tensor `name` of a chunk as a flat array; empty for a final chunk without
+    data.
+    """
     tensor = chunk.tensors.get(name)
     return np.frombuffer(
         tensor.data if tensor is not None and tensor.data is not None else b"", dtype

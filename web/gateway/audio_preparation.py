@@ -18,8 +18,10 @@ from web.gateway.fleet_port import FleetPort
 
 
 class AudioPreparation:
-    """Invariants: requests being decoded are no more than the fleet would admit beside the live
-    ones.
+    """Decoder of the audio files in chat requests, with a pool of decoder processes.
+
+    Invariants: at any time, at most as many requests are being decoded as the fleet could admit in
+    addition to the running requests.
     """
 
     def __init__(self, client: FleetPort, frontend: Frontend, limits: Limits) -> None:

@@ -1,5 +1,5 @@
-"""Metrics about the whole fleet, from its telemetry at each scrape. Every gateway shows the same
-values. Knows no route.
+"""Prometheus metrics about the whole fleet, made from its telemetry at each scrape. Every gateway
+shows the same values. Knows no route.
 """
 
 from collections import Counter as Counts
@@ -17,7 +17,9 @@ from fleet.telemetry.views import EdgeTransfer, RoleView, WorkerView
 
 GATEWAY_ROLE = "gateway"
 BUCKET_STEP = 6
-"""Bounds of durations are 12 % apart; every sixth doubles."""
+"""Step from one exported histogram bound to the next. The workers' bounds are 12 % apart, so that
+exported bounds double.
+"""
 ROLE_GAUGES = {
     "queue_depth": (
         "queue_depth",
@@ -39,14 +41,16 @@ ROLE_GAUGES = {
         "Loaded workers that receive no tasks until a worker of the role is lost.",
     ),
 }
-"""Metric -> the field of `RoleView` that it shows, and its help text."""
+"""Name of each metric of a role -> the field of `RoleView` with its value, and its help text."""
 
 Samples = Iterable[tuple[Sequence[str], float]]
-"""Label values and value of each sample of a metric."""
+"""Samples of one metric: label values and value of each sample."""
 
 
 class FleetMetrics:
-    """Collector of the fleet's metrics, with the values of the last call of `show`."""
+    """Prometheus collector of the fleet's metrics. Exports the values of the last call of
+    `show`.
+    """
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -58,7 +62,7 @@ class FleetMetrics:
         roles: Sequence[RoleView] = (),
         edges: Sequence[EdgeTransfer] = (),
     ) -> None:
-        """Replace the metrics of all workers, roles and edges."""
+        """Replace the exported values by the telemetry of `workers`, `roles` and `edges`."""
         self._workers = workers
         self._roles = roles
         self._edges = edges
@@ -111,7 +115,9 @@ def _filled(family: CounterMetricFamily | GaugeMetricFamily, samples: Samples) -
 
 
 def _transfer_metrics(edges: Sequence[EdgeTransfer]) -> Iterator[Metric]:
-    """Reads of other workers' memory, by edge. The workers count them; the sums are shown."""
+    """Yield the metrics of tensor reads from other workers' memory, by edge, summed over the
+    workers.
+    """
     yield _counters(
         "transfer_pulls",
         "Reads of another worker's memory, by the live workers.",
@@ -147,7 +153,7 @@ def _transfer_metrics(edges: Sequence[EdgeTransfer]) -> Iterator[Metric]:
 
 
 def _span_metrics(workers: Sequence[WorkerView]) -> Iterator[Metric]:
-    """Steps of the workers of divided models, each of which counts its own."""
+    """Yield the metrics of workers that hold layers of a divided model: steps, times, bytes."""
     parts = [([view.role, view.id], view.part) for view in workers if view.part is not None]
     totals = [(own, part.figures.total) for own, part in parts]
     labels = "role worker"
@@ -201,7 +207,7 @@ PHASES = {"compute": "computed_us", "wait": "waited_us", "send": "sent_us"}
 
 
 def _draft_metrics(workers: Sequence[WorkerView]) -> Iterator[Metric]:
-    """Draft tokens that workers verified, each of which counts its own."""
+    """Yield the metrics of speculative decoding by worker: draft tokens verified and accepted."""
     drafting = [
         ([view.role, view.id, view.speculation.drafter], view.speculation)
         for view in workers
@@ -230,8 +236,8 @@ def _draft_metrics(workers: Sequence[WorkerView]) -> Iterator[Metric]:
 
 
 def _histogram_of(edge: EdgeTransfer) -> tuple[list[tuple[str, float]], float]:
-    """Cumulative counts, at every `BUCKET_STEP`th of the bounds that workers count by, and the sum.
-    Units: seconds.
+    """Return the durations of an edge's reads as a Prometheus histogram: cumulative counts at every
+    `BUCKET_STEP`th of the bounds by which workers count, and the approximate sum. Units: seconds.
     """
     bounds_s = [bound / 1e6 for bound in BOUNDS_US]
     counts = edge.durations or (0,) * len(bounds_s)

@@ -16,7 +16,9 @@ from fleet.control.client import (
 
 
 class FleetPort(Protocol):
-    """Raises: RedisUnreachable from any method of a part."""
+    """Interface of the control-plane client, in parts by subject. Every method of a part may raise
+    RedisUnreachable.
+    """
 
     @property
     def id(self) -> str: ...

@@ -51,7 +51,9 @@ log = logging.getLogger("fleet.web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedChat:
-    """A checked request that is not submitted yet. `blob` is its audio, float32 mono."""
+    """A checked chat request that is not submitted yet. `blob` is the audio of its prompt, float32
+    mono; `spoken` is True if the answer has audio.
+    """
 
     spec: RequestSpec
     blob: bytes | None
@@ -59,8 +61,8 @@ class PreparedChat:
     spoken: bool
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Response headers. `ignored`: names of fields that the client sent and that change
-        nothing.
+        """Return the response headers of the answer. `ignored` lists fields of the request that
+        have no effect.
         """
         headers = {"x-fleet-seed": str(self.seed)}
         if (voice := self.spec.params.get("voice")) is not None:
@@ -81,8 +83,11 @@ class ActiveRequest:
 
 
 class Gateway:
-    """Raises: ConfigError if the graph has no text edge to the client, or the deployment's sampling
-    is wrong.
+    """Entry point of all endpoints to the model: checks, prepares, submits and resumes chat
+    requests.
+
+    Raises: ConfigError if the graph has no text edge to the client, or if the deployment's sampling
+    is invalid.
     """
 
     def __init__(self, config: FleetConfig, client: FleetPort, frontend: Frontend) -> None:
@@ -96,8 +101,8 @@ class Gateway:
         self.playback_reports = PlaybackReports(client)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
-        """Set at shutdown: endless streams end, and unfinished answers can be resumed at another
-        gateway.
+        """Event that is set at shutdown: endless streams end, and unfinished answers can be resumed
+        at another gateway.
         """
         self.audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
@@ -120,8 +125,9 @@ class Gateway:
         return self.frontend.audio_rate_hz > 0
 
     def check_model(self, wanted: str, where: str = "model") -> None:
-        """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound
-        naming the field `where`.
+        """Check that `wanted` is the model's name or one of its aliases (`web.model_aliases`).
+
+        Raises: ModelNotFound naming the field `where`.
         """
         if wanted != self.model and wanted not in self.config.web.model_aliases:
             others = (
@@ -135,8 +141,8 @@ class Gateway:
             )
 
     async def submit(self, body: ChatBody, request_id: RequestId) -> ActiveRequest:
-        """Check, prepare and submit a request. If the caller is cancelled meanwhile, no request
-        remains.
+        """Check, prepare and submit the request of a chat completion. If the caller is cancelled
+        meanwhile, the request is aborted.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -159,12 +165,13 @@ class Gateway:
         voice_where: str = "audio.voice",
         continues: bool = False,
     ) -> PreparedChat:
-        """Check a chat and decode its audio; no body is read here. `submit_prepared` submits it.
+        """Check a chat and decode its audio, for `submit_prepared`.
 
-        `stored` is the stored body, by default made from the options and messages. `kind` is the
-        kind in the request index, by default speech or text. `given` is the answer, or its
-        beginning. `where` and `voice_where` name the fields of prompt and voice in errors. If the
-        answer `continues` other audio, all of its leading silence is sent.
+        `stored` is the copy of the body for the trace, by default made from the options and
+        messages. `kind` is the kind of request that lists show, by default speech or text. `given`
+        is text or tokens with which the answer begins, or the whole answer. `where` and
+        `voice_where` name the fields of prompt and voice in errors. If the answer `continues` other
+        audio, its leading silence is not trimmed.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -203,29 +210,32 @@ class Gateway:
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken)
 
     async def submit_prepared(self, chat: PreparedChat) -> ActiveRequest:
-        """Raises: Overloaded, NoWorker, RedisUnreachable. If the caller is cancelled, no request
-        remains.
+        """Submit a prepared request. If the caller is cancelled meanwhile, the request is aborted.
+
+        Raises: Overloaded, NoWorker, RedisUnreachable.
         """
         stream = await self._submit_spec(chat.spec, chat.blob)
         return ActiveRequest(chat=chat, answer=self._answer(chat.spec, stream))
 
     def _leading_silence_param(self) -> dict[str, str]:
-        """The limit of leading silence, stored with the request so that audio positions are the
-        same at every gateway.
+        """Return the limit of leading silence, which is stored with the request so that audio
+        positions are the same at every gateway.
         """
         max_ms = self.config.web.max_leading_silence_ms
         return {MAX_LEADING_SILENCE_MS: str(max_ms)} if max_ms is not None else {}
 
     def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
-        """Set max_tokens of an answer that is given in full to its own length."""
+        """Return the request with max_tokens set to the length of its given answer, which is
+        complete.
+        """
         main = msgspec.structs.replace(
             self._sampling_of(spec, self._main), max_tokens=len(spec.given)
         )
         return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
 
     async def resume(self, request_id: RequestId) -> AnswerStream | None:
-        """Continue the answer of a request that another gateway or connection submitted; None if
-        there is no such request.
+        """Return the answer of a request that another gateway or connection submitted, as a stream
+        from its beginning; None if there is no such request.
 
         Raises: RedisUnreachable.
         """
@@ -244,8 +254,8 @@ class Gateway:
         )
 
     async def _num_cached(self, spec: RequestSpec) -> int:
-        """Number of prompt positions of a finished request that the previous turn of the
-        conversation had computed.
+        """Count the prompt positions of a finished request that were reused from the previous turn
+        of its conversation.
         """
         if not spec.session:
             return 0
@@ -276,7 +286,10 @@ class Gateway:
             raise
 
     def outputs(self, *, spoken: bool) -> tuple[EdgeName, ...]:
-        """Client edges of an answer. Raises: UnsupportedValue if the model does not speak."""
+        """Return the client edges of an answer: text, and audio if it is `spoken`.
+
+        Raises: UnsupportedValue if the model does not speak.
+        """
         if not spoken:
             return (self.edges.text,)
         if self.edges.audio is None or not self.speaks:
@@ -286,15 +299,17 @@ class Gateway:
         return (self.edges.text, self.edges.audio)
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
-        """Store the transcript of a spoken answer; return its expiry in seconds since 1970, the
-        same for each call.
+        """Store the transcript of a spoken answer, so that later requests can refer to the answer
+        by `audio_id`. Returns the expiry in seconds since 1970, which repeated calls do not change.
         """
         return await self.client.voice.save_transcript(
             audio_id, transcript, int(time.time()) + self.config.retention_s
         )
 
     def check_num_messages(self, num_messages: int) -> None:
-        """Raises: InputTooLarge."""
+        """Check the number of messages of a chat. Raises: InputTooLarge above
+        `limits.max_messages`.
+        """
         if num_messages > self.config.limits.max_messages:
             reason = (
                 f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
@@ -359,7 +374,9 @@ def num_chars(chat: ChatRequest) -> int:
 
 
 def reply_of(body: ChatOptions) -> dict[str, str]:
-    """Options of the answer's shape, as stored with the request: a key is present or absent."""
+    """Return the options for the shape of the answer, as stored with the request; absent keys are
+    off.
+    """
     options = body.stream_options or StreamOptions()
     wanted = {
         MIRROR: "text" in body.wants,
@@ -372,7 +389,7 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
 
 
 def session_of(body: ChatOptions) -> str:
-    """Return the internal name of the conversation, "" without one."""
+    """Return the internal name of the conversation that the client named; "" if it named none."""
     return session_name(body.prompt_cache_key) if body.prompt_cache_key is not None else ""
 
 
@@ -384,8 +401,8 @@ def client_edges(graph: Graph) -> ClientEdges:
 
 
 def model_name(config: FleetConfig) -> str:
-    """Return the configured name, otherwise the name of the checkpoint folder, otherwise of the
-    graph.
+    """Return the model's name for clients: the configured name, otherwise the name of the
+    checkpoint folder, otherwise the name of the graph.
     """
     if config.web.model_name:
         return config.web.model_name

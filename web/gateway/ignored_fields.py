@@ -1,5 +1,5 @@
-"""Warnings about ignored fields that a client may count on: in the answer, and in the log. Knows no
-route.
+"""Warnings about ignored fields that a client may count on, such as tools: in the answer, and in
+the log. Knows no route.
 """
 
 import logging
@@ -11,7 +11,7 @@ from web.schema.fields.chat import TOOLS_IGNORED
 log = logging.getLogger("fleet.web")
 
 PERIOD_S = 60.0
-"""Time after which a field is logged again."""
+"""Time in seconds after which the same field is logged again."""
 
 
 def warning_of(name: str) -> str:
@@ -20,8 +20,8 @@ def warning_of(name: str) -> str:
 
 
 class IgnoredFieldLog:
-    """Logs each ignored field once in `PERIOD_S`: clients with tools send them with every
-    request.
+    """Log of ignored fields, with one line for each field in `PERIOD_S`: clients with tools send
+    these fields with every request.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

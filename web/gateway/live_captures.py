@@ -1,5 +1,5 @@
-"""Live answers that are trained on: a random share of those whose clients allow it. Knows no
-route.
+"""Training samples from live traffic: a random share of the answers whose clients allow it. Knows
+no route.
 """
 
 import random
@@ -11,12 +11,15 @@ from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from web.gateway.fleet_port import FleetPort
 
 NO_STORE = "no_store"
-"""Key of a request's `reply`: its client sent `store: false`, so its answer is never trained on."""
+"""Key in a request's `reply` that is present if the client sent `store: false`: the answer is never
+used for training.
+"""
 
 
 class LiveCaptures:
-    """Hidden-state samples of live answers; nothing without `training.share`. Answers that their
-    request contained, as texts to speak, are not the model's own.
+    """Source of hidden-state samples of live answers, for training the draft head. Disabled without
+    `training.share`. Text that the request itself gave to be spoken is never sampled, since the
+    model did not generate it.
     """
 
     def __init__(self, client: FleetPort, config: FleetConfig) -> None:
@@ -25,7 +28,9 @@ class LiveCaptures:
         self._random = random.Random()
 
     def offer(self, spec: RequestSpec, blob: bytes | None, answer: Sequence[int]) -> None:
-        """Capture a complete answer, if it is drawn. Nothing waits for it."""
+        """Record hidden states of a complete answer in the background, for the random share of
+        answers that is used for training. `blob` is the audio of the prompt.
+        """
         is_own = bool(answer) and not spec.given
         has_prompt = blob is not None or not spec.audio
         if self._source is None or not is_own or not has_prompt or NO_STORE in spec.reply:

@@ -1,5 +1,5 @@
-"""Metrics of one gateway's requests: one catalogue, names with units, on by default; the fleet's
-metrics join them. Knows no route.
+"""Prometheus metrics of one gateway's requests: one catalogue, names with units, on by default. The
+registry also holds the fleet's metrics. Knows no route.
 
 Families that vllm-omni has too have its names and meaning, with the prefix `fleet_` and with units
 (audio_ttfp, audio_rtf, audio_duration, audio_frames, audio_underrun, audio_continuity_ok,
@@ -17,11 +17,10 @@ DURATIONS = (0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 60.0, 120.0)
 RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
 
 CONTINUITY_S = 0.1
-"""Gap in the audio that playback without a buffer tolerates before the answer counts as
-discontinuous.
+"""Longest gap in unbuffered playback, in seconds, with which an answer still counts as continuous.
 """
 FINISHED = ("stop", "length")
-"""Outcomes of complete answers; the others are failures, aborts and disconnects."""
+"""Outcomes of complete answers. All other outcomes are failures, aborts and disconnects."""
 
 
 class PlaybackContinuity:
@@ -35,7 +34,7 @@ class PlaybackContinuity:
         self._audio_s = 0.0
 
     def add(self, audio_s: float, now_s: float) -> None:
-        """Record that `audio_s` of audio have arrived in total."""
+        """Record that `audio_s` seconds of audio have arrived in total by the time `now_s`."""
         if self._began_s is None:
             self._began_s = now_s
         elif now_s > self._began_s + self._audio_s + CONTINUITY_S:
@@ -44,8 +43,8 @@ class PlaybackContinuity:
 
 
 class Metrics:
-    """Metrics of a gateway, and in `fleet` of all workers. A gateway has its own registry, so that
-    tests can run several in one process.
+    """Metrics of one gateway; `fleet` holds the metrics of all workers. A gateway has its own
+    registry, so that tests can run several gateways in one process.
     """
 
     def __init__(self, client: FleetPort, model: str) -> None:
@@ -128,11 +127,13 @@ class Metrics:
             self.audio_ttfp.labels(self._model).observe(seconds)
 
     def observe_voice_to_voice(self, seconds: float) -> None:
-        """Record the time from the last voiced sample of a turn to the first one of its answer."""
+        """Record a voice-to-voice latency: the time from the last voiced sample of the user's turn
+        to the first voiced sample of the response.
+        """
         self._voice_to_voice.labels(self._model).observe(seconds)
 
     def count_underruns(self, count: int) -> None:
-        """Count playback underruns that a client reported."""
+        """Record the number of playback underruns that a client reported."""
         self.underruns.inc(count)
         self._client.telemetry.record_underruns(count)
 

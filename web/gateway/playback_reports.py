@@ -1,5 +1,5 @@
-"""Playback positions that clients report, written to the traces of their requests at most once a
-second each.
+"""Writer of the playback positions that clients report, to the traces of their requests, at most
+once a second for each request.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ WRITE_INTERVAL_S = 1.0
 
 
 class PlaybackReports:
-    """Pending reports of one gateway. `note` never waits. A failed write loses only a number of the
-    trace.
+    """Pending playback reports of one gateway. `note` never waits: reports are written in the
+    background, and a failed write only makes the trace less accurate.
     """
 
     def __init__(self, client: FleetPort) -> None:
@@ -26,7 +26,9 @@ class PlaybackReports:
         self._writing: dict[RequestId, asyncio.Task[None]] = {}
 
     def note(self, request: RequestId, played_samples: int, underruns: int) -> None:
-        """Record the latest position. `underruns`: since the last report."""
+        """Record how many samples a client has played, and the number of underruns since its last
+        report.
+        """
         before = self._latest.get(request, (0, 0))
         self._latest[request] = (played_samples, before[1] + underruns)
         if request not in self._writing:

@@ -1,5 +1,5 @@
-"""Sampling parameters of each stage of a request: declaration < checkpoint < deployment < request <
-its `fleet` section.
+"""Resolution of the sampling parameters of each stage. Later sources override earlier ones:
+declaration of the graph, checkpoint, deployment, request, `fleet` section of the request.
 
 Knows stages only by what the graph declares of them.
 """
@@ -38,7 +38,8 @@ def new_seed() -> int:
 def stage_defaults(
     config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]
 ) -> dict[StageName, Sampling]:
-    """Default sampling of each stage; `of_checkpoint` is the frontend's `sampling`.
+    """Return the default sampling of each stage. `of_checkpoint` holds the checkpoint's defaults,
+    as the frontend reads them.
 
     Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value
     out of range.
@@ -71,11 +72,11 @@ def resolve_sampling(
     stages: tuple[StageName, ...],
     seed: int,
 ) -> dict[StageName, Sampling]:
-    """Return the sampling of each of `stages`.
+    """Return the sampling of each of `stages` for a request; `seed` is the request's seed.
 
     The temperature of a request applies to every stage that samples, its seed to every stage, its
     other fields to the main stage.
-    Raises: BadInput naming an unknown stage or a bound exceeded.
+    Raises: BadInput naming an unknown stage, or a value beyond the deployment's limits.
     """
     graph = config.graph_declaration()
     sections = body.fleet or {}

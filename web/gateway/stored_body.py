@@ -8,7 +8,9 @@ from fleet.processing import AudioPart, Message, Recording, TextPart
 from web.schema.chat import ChatOptions
 
 MAX_STORED_BYTES = 16_384
-"""A larger body is not stored: every worker of the request reads the stored copy."""
+"""Limit of a stored body. Larger bodies are not stored, since every worker of the request reads the
+stored copy.
+"""
 MAX_AUDIO_CHARS = 256
 AUDIO_FIELDS = ("data", "url")
 
@@ -17,7 +19,7 @@ def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
     """Return the body as JSON, audio replaced by a note of its size; "" if the text is longer than
     `MAX_STORED_BYTES`.
 
-    `messages` are the messages of a chat that had no body.
+    `messages` is the prompt of a chat that was built without a body, such as a voice response.
     """
     fields = options.model_dump(exclude_unset=True)
     if messages:
@@ -41,7 +43,9 @@ def _content(message: Message) -> object:
 
 
 def _audio_note(part: AudioPart) -> object:
-    """Describe audio as the part of a body that would hold it."""
+    """Return a content part that stands for audio in the stored body: a note of its size in place
+    of the data.
+    """
     num_samples = len(part.data.samples) if isinstance(part.data, Recording) else len(part.data)
     return {
         "type": "input_audio",
@@ -50,12 +54,12 @@ def _audio_note(part: AudioPart) -> object:
 
 
 class _TooLong(Exception):
-    """The text would be longer than `MAX_STORED_BYTES`."""
+    """Raised when the copy of a body exceeds `MAX_STORED_BYTES`."""
 
 
 def _min_json_len(value: object) -> int:
-    """Return a lower bound of the JSON length of a string, number or constant; for a list or
-    object, of its brackets.
+    """Return a lower bound of the length of a value's JSON text. Elements of a list or object are
+    not included.
     """
     if isinstance(value, str):
         return len(value)
@@ -67,7 +71,11 @@ class _Copier:
         self._left = MAX_STORED_BYTES
 
     def without_audio(self, value: object, field: str = "") -> object:
-        """Copy a value of the body. Raises: _TooLong before much is copied."""
+        """Copy a value of the body, with audio replaced by a note. `field` is the name under which
+        the value stands.
+
+        Raises: _TooLong once the copy exceeds `MAX_STORED_BYTES`.
+        """
         if isinstance(value, str) and field in AUDIO_FIELDS and len(value) > MAX_AUDIO_CHARS:
             return f"(sound, {len(value)} characters, is not kept)"
         self._left -= len(field) + _min_json_len(value)

@@ -1,4 +1,4 @@
-"""Client addresses as limits and logs count them."""
+"""Client addresses in the form that limits and logs use."""
 
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
 
@@ -6,8 +6,8 @@ NETWORK_BITS = 64
 
 
 def client_address(peer: tuple[str, int] | None) -> str | None:
-    """Return a client's IPv4 address, or the /64 network of its IPv6 address (one client has all of
-    it); None without a peer.
+    """Return the address by which a client is counted: its IPv4 address, or the /64 network of its
+    IPv6 address, since a client usually has the whole network. Return None if `peer` is None.
     """
     if peer is None:
         return None

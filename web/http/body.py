@@ -1,4 +1,6 @@
-"""Reading of request bodies, bounded in size and in the memory of all of them. Knows no route."""
+"""Reading of request bodies, with a limit for each body and for the memory of all bodies. Knows no
+route.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +16,8 @@ MIB = 1024 * 1024
 
 
 class BodyMemory:
-    """Memory of the bodies of all requests. A request frees its share at its end, also after an
-    error.
+    """Memory that the bodies of all requests take, limited to `web.body_memory_mib`. A request
+    frees its share at its end, also after an error.
     """
 
     def __init__(self, max_mib: int) -> None:
@@ -23,7 +25,7 @@ class BodyMemory:
         self.num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Raises: BodiesTooLarge."""
+        """Count `num_bytes` of a body. Raises: BodiesTooLarge beyond the limit."""
         if self.num_bytes + num_bytes > self._max_mib * MIB:
             raise BodiesTooLarge(
                 f"the requests under way have bodies of {self.num_bytes} bytes already, and "
@@ -37,7 +39,9 @@ class BodyMemory:
 
     @contextmanager
     def track(self, scope: Scope) -> Iterator[None]:
-        """Count the bytes that a request reserves within this context, and free them at its end."""
+        """Count the body of the request of `scope` within this context, and free its memory at the
+        end.
+        """
         memory = scope["state"][_STATE_KEY] = RequestBodyMemory(self)
         try:
             yield
@@ -46,14 +50,16 @@ class BodyMemory:
 
 
 class RequestBodyMemory:
-    """Share of one request in `BodyMemory`."""
+    """Share of `BodyMemory` that one request takes."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self._num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
-        """Raises: BodiesTooLarge."""
+        """Count `num_bytes` of the request's body. Raises: BodiesTooLarge if all bodies together
+        are beyond the limit.
+        """
         self._memory.reserve(num_bytes)
         self._num_bytes += num_bytes
 
@@ -67,8 +73,10 @@ def body_memory_of(scope: Scope) -> RequestBodyMemory:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body. Raises: InputTooLarge as soon as it is known to be too long; BodiesTooLarge;
-    ClientDisconnect.
+    """Read and return the body of a request.
+
+    Raises: InputTooLarge as soon as the body is known to be longer than `max_bytes`; BodiesTooLarge
+    if the bodies of all requests take too much memory; BadInput; ClientDisconnect.
     """
     declared = request.headers.get("content-length", "0")
     if not declared.isdigit():

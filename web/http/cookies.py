@@ -1,4 +1,4 @@
-"""Reading one cookie.
+"""Reading a cookie from a Cookie header.
 
 The standard library's parser takes quadratic time for quoted values, up to Python 3.12.5, and
 cookies are read before access is checked.

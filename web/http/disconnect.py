@@ -1,4 +1,4 @@
-"""Cancels the work of a request when its client disconnects. Knows no route."""
+"""Cancellation of a request's work when its client disconnects. Knows no route."""
 
 import asyncio
 import logging
@@ -25,11 +25,11 @@ def is_stalled(scope: Scope) -> bool:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Run `work` until its end or the disconnect of the client, which cancels it and waits for its
+    """Run `work` until its end. If the client disconnects first, cancel `work` and wait for its
     clean-up.
 
-    The body must have been read: further input is dropped. Raises: ClientDisconnect, and the errors
-    of `work`.
+    The body must have been read before, since further input is dropped. Raises: ClientDisconnect,
+    and the errors of `work`.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))

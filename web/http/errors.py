@@ -34,7 +34,7 @@ class ErrorEnvelope(msgspec.Struct, frozen=True):
 
 
 class Unauthorized(BadInput):
-    """The request has no API key, or a wrong one."""
+    """Error: the request has no API key, or a wrong key."""
 
     code = "invalid_api_key"
 
@@ -86,11 +86,11 @@ class SessionIdle(BadInput):
 
 
 class UnservedRoute(UnsupportedValue):
-    """A route of OpenAI's API that this server does not have."""
+    """Error: the path is a route of OpenAI's API that this server does not have."""
 
 
 class BodiesTooLarge(Overloaded):
-    """The bodies of all requests have reached their memory limit."""
+    """The bodies of all running requests together have reached their memory limit."""
 
     code = "overloaded"
 
@@ -100,7 +100,9 @@ class UpgradeRequired(BadInput):
 
 
 class UnknownSocket(BadInput):
-    """A path without a WebSocket. Its code is not `not_found`, which means an ended session."""
+    """No WebSocket is served at this path. The code is not `not_found`, which means an ended
+    session.
+    """
 
     code = "unknown_url"
 
@@ -134,8 +136,8 @@ STATUSES: dict[type[FleetError], int] = {
     errors.TransferError: 503,
     errors.WorkerLost: 503,
 }
-"""HTTP status by error class; a subclass that is not listed has that of its base, any other class
-500.
+"""HTTP status of each error class. A class that is not listed has the status of its base class,
+otherwise 500.
 """
 
 
@@ -201,7 +203,7 @@ async def on_fleet_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Errors of Starlette's router: unknown path, wrong method."""
+    """Return the response to an error of Starlette's router: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     code, reason = _CODES.get(error.status_code, "http_error"), error.detail
     allowed = Headers(error.headers).get("allow")

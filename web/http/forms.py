@@ -1,5 +1,5 @@
 """Parsing of a multipart form from a body in memory, with limits of fields, files and headers.
-Knows no field of any route.
+Knows no form of a route.
 """
 
 import asyncio
@@ -15,15 +15,16 @@ MAX_FIELDS = 32
 MAX_FILES = 32
 MAX_FIELD_BYTES = 64 * 1024
 MAX_PART_HEADER_BYTES = 8 * 1024
-"""Limit of the header lines of one part."""
+"""Size limit of the headers of one part of a form."""
 MAX_TYPE_CHARS = 1024
-"""Limit of the Content-Type header, which has the boundary."""
+"""Length limit of a form's Content-Type header, which contains the boundary."""
 _PIECE_BYTES = 64 * 1024
 
 
 @asynccontextmanager
 async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
-    """Parse the fields and files of a multipart body, in steps between which other tasks run.
+    """Parse the fields and files of a multipart body, as an async context. Other tasks run in
+    between.
 
     Raises: BadInput, InputTooLarge.
     """
@@ -43,8 +44,8 @@ async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser with further limits. Files stay in memory, like the body, and are not
-    written to disk.
+    """Starlette's multipart parser with additional limits. Files stay in memory, like the body, and
+    are not written to disk.
     """
 
     def __init__(self, headers: Headers, raw: bytes) -> None:

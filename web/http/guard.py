@@ -27,8 +27,8 @@ from web.http.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
 SECURE_COOKIE = "__Host-fleet_console"
-"""Name of the cookie under https. Browsers accept this prefix only over https, and not from other
-hosts of the domain.
+"""Name of the login cookie under https. Browsers accept the prefix `__Host-` only over https, and
+not from other hosts of the domain.
 """
 CSRF_HEADER = "x-csrf-token"
 LOGIN_PATH = "/console/login"
@@ -36,21 +36,25 @@ METRICS_PATH = "/metrics"
 OPEN_PATHS = ("/health", "/ready", LOGIN_PATH, "/console/logout", "/static/")
 """Paths served without a key: probes, and the login page. `web.open_metrics` adds `/metrics`."""
 REALTIME_PATH = "/v1/realtime"
-"""WebSocket that pages of any site may open with a client secret, which the route itself checks."""
+"""Path of the WebSocket that pages of any site may open with a client secret; the route itself
+checks the secret.
+"""
 CLIENT_SECRET_PREFIX = "ek_"
 KEY_SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
 FLEET_API_PATH = "/v1/fleet/"
-"""Path of the operations on the fleet; `web.read_only` refuses changes below it."""
+"""Path below which all operations on the fleet are; `web.read_only` refuses changes there."""
 _CSRF, _TRUSTED = "fleet_csrf", "fleet_trusted"
 
 
 def csrf_of(scope: Scope) -> str:
-    """Return the CSRF token of the request's login, for its page; "" if none is needed."""
+    """Return the CSRF token that the page of this request must send with changes; "" without a
+    login.
+    """
     return str(scope.get("state", {}).get(_CSRF, ""))
 
 
 def is_trusted(scope: Scope) -> bool:
-    """Return True if the client sent the API key, or none is set."""
+    """Return True if the client sent the API key, or if the gateway has no key."""
     return bool(scope.get("state", {}).get(_TRUSTED))
 
 
@@ -60,7 +64,9 @@ def keys_equal(key: bytes, expected: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """Access rules of a gateway. `api_key`: key that requests must send; None requires none."""
+    """Access rules of a gateway, which decide about each request. `api_key` is the key that clients
+    must send; None admits clients without a key.
+    """
 
     api_key: str | None
     web: WebConfig
@@ -70,7 +76,8 @@ class AccessRules:
     wrong_keys: WrongKeys
 
     async def find_refusal(self, scope: Scope) -> FleetError | None:
-        """Return why this request is refused, or None; store trust and CSRF token in its state.
+        """Return the error with which to refuse a request, or None to accept it. Stores in the
+        request's state whether the client is trusted, and the CSRF token of its login.
 
         Raises: RedisUnreachable if a login cannot be checked.
         """
@@ -108,11 +115,11 @@ class AccessRules:
     async def _without_key(
         self, scope: Scope, headers: Headers, changes: bool
     ) -> Unauthorized | Forbidden | None:
-        """Return why a request that does not have the API key is refused, or None.
+        """Return the error with which to refuse a request that does not have the API key, or None.
 
         A page of an origin that is not allowed may change nothing and open no WebSocket. If the
         gateway has an API key, a browser needs a login instead, and a CSRF token for changes; open
-        paths need neither. `changes`: True for methods that change something.
+        paths need neither. `changes` is True for methods that change something.
         """
         foreign, allowed = _foreign(headers), self.origins.allow(scope)
         if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
@@ -184,8 +191,8 @@ class Guard:
 
 
 class _WhileLoggedIn:
-    """A `send` that ends a stream once its login has ended; while Redis is unreachable the stream
-    continues.
+    """ASGI `send` of a stream to a browser, which ends the stream once the browser's login has
+    ended. While Redis is unreachable, the stream continues.
     """
 
     def __init__(self, send: Send, logins: Logins, login: str) -> None:
@@ -207,7 +214,9 @@ class _WhileLoggedIn:
 
 
 def _wants_page(scope: Scope) -> bool:
-    """Return True if a person opened the address in a browser, rather than a program of the API."""
+    """Return True if a person opened the address in a browser, False for a program that calls the
+    API.
+    """
     if scope["path"] == "/":
         return True
     asks_html = "text/html" in Headers(scope=scope).get("accept", "")
@@ -219,8 +228,8 @@ def _wants_page(scope: Scope) -> bool:
 
 
 def _foreign(headers: Headers) -> str | None:
-    """Return why the request counts as cross-site, or None. Programs send no Origin; browsers
-    always do.
+    """Return why a request counts as cross-site, or None if it does not. Browsers always send
+    Origin with changes, programs do not.
     """
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
@@ -239,13 +248,13 @@ def cookie_name(scope: Scope) -> str:
 
 
 def login_token(scope: Scope) -> str:
-    """Return the token in the console's cookie, "" where there is none."""
+    """Return the login token in the console's cookie; "" without the cookie."""
     return read_cookie(Headers(scope=scope).get("cookie", ""), cookie_name(scope))
 
 
 def client_key(scope: Scope) -> str | None:
-    """Return the client's key, from the Authorization header or a subprotocol: browsers cannot set
-    headers of a WebSocket.
+    """Return the key that the client sent, in the Authorization header or as a WebSocket
+    subprotocol, since browsers cannot set headers of a WebSocket; None without a key.
     """
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":

@@ -12,8 +12,9 @@ from fleet.config.schema import WebConfig
 
 
 class AllowedHosts:
-    """Names of the gateway: any name with a key or beyond loopback, unless `web.allowed_hosts`
-    lists names.
+    """Host names under which the gateway may be called: `web.host`, the names in
+    `web.allowed_hosts` and names of loopback. Any name is allowed if `web.allowed_hosts` is empty
+    and the gateway has a key or listens beyond loopback.
     """
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
@@ -21,8 +22,8 @@ class AllowedHosts:
         self._checked = bool(web.allowed_hosts) or (not has_key and is_loopback(web.host))
 
     def find_refusal(self, host: str | None) -> str | None:
-        """Return why requests to this host are refused, or None. A request without a host is not
-        from a browser.
+        """Return why requests with this Host header are refused, or None. Requests without the
+        header are accepted, since browsers always send it.
         """
         if not self._checked or host is None:
             return None
@@ -37,7 +38,7 @@ class AllowedHosts:
 
 
 def _name(host: str) -> str:
-    """Return the host without port and brackets."""
+    """Return the host name in a Host header, without port and brackets."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

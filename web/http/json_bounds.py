@@ -12,24 +12,27 @@ from pydantic import BeforeValidator
 from fleet.core.errors import InputTooLarge
 
 MAX_VALUES = 65_536
-"""Values in the body of a request. The largest legitimate ones list a hundred tools, each with a
-schema of hundreds of values.
+"""Limit of JSON values in the body of a request. The largest legitimate bodies list a hundred
+tools, each with a schema of hundreds of values.
 """
 MAX_WIDE_BYTES = 8 * 1024 * 1024
-"""Limit of strings with characters beyond ASCII, which take up to four bytes per character. Base64
-has none.
+"""Limit of the total size of strings with characters beyond ASCII, which take up to four bytes of
+memory per character. Base64 has no such characters.
 """
 MAX_OUTSIDE_BYTES = 4 * 1024 * 1024
-"""Limit of numbers, white space and punctuation: a number of four thousand digits takes five times
-its text.
+"""Limit of the bytes outside of strings: numbers, white space, punctuation. A number of four
+thousand digits takes five times the memory of its text.
 """
 _PIECE_BYTES = 64 * 1024
-"""One step of the scan, at most a millisecond, after which other threads may run."""
+"""Size of a step of the scan, which takes at most a millisecond; between two steps other threads
+may run.
+"""
 
 
 def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the body") -> None:
-    """Check the number of values, the bytes outside of strings, and the bytes of wide strings;
-    `whole` names the text in errors.
+    """Check that a JSON text is cheap to parse: at most `max_values` values, `MAX_OUTSIDE_BYTES`
+    outside of strings, and `MAX_WIDE_BYTES` of strings with characters beyond ASCII. `whole` names
+    the text in errors.
 
     Invalid JSON is counted as a parser reads it, up to its first error. Time: half a millisecond
     per MiB.
@@ -59,8 +62,9 @@ def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the bo
 
 @dataclass(slots=True)
 class _Scan:
-    """State of the scan between two pieces. Separators are commas and opening brackets outside of
-    strings.
+    """Counters of a JSON text that is scanned in pieces. Separators are commas and opening brackets
+    outside of strings. `complete_wide_bytes` is the size of all complete strings with characters
+    beyond ASCII.
     """
 
     num_separators: int = 0
@@ -69,15 +73,17 @@ class _Scan:
     complete_wide_bytes: int = 0
     in_string: bool = False
     open_bytes: int = 0
-    """Length so far of a string that continues in the next piece."""
+    """Length so far of a string whose end has not been scanned."""
     open_is_wide: bool = False
     _carry: bytes = b""
-    """A backslash whose character is in the next piece."""
+    """A backslash at the end of the last piece; the character that it escapes is in the next piece.
+    """
 
     @property
     def num_values(self) -> int:
-        """Number of values: each but the first follows a separator. Strings alone count too, two
-        per separator in an object.
+        """Estimate the number of values scanned so far: the number of separators, since all values
+        but the first follow a separator; or half the number of strings if that is larger, since an
+        object has two strings per separator.
         """
         return max(self.num_separators, self.num_strings // 2)
 
@@ -128,8 +134,8 @@ def _is_wide(text: bytes) -> bool:
 
 
 def max_keys(most: int) -> BeforeValidator:
-    """Return a limit of an object's keys, checked before its values: a validator collects the
-    errors of all, 1 KiB each.
+    """Return a validator that limits the number of an object's keys before its values are
+    validated: pydantic collects an error of 1 KiB for each invalid value.
     """
 
     def check(value: object) -> object:

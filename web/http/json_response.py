@@ -1,4 +1,4 @@
-"""A msgspec struct as a JSON response."""
+"""JSON responses from msgspec structs."""
 
 from collections.abc import Mapping
 

@@ -1,8 +1,8 @@
-"""Logins of browsers: each is a random token in a cookie, valid at every gateway until the login
+"""Logins of browsers. A login is a random token in a cookie, valid at every gateway until the login
 ends or expires.
 
-Redis holds a MAC of the token under the API key, so its data grant no access, and a changed key
-ends every login. Knows no route.
+Redis stores a MAC of the token under the API key. So data of Redis grant no access, and a changed
+key ends every login. Knows no route.
 """
 
 import hashlib
@@ -18,18 +18,20 @@ from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 
 KEEP_S = 7 * 24 * 3600
-"""An unused login expires after this time."""
+"""Seconds after which an unused login expires."""
 RENEW_S = 3600
-"""A login in use is renewed after this time."""
+"""Seconds after which a login in use is renewed."""
 CACHE_S = 3.0
-"""Time for which a login that was ended at another gateway may still be accepted here."""
+"""Seconds for which a valid login is cached. A login that was ended at another gateway may be
+accepted here for as long.
+"""
 MAX_CACHED = 1024
 TOKEN_BYTES = 32
 
 
 class Logins:
-    """Logins under one API key; with None there are none. Raises: RedisUnreachable from every
-    coroutine.
+    """Logins under one API key; a gateway without a key has no logins. Every coroutine may raise
+    RedisUnreachable.
     """
 
     def __init__(
@@ -42,15 +44,15 @@ class Logins:
         self._num_ended = 0
 
     async def begin(self) -> str:
-        """Return the token of a new login."""
+        """Store a new login and return its token."""
         token = token_urlsafe(TOKEN_BYTES)
         with _without_redis_address():
             await self._store.add(self._mac("login", token), KEEP_S)
         return token
 
     async def is_valid(self, token: str) -> bool:
-        """Return True if the token belongs to a login that has not ended; renew the login if
-        due.
+        """Return True if `token` belongs to a login that has not ended. Renews the login if an hour
+        has passed since its last renewal.
         """
         if self._key is None or not token:
             return False
@@ -69,7 +71,7 @@ class Logins:
         return True
 
     async def end(self, token: str) -> None:
-        """End the login of this token, if there is one."""
+        """End the login with this token, if there is such a login."""
         if self._key is None or not token:
             return
         name = self._mac("login", token)
@@ -79,8 +81,8 @@ class Logins:
         self._cached_until.pop(name, None)
 
     def csrf_token(self, token: str) -> str:
-        """Return the token that the console's pages send with every change; pages of other sites
-        cannot read it.
+        """Return the CSRF token of the login `token`, which the console's pages send with every
+        change; pages of other sites cannot read it.
         """
         return self._mac("csrf", token)
 
@@ -97,7 +99,9 @@ class Logins:
 
 @contextmanager
 def _without_redis_address() -> Iterator[None]:
-    """Replace errors of Redis, which name its address: clients without a key may cause them."""
+    """Replace the message of RedisUnreachable by one without the address of Redis, since clients
+    without a key may read it.
+    """
     try:
         yield
     except RedisUnreachable as error:

@@ -1,4 +1,6 @@
-"""Middleware of every request: its id, the headers of its response, the count of responses."""
+"""Middleware of every request: sets its id and the headers of its response, and counts
+responses.
+"""
 
 import logging
 
@@ -20,8 +22,8 @@ CONTENT_POLICY = (
     "default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri "
     "'none'; form-action 'self'"
 )
-"""No inline scripts or styles, and nothing from another host; a page may set a policy of its
-own.
+"""Content-Security-Policy of pages: no inline scripts or styles, and nothing from another host. A
+page may set a policy of its own.
 """
 
 
@@ -30,15 +32,15 @@ def request_id_of(scope: Scope) -> RequestId:
 
 
 def request_id_or_none(scope: Scope) -> RequestId | None:
-    """Return the request's id, or None before it has one."""
+    """Return the id of a request, or None if `RequestContext` has not assigned it."""
     return scope["state"].get(_STATE_KEY)
 
 
 class RequestContext:
-    """Creates the request id, sets response headers, counts responses, frees body memory, turns
-    unexpected errors into a 500.
+    """ASGI middleware that creates the request id, sets response headers, counts responses, frees
+    body memory, and turns unexpected errors into a 500.
 
-    Inputs that are refused are charged to the client's address.
+    The time spent on inputs that are refused is charged to the client's address.
     """
 
     def __init__(self, app: ASGIApp, responses: Counter, bodies: BodyMemory) -> None:
@@ -79,7 +81,7 @@ class RequestContext:
 
 
 class _ResponseStart:
-    """A `send` that sets the headers of the response, and counts it by status."""
+    """ASGI `send` that sets the headers of a response and counts the response by its status."""
 
     def __init__(self, send: Send, scope: Scope, request_id: RequestId, responses: Counter) -> None:
         self._send = send
@@ -105,7 +107,9 @@ class _ResponseStart:
 
 
 def _method(scope: Scope) -> str:
-    """Return the method as a label value of a bounded set: clients may send any word."""
+    """Return the request's method as a label value of metrics; methods outside of a fixed set share
+    one value, since clients may send any word.
+    """
     method = str(scope["method"])
     return (
         method

@@ -1,9 +1,9 @@
-"""Threads for inputs whose reading would stall all other connections in the event loop. Knows no
-route.
+"""Threads for work on large inputs, which would stall all other connections in the event loop.
+Knows no route.
 
-What is called here must not hold the interpreter lock for more than a few milliseconds at a time:
-then the event loop would wait for it all the same. Time spent on a refused input is charged to its
-sender.
+Functions that run in these threads must not hold the interpreter lock for more than a few
+milliseconds at a time, or the event loop would wait all the same. Time spent on a refused input is
+charged to its sender.
 """
 
 import asyncio
@@ -18,15 +18,20 @@ from web.http.refused_work import charged
 P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
-"""A smaller body is parsed within milliseconds for any content."""
+"""Size up to which a body is parsed in the event loop: at this size any content takes milliseconds.
+"""
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleet-reader")
-"""A single thread, so that inputs are expanded in memory sequentially."""
+"""Thread that parses large inputs. A single thread, so that only one input at a time expands in
+memory.
+"""
 _preparers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fleet-prompts")
-"""Threads of their own for prompts: however long they take, audio is encoded meanwhile."""
+"""Threads that make prompts, separate from the threads for audio: however long a prompt takes,
+audio is encoded meanwhile.
+"""
 
 
 async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `read`, which parses a large input, in the thread for inputs.
+    """Call `read`, which parses a large input, in the parser thread and return its result.
 
     Raises: the errors of `read`; Overloaded if the refused inputs of the same client address have
     recently cost too much time.
@@ -35,7 +40,7 @@ async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 async def read_input(is_large: bool, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `read`, in the thread if its input is large."""
+    """Call `read`, in the parser thread if its input is large, and return its result."""
     return await read_in_thread(read, *args, **kwargs) if is_large else read(*args, **kwargs)
 
 
@@ -46,16 +51,17 @@ async def parse_body(parse: Callable[[bytes], T], raw: bytes) -> T:
 async def prepare_in_thread(
     is_large: bool, prepare: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `prepare`, which makes a prompt, in a thread for prompts, even if the input is small.
+    """Call `prepare`, which makes a prompt, in a prompt thread, and return its result.
 
-    Raises: the errors of `prepare`; for a large input, Overloaded as in `read_in_thread`.
+    Raises: the errors of `prepare`; if the input is large, Overloaded as in `read_in_thread`.
     """
     return await _Work(lambda: prepare(*args, **kwargs), is_large=is_large).run(_preparers)
 
 
 class _Work(Generic[T]):
-    """A call in a thread. Its time is charged to the client's address if the call refuses the
-    input, or the client disconnects before its end.
+    """A call in a thread, whose time is charged to the client's address if the call refuses the
+    input or the client disconnects meanwhile. With `is_large`, the call is refused while the
+    client's charged time is too high.
     """
 
     def __init__(self, call: Callable[[], T], *, is_large: bool = True) -> None:

@@ -1,5 +1,5 @@
-"""Cross-origin use of the API from browsers (CORS): allowed origins, and the headers that permit
-them.
+"""Cross-origin use of the API from browsers (CORS): allowed origins, and the CORS headers of
+responses.
 
 Credentials are never allowed: a page of another origin sends the API key and cannot use the
 console's cookie. Knows no route.
@@ -21,15 +21,15 @@ API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that other origins may be allowed to call; the console's pages are not among them."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
-"""Response headers that pages may read: all; two that SDKs read are named for browsers without
-support of wildcards.
+"""Response headers that pages of other origins may read: all. The wildcard is followed by two
+headers that SDKs read, for browsers that do not support it.
 """
 PREFLIGHT_MAX_AGE_S = 600
 
 
 class AllowedOrigins:
-    """Origins of `web.allowed_origins`. Raises: ConfigError if any origin is allowed and no API key
-    is set.
+    """Origins whose pages may call the API, from `web.allowed_origins`. Raises: ConfigError if any
+    origin is allowed and no API key is set.
     """
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
@@ -38,8 +38,8 @@ class AllowedOrigins:
             raise ConfigError(refusal, param="web.allowed_origins")
 
     def allow(self, scope: Scope) -> bool:
-        """Return True if the request or WebSocket is for the API and from a page of a listed
-        origin.
+        """Return True if the request or WebSocket is for the API and comes from a page of an
+        allowed origin.
         """
         origin = Headers(scope=scope).get("origin")
         return (
@@ -57,8 +57,8 @@ def not_listed(origin: str) -> str:
 
 
 class Cors(CORSMiddleware):
-    """CORS headers on responses of the API, refusals included. A refused preflight gets an error in
-    the API's shape.
+    """Middleware that adds CORS headers to responses of the API, also to refusals. A refused
+    preflight gets an error in the API's shape.
     """
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins, lines: TimedAbuseLog) -> None:

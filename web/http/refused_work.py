@@ -1,8 +1,7 @@
-"""Debts of senders for refused inputs: the time that was spent on them. A sender with a large debt
-waits.
+"""Time spent on refused inputs, as a debt of their sender. A sender with a large debt must wait.
 
-Answers are limited by their slots and by admission. Reading an input comes before both, so a client
-whose inputs are all refused would otherwise pay nothing. Knows no route.
+Answers are limited by slots and by admission. Reading an input comes before both limits, so a
+client whose inputs are all refused would otherwise pay nothing. Knows no route.
 """
 
 import math
@@ -16,23 +15,25 @@ from typing import NamedTuple
 from fleet.core.errors import Overloaded
 
 MAX_DEBT_S = 2.0
-"""Debt beyond which large inputs of a sender are refused unread."""
+"""Debt in seconds beyond which large inputs of a sender are refused unread."""
 PAID_PER_S = 0.05
-"""Share of the elapsed time by which a debt shrinks: one twentieth of a core for each sender, after
+"""Seconds by which a debt shrinks per second. A sender can thus cost a twentieth of a core, after
 the first two seconds.
 """
 SMALL_S = 0.005
-"""Shorter work costs nothing: mistakes of ordinary clients never add up."""
+"""Seconds below which work costs nothing, so that mistakes of ordinary clients never add up."""
 MAX_SENDERS = 4096
 
 
 class RefusedWork:
-    """Debts of all senders of one gateway. Units: seconds."""
+    """Debts of all senders of one gateway, in seconds of work on refused inputs. A sender is a
+    client address.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Sender -> its debt, and the time of its last change."""
+        """Sender -> its debt at the last change, and the time of this change."""
 
     def debt_s(self, sender: str) -> float:
         debt_s, at = self._debts.get(sender, (0.0, 0.0))
@@ -47,7 +48,7 @@ class RefusedWork:
             self._debts.popitem(last=False)
 
     def check(self, sender: str) -> None:
-        """Refuse a large input of a sender whose earlier refused inputs took too much time.
+        """Check that a sender may send a large input.
 
         Raises: Overloaded while the sender's debt is above `MAX_DEBT_S`.
         """

@@ -9,20 +9,23 @@ from starlette.types import Send
 PING_S = 15.0
 """Interval of the pings that keep proxies from closing a silent stream."""
 PING = b" \n"
-"""Event stream parsers ignore this line as a field of unknown name; load tools that read single
-lines skip it as empty, and would parse the usual comment as JSON. A blank line ends an event, even
-an empty one, for some clients (openai's).
+"""Ping of a silent stream, as a line that clients skip: event stream parsers ignore it as a field
+of unknown name, load tools that read single lines as empty; the usual comment would be parsed by
+such tools as JSON. No blank line follows, since it would end an event, even an empty one, for some
+clients (openai's).
 """
 _encode = msgspec.json.Encoder().encode
 
 
 def event(value: msgspec.Struct) -> bytes:
-    """Encode one server-sent event."""
+    """Encode a struct as one server-sent event."""
     return b"data: " + _encode(value) + b"\n\n"
 
 
 async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
-    """Send server-sent events, and `PING` after every `PING_S` without one."""
+    """Send a response of server-sent events, and `PING` after every `PING_S` without an event.
+    `lines` yields encoded events.
+    """
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     fixed = [
         (b"content-type", b"text/event-stream; charset=utf-8"),

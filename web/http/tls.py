@@ -21,7 +21,7 @@ from fleet.process.private import make_private_folder, write_private
 
 VALID = dt.timedelta(days=365)
 RENEW = dt.timedelta(days=30)
-"""A certificate that is valid for less than this is replaced at the next start."""
+"""Remaining validity below which the self-signed certificate is replaced at the next start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,8 @@ class TlsFiles:
 
 
 def tls_files(config: FleetConfig) -> TlsFiles | None:
-    """Return the certificate files, or None for plain HTTP. Raises: ConfigError naming a missing
-    file.
+    """Return the certificate and key files, or None for plain HTTP. Raises: ConfigError naming a
+    missing file.
     """
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
@@ -44,8 +44,9 @@ def tls_files(config: FleetConfig) -> TlsFiles | None:
 
 
 def _self_signed(folder: Path, host: str) -> TlsFiles:
-    """Return the stored certificate while it is valid, since browsers ask for consent to each new
-    one; otherwise create one.
+    """Return the stored self-signed certificate. If there is none, if it expires soon or if it
+    lacks a name of this machine, create another certificate for `host`; browsers ask for consent to
+    each new certificate.
     """
     files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
     names = _names(host)
@@ -57,7 +58,7 @@ def _self_signed(folder: Path, host: str) -> TlsFiles:
 
 
 def _names(host: str) -> list[x509.GeneralName]:
-    """Return the names and addresses of this machine."""
+    """Return the names and addresses of this machine, including `host`, for the certificate."""
     own = {
         address.address.partition("%")[0]
         for of_card in psutil.net_if_addrs().values()

@@ -62,19 +62,19 @@ _OF_OLLAMA = frozenset(
     }
     | {"version"}
 )
-"""Routes of Ollama under /api/."""
+"""First path segments of Ollama's routes below /api/."""
 _ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
-"""Routes whose name marks the beginning of the API's path in any URL."""
+"""Path segments of routes that mark, in any URL, the end of the API's base path."""
 _FIRST_PIECES = frozenset(
     {"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)}
 )
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})
-"""Path segments that a deployment name follows."""
+"""Path segments of Azure's API that the name of a deployment follows."""
 
 
 def advice_for_path(path: str) -> tuple[str, str]:
-    """Return the error code and the advice for a path without a route."""
+    """Return the error code and the advice for the 404 of a path without a route."""
     pieces = [piece for piece in path.split("/") if piece]
     if (
         pieces[:1] == ["api"]
@@ -117,7 +117,7 @@ def _base_for(route: list[str]) -> str:
 
 def _api_start(pieces: list[str]) -> int | None:
     """Return the index of the path segment at which a path of the API begins, without /v1; None if
-    there is none.
+    the path contains no route of the API.
     """
     for at in reversed(range(len(pieces) - 1)):
         if pieces[at : at + 2] in _ENDPOINTS:

@@ -1,9 +1,10 @@
-"""Back-off for clients that send wrong API keys, and bounded log lines about them. Knows no route.
+"""Back-off for clients that send wrong API keys, and rate-limited log lines about them. Knows no
+route.
 
-The right key is accepted during a back-off too: behind a proxy all clients have one address, and
-one that guesses must not lock out the others. The length of the key protects it from guessing
-(`fleet/config/safety.py` refuses short ones); the back-off slows down clients with an old key, and
-limits the log. All wrong keys get the same response.
+The right key is accepted during a back-off too: behind a proxy all clients have one address, and a
+client that guesses keys must not lock out the others. The length of the key protects it from
+guessing (`fleet/config/safety.py` refuses short ones); the back-off slows down clients with an old
+key, and limits the log. All wrong keys get the same response.
 """
 
 import math
@@ -20,19 +21,19 @@ from web.http.errors import TooManyWrongKeys
 from web.http.protocol.abuse import TimedAbuseLog
 
 NUM_FREE = 10
-"""Wrong keys of an address before its first back-off."""
+"""Number of wrong keys from an address with which its first back-off begins."""
 FIRST_S, LONGEST_S = 1.0, 60.0
-"""First and longest back-off; each further wrong key doubles it. OpenAI's SDKs wait no longer than
-the longest.
+"""Seconds of the first and of the longest back-off; each further wrong key doubles the back-off.
+OpenAI's SDKs wait no longer than `LONGEST_S`.
 """
 FORGIVEN_S = 300.0
-"""The wrong keys of an address are forgotten after this time without another."""
+"""Seconds without a wrong key after which the earlier wrong keys of an address are forgotten."""
 MAX_ADDRESSES = 4096
 
 
 @dataclass(slots=True)
 class _Record:
-    """Units: seconds of the clock."""
+    """Count of wrong keys from one address, and its back-off. Units: seconds of the clock."""
 
     num_failed: int = 0
     failed_at: float = -math.inf
@@ -40,7 +41,7 @@ class _Record:
 
 
 class WrongKeys:
-    """Wrong keys by client address."""
+    """Counter of wrong keys by client address, with a back-off for each address."""
 
     def __init__(self, lines: TimedAbuseLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines = lines
@@ -48,8 +49,8 @@ class WrongKeys:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def refusal(self, scope: Scope, refused: FleetError) -> FleetError:
-        """Count a wrong key, and return the refusal to send: `refused`, or during a back-off
-        TooManyWrongKeys.
+        """Count a wrong key in the request of `scope`, and return the error to send: `refused`, or
+        TooManyWrongKeys during a back-off.
         """
         wait_s = self.count(address_of(scope))
         if wait_s is None:
@@ -61,8 +62,8 @@ class WrongKeys:
         )
 
     def count(self, address: str) -> int | None:
-        """Count a wrong key. Return the remaining seconds of a back-off that began earlier; None
-        outside of one.
+        """Count a wrong key from `address`. Return the remaining seconds of a back-off that began
+        earlier; None if the address has no back-off.
         """
         now = self._clock()
         record = self._record_of(address, now)
@@ -87,5 +88,5 @@ class WrongKeys:
 
 
 def address_of(scope: Scope) -> str:
-    """Return the client's address, as `client_address` does."""
+    """Return the client's address, in the form that `client_address` gives it."""
     return client_address(scope.get("client")) or "an unknown address"

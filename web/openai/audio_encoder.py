@@ -30,13 +30,16 @@ BYTES_PER_SAMPLE = 2
 UNKNOWN_LEN = 0xFFFFFFFF
 """Length in a WAV header that means: until the end of the stream."""
 MIN_TEMPO = 0.5
-"""Lowest factor of one `atempo` filter; two in sequence reach a quarter."""
+"""Lowest factor of one FFmpeg filter `atempo`; lower tempos need two filters in sequence, down to a
+quarter.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Codec:
-    """`stream`: options of the container where it cannot seek back to complete its header. Units:
-    `bit_rate` per second.
+    """An audio codec and its container in FFmpeg's names. `stream` holds options of the container
+    for a stream, in which the header cannot be completed at the end. Units: `bit_rate` in bits per
+    second.
     """
 
     container: str
@@ -62,8 +65,8 @@ _CODECS = {
 
 
 class Encoder(Protocol):
-    """Encodes audio in pieces of whole samples; each call returns the bytes of the file that are
-    final.
+    """Encodes PCM16 audio into a file, piece by piece. `feed` takes whole samples; both methods
+    return the next bytes of the file.
     """
 
     def feed(self, pcm: bytes) -> bytes: ...
@@ -72,8 +75,8 @@ class Encoder(Protocol):
 
 
 def open_encoder(kind: FileFormat, rate_hz: int, speed: float = 1.0) -> Encoder:
-    """Return an encoder of mono PCM16 little-endian. FLAC and WAV headers have no length, which is
-    unknown at the beginning.
+    """Return an encoder of mono PCM16 little-endian at `rate_hz`, played `speed` times as fast.
+    FLAC and WAV headers contain no length, since it is unknown at the beginning.
     """
     encoder = (
         _Uncompressed(kind, rate_hz)
@@ -84,7 +87,9 @@ def open_encoder(kind: FileFormat, rate_hz: int, speed: float = 1.0) -> Encoder:
 
 
 def encode_whole(pcm: bytes, rate_hz: int, kind: FileFormat) -> bytes:
-    """Encode a complete file, with its length in the header if the format has one."""
+    """Return mono PCM16 as a complete audio file, with its length in the header if the format has
+    one.
+    """
     if kind == "pcm":
         return pcm
     if kind == "wav":
@@ -109,7 +114,7 @@ def wav_header(rate_hz: int, data_len: int = UNKNOWN_LEN) -> bytes:
 
 
 class _Uncompressed:
-    """Unchanged samples, after a header if the format has one."""
+    """Encoder of WAV and raw PCM: the samples are unchanged, a WAV header comes first."""
 
     def __init__(self, kind: FileFormat, rate_hz: int) -> None:
         self._header = wav_header(rate_hz) if kind == "wav" else b""
@@ -123,7 +128,9 @@ class _Uncompressed:
 
 
 class _Sink:
-    """A file without seek: a buffer of the bytes written since the last `take`."""
+    """Write-only file for the encoder's container: a buffer of the bytes written since the last
+    `take`. Cannot seek.
+    """
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -138,7 +145,9 @@ class _Sink:
 
 
 class _Compressed:
-    """A file of codec frames. Holds back less than a frame, and the codec's lookahead."""
+    """Encoder of MP3, FLAC, Opus and AAC. Holds back less than a codec frame, and the codec's
+    lookahead.
+    """
 
     def __init__(self, kind: FileFormat, rate_hz: int, sink: _Sink | io.BytesIO) -> None:
         codec = _CODECS[kind]
@@ -182,7 +191,7 @@ class _Compressed:
 
 
 class _TempoChange:
-    """Changes the tempo at constant pitch, before the encoder."""
+    """Encoder that changes the tempo at constant pitch and passes the audio to another encoder."""
 
     def __init__(self, encoder: Encoder, rate_hz: int, speed: float) -> None:
         self._encoder, self._rate_hz = encoder, rate_hz
@@ -217,7 +226,7 @@ class _TempoChange:
         return b"".join([*rest, self._encoder.finish()])
 
     def _pull(self) -> Iterator[bytes]:
-        """Yield the output that the filters have ready."""
+        """Yield the PCM16 output that the filters have ready."""
         while True:
             try:
                 frame = self._sink.pull()

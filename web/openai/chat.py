@@ -40,22 +40,24 @@ from web.schema.responses import (
 )
 
 STREAMED_FORMATS = ("pcm16", "wav")
-"""A streamed `wav` is PCM16 without headers too, as other servers of this API send it."""
+"""Audio formats of streamed answers. A streamed `wav` is PCM16 without headers too, as other
+servers of this API send it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatEnvelope:
-    """Fields that all events of an answer share, and its options."""
+    """Fields that all events of an answer share, and the options for the shape of the events."""
 
     id: str
     audio_id: str
     created: int
     model: str
     mirror: bool
-    """True if the text is also in `content` (modalities include text)."""
+    """True if the text is sent in `content` too, since the request's modalities include text."""
     spoken: bool
     usage: bool
-    """True if the stream ends with the usage."""
+    """True if the stream ends with an event with the token counts."""
     wav: bool
     """True if each streamed piece of audio is a WAV file of its own."""
     warnings: tuple[str, ...]
@@ -83,7 +85,9 @@ class ChatEnvelope:
 
     @staticmethod
     def of(spec: RequestSpec, model: str) -> "ChatEnvelope":
-        """Derived from the request only, so it is the same at every gateway."""
+        """Return the envelope of a request's answer. Only the request determines it, so that the
+        events are the same at every gateway.
+        """
         return ChatEnvelope(
             id=shown_id(spec.id, COMPLETION),
             audio_id=shown_id(spec.id, AUDIO),
@@ -100,8 +104,8 @@ class ChatEnvelope:
 
 
 class ChatEndpoint:
-    """An ASGI app and not a function, so that a disconnect cancels the work, before or within the
-    answer.
+    """`POST /v1/chat/completions`. A raw ASGI app, so that a client disconnect cancels the request
+    at any point.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -181,12 +185,13 @@ class ChatEndpoint:
 async def chat_events(
     gateway: Gateway, reply: ChatEnvelope, answer: AnswerStream, sent: Position, *, with_ids: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the events of the stream after position `sent`. A failure becomes an error event,
-    without [DONE].
+    """Yield the server-sent events of an answer after position `sent`. A failure becomes an error
+    event, without [DONE].
 
     The role is sent with the first piece: clients measure the time to the first token by the first
     event.
-    `with_ids`: the id of an event is the position after it, from which any gateway can resume.
+    If `with_ids` is True, the id of an event is the position after it, from which any gateway can
+    resume the stream.
     """
     transcript: list[str] = []
     opening, audio_id = b"", UNSET

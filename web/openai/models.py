@@ -1,4 +1,6 @@
-"""GET /v1/models, /v1/audio/models and /v1/audio/voices; and the refusal of translations."""
+"""GET /v1/models, /v1/audio/models and /v1/audio/voices; and the refusal of
+/v1/audio/translations.
+"""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,12 +43,16 @@ class ModelRoutes:
         return json_response(self._model())
 
     async def voices(self, _request: Request) -> Response:
-        """List the voices, the default one first; OpenAI's names are accepted too."""
+        """List the voices, the default voice first. OpenAI's voice names are accepted too, but not
+        listed.
+        """
         voices = [ListedVoice(id=name, name=name) for name in self._gateway.frontend.voices()]
         return json_response(VoiceList(voices=voices))
 
     async def speech_models(self, _request: Request) -> Response:
-        """List the models for /v1/audio/speech: the served one, or none if it does not speak."""
+        """List the models for /v1/audio/speech: the served model, or nothing if it does not
+        speak.
+        """
         model = self._gateway.model
         return json_response(
             SpeechModelList(

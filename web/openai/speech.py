@@ -1,7 +1,7 @@
 """POST /v1/audio/speech: text to speech, streamed, in any of OpenAI's formats.
 
-The text is the given answer of a chat request. A long text is split into pieces, one request after
-another. Knows no stage.
+The text is passed to the model as the answer of a chat request, and the model only speaks it. A
+long text is split into pieces, with one request after another. Knows no stage.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ log = logging.getLogger("fleet.web")
 
 RETRY_S = 0.25
 MAX_RETRIES = 120
-"""Attempts to submit a further piece while the queue is full."""
+"""Number of retries to submit a further piece of a text while the queue is full."""
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """`output_tokens` counts audio tokens."""
+    """Token counts of a speech request. `output_tokens` counts audio tokens."""
 
     input_tokens: int
     output_tokens: int
@@ -47,7 +47,7 @@ class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """`audio` is base64 of the file's next bytes."""
+    """Event with the next bytes of the audio file. `audio` is base64."""
 
     type: Literal["speech.audio.delta"] = "speech.audio.delta"
     audio: str
@@ -59,11 +59,11 @@ class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechStream:
-    """The audio of one text. `answer` holds the current request, which is aborted when the stack is
-    closed before its end.
+    """The audio of one text, which may be spoken in several pieces. Closing the stack `answer`
+    aborts the request of the current piece.
 
-    Each piece is a request of its own, submitted when the audio of the previous one is complete:
-    playback is far behind by then.
+    Each piece is a request of its own, submitted when the audio of the previous piece is complete:
+    at that time the client still has much audio to play.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class SpeechStream:
         self._num_input, self._num_output = 0, 0
 
     async def begin(self, request_id: RequestId) -> ActiveRequest:
-        """Submit the first piece. Raises: the errors of `Gateway.submit`."""
+        """Submit the request of the first piece. Raises: the errors of `Gateway.prepare_chat`."""
         return await self._submit(self._pieces[0], request_id)
 
     async def audio(self, first: ActiveRequest) -> AsyncIterator[bytes]:
-        """Yield PCM16 of all pieces; `first` is the piece that `begin` returned. Raises: FleetError
-        if one
-        fails.
+        """Yield PCM16 of all pieces. `first` is the request that `begin` returned.
+
+        Raises: FleetError if the request of a piece fails.
         """
         for number, text in enumerate(self._pieces):
             active = await self._submit_with_retries(text) if number else first
@@ -119,7 +119,9 @@ class SpeechStream:
     async def _submit(
         self, piece: str, request_id: RequestId, *, continues: bool = False
     ) -> ActiveRequest:
-        """If the piece `continues` an earlier piece, its leading silence is not trimmed."""
+        """Submit the request of a piece. If it `continues` an earlier piece, its leading silence is
+        not trimmed.
+        """
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
         messages = (Message(role="user", content=prompt),)
         chat = await self._gateway.prepare_chat(
@@ -137,7 +139,7 @@ class SpeechStream:
 
 
 class SpeechEndpoint:
-    """An ASGI app and not a function, so that a disconnect cancels the work."""
+    """`POST /v1/audio/speech`. A raw ASGI app, so that a client disconnect cancels the work."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -150,7 +152,10 @@ class SpeechEndpoint:
         await until_disconnect(receive, self._answer(body, pieces, scope, send))
 
     def _pieces(self, text: str) -> list[str]:
-        """Raises: BadInput, InputTooLarge naming the field."""
+        """Check the text and split it into pieces, each short enough for one request.
+
+        Raises: BadInput, InputTooLarge naming the field.
+        """
         limits = self._gateway.config.limits
         if not self._gateway.speaks:
             raise UnsupportedValue("model: this model does not speak", param="model")
@@ -181,7 +186,9 @@ class SpeechEndpoint:
                 )
 
     async def _file(self, audio: AsyncIterator[bytes], body: SpeechBody) -> AsyncIterator[bytes]:
-        """Yield the encoded file, no empty pieces."""
+        """Encode PCM16 pieces in the requested format and tempo; yield the file in non-empty
+        pieces.
+        """
         encoder = open_encoder(
             body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0
         )
@@ -195,8 +202,8 @@ class SpeechEndpoint:
 
 
 async def _send_file(send: Send, headers: dict[str, str], file: AsyncIterator[bytes]) -> None:
-    """Start the response with the first audio, so that an earlier failure has its own status. A
-    later one truncates the file.
+    """Send an audio file as a streamed response. The response starts with the first audio, so that
+    an earlier failure has its own status; a later failure truncates the file.
     """
     data = await anext(file, b"")
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,7 +1,8 @@
-"""POST /v1/audio/transcriptions: speech to text; and the same for other modules. Knows no stage.
+"""POST /v1/audio/transcriptions: speech to text. `transcribe` does the same for other modules.
+Knows no stage.
 
 Models answer silence and noise with invented words. So audio without speech has an empty
-transcription, for which no request is submitted.
+transcript, for which no request is submitted.
 """
 
 import zlib
@@ -59,10 +60,11 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment over the whole clip, since the model gives no times within it.
+    """A segment of a `verbose_json` transcript. Always covers the whole clip, since the model gives
+    no times within it.
 
-    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: with these values, clients that
-    filter by them keep it.
+    `tokens`, `avg_logprob` and `no_speech_prob` are not measured, but constants with which clients
+    that filter by them keep the segment.
     Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
     """
 
@@ -84,8 +86,8 @@ class DurationUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
-    """`verbose_json`; `language` is the one that the client gave. Units: seconds. Source: openai
-    3.54, `TranscriptionVerbose`.
+    """Response in the format `verbose_json`. `language` is the language that the client sent.
+    Units: seconds. Source: openai 3.54, `TranscriptionVerbose`.
     """
 
     task: Literal["transcribe"] = "transcribe"
@@ -108,7 +110,8 @@ class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def transcribe(gateway: Gateway, recording: Recording, language: str | None = None) -> str:
-    """Transcribe a recording; without speech, "". If the caller is cancelled, no request remains.
+    """Return the transcript of a recording; "" if it holds no speech. If the caller is cancelled,
+    the request is aborted.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
@@ -128,7 +131,10 @@ async def _prepare(
     temperature: float | None = None,
     language: str | None = None,
 ) -> PreparedChat:
-    """Prepare a transcription, greedy by default. Raises: the errors of `Gateway.prepare_chat`."""
+    """Prepare the chat request of a transcription; without a `temperature`, sampling is greedy.
+
+    Raises: the errors of `Gateway.prepare_chat`.
+    """
     prompt = TextPart(text=gateway.frontend.transcription_prompt(language), where="prompt")
     messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
     options = ChatOptions(model=gateway.model, temperature=temperature or 0.0)
@@ -143,7 +149,9 @@ async def _is_spoken(chat: PreparedChat) -> bool:
 
 
 class TranscriptionEndpoint:
-    """An ASGI app and not a function, so that a disconnect cancels the work."""
+    """`POST /v1/audio/transcriptions`. A raw ASGI app, so that a client disconnect cancels the
+    work.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -206,7 +214,7 @@ class TranscriptionEndpoint:
             await _response(form_fields, transcript, headers)(scope, receive, send)
 
     def _usage_of_silence(self, chat: PreparedChat) -> TranscriptionTokenUsage:
-        """Return the usage of a prompt that has no answer."""
+        """Return the usage of a prompt that was not submitted, since its audio holds no speech."""
         num_audio = self._gateway.frontend.num_prompt_audio_tokens(chat.spec)
         return _token_usage(len(chat.spec.prompt_ids), num_audio, 0)
 
@@ -252,7 +260,9 @@ def _verbose(form_fields: TranscriptionForm, transcript: Transcript) -> VerboseT
 
 
 async def _file_of(form: FormData) -> bytes:
-    """Read the uploaded file of the form. Raises: BadInput, UnsupportedValue naming the field."""
+    """Return the content of the form's uploaded file. Raises: BadInput, UnsupportedValue naming the
+    field.
+    """
     file, *further = form.getlist("file") or [None]
     if isinstance(file, str) and not further:
         raise BadInput("file: send the audio as a file, not as text", param="file")

@@ -21,7 +21,7 @@ Schema = dict[str, object]
 
 
 def document(model: str) -> Schema:
-    """Return the OpenAPI 3.1 document of a server of this model."""
+    """Return the OpenAPI 3.1 document of a server of the model named `model`."""
     bodies = [body for op in OPERATIONS for body in (op.body, op.form) if body is not None]
     models = [body for body in bodies if issubclass(body, BaseModel)]
     structs = [body for body in bodies if issubclass(body, msgspec.Struct)]

@@ -44,12 +44,12 @@ EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a route.
+    """A row of the table: one method of one route.
 
-    `body` is the JSON request body, `form` the fields of a multipart body beside `file`. `answer`
-    is the JSON response, `others` are alternatives to it, `media` other media types of the
-    response. `headers` and `query` are parameters of the request. `statuses` are the statuses of
-    successful responses.
+    `body` is the JSON request body, `form` the text fields of a multipart body that also has a
+    `file`. `answer` is the JSON response, `others` are alternatives to it, `media` other media
+    types of the response. `headers` and `query` are the request's parameters with their
+    descriptions. `statuses` are the statuses of successful responses.
     """
 
     method: str

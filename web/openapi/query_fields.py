@@ -1,5 +1,5 @@
-"""Middleware that refuses query parameters which a route does not read: a filter that is lost lists
-the wrong rows.
+"""Middleware that refuses query parameters which a route does not read: a misspelled filter would
+list the wrong rows.
 
 `OPERATIONS` lists the parameters of each route. Knows no value.
 """
@@ -17,7 +17,7 @@ PREFIX = "/v1/"
 IGNORED: dict[str, str] = {
     "api-version": "names the version of Azure's API; the routes here have one"
 }
-"""Parameters that every route accepts, with the reason why they change no answer."""
+"""Parameters that every route accepts -> the reason why they change no answer."""
 _ROUTES = [
     (op.method, re.compile(re.sub(r"{\w+}", "[^/]+", op.path) + "/?"), frozenset(op.query))
     for op in OPERATIONS
@@ -39,8 +39,8 @@ class QueryFields:
 
 
 def unread_parameter(request: Request) -> UnsupportedValue | None:
-    """Return the refusal of the first parameter with a value that the route does not read; None for
-    an unknown route.
+    """Return the refusal of the first non-empty query parameter that the route does not read; None
+    if there is none, or the route is unknown.
     """
     known = next(
         (

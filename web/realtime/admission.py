@@ -1,8 +1,7 @@
-"""Admission to one gateway: how many voice sessions are open, and the order in which queued clients
-enter.
+"""Admission to one gateway: number of open voice sessions, and order in which queued clients enter.
 
-Client secrets may use a share of the places only; the rest is reserved for the API key and the
-console. Knows no session.
+Clients with a client secret may use only a share of the sessions; the rest is reserved for the API
+key and the console. Knows no session.
 """
 
 import asyncio
@@ -15,7 +14,10 @@ from fleet.core.errors import Overloaded
 
 @dataclass(slots=True, eq=False)
 class QueuedClient:
-    """A client that waits for a place, with a client secret (`by_secret`) or the API key."""
+    """A client in the queue for a session. `by_secret` is True for a client secret, False for the
+    API key; `on_position` is called with each new position in the queue, of which 1 is the next to
+    enter.
+    """
 
     by_secret: bool
     on_position: Callable[[int], None]
@@ -24,19 +26,24 @@ class QueuedClient:
 
 
 class Admission:
-    """Invariant: no client is queued for which there is a place."""
+    """Counter of the gateway's open sessions, and the queue of clients that wait for a session.
+
+    Invariants: no client is queued that could be admitted.
+    """
 
     def __init__(self, voice: VoiceConfig) -> None:
         self._voice = voice
         self._max_by_secret = max(1, _share_of(voice.max_sessions, voice.secret_share))
         self._max_queued_by_secret = _share_of(voice.max_waiting, voice.secret_share)
         self._num_open = {False: 0, True: 0}
-        """Open sessions, by whether a client secret opened them."""
+        """Number of open sessions opened with the API key (False) and with a client secret (True).
+        """
         self._queue: list[QueuedClient] = []
 
     def join(self, *, by_secret: bool, on_position: Callable[[int], None]) -> QueuedClient:
-        """Admit the client (then `admitted` is set already), or queue it. Raises: Overloaded if the
-        queue is full.
+        """Admit a client, so that `admitted` of the result is set, or append it to the queue.
+
+        Raises: Overloaded if the queue is full.
         """
         client = QueuedClient(by_secret, on_position)
         if self._has_place(by_secret=by_secret):
@@ -53,8 +60,8 @@ class Admission:
         return client
 
     async def wait(self, client: QueuedClient) -> None:
-        """Wait until the client is admitted. A cancelled wait leaves the queue, or releases the
-        place.
+        """Wait until the client is admitted. Cancelling the wait removes the client from the queue,
+        or releases its session if it was admitted meanwhile.
         """
         try:
             await client.admitted.wait()
@@ -67,7 +74,9 @@ class Admission:
             raise
 
     def add(self, *, by_secret: bool) -> None:
-        """Count a session, even beyond the bound: one that another gateway held is not refused."""
+        """Count a session as open, even beyond the limit: a session that comes from another gateway
+        is never refused.
+        """
         self._num_open[by_secret] += 1
 
     def release(self, *, by_secret: bool) -> None:
@@ -83,8 +92,8 @@ class Admission:
         return has_room or self._num_open[False] < self._voice.max_sessions - self._max_by_secret
 
     def _admit_next(self) -> None:
-        """Admit the first clients for which there is a place; a secret without one blocks no client
-        behind it.
+        """Admit queued clients in order while sessions are available. A client secret whose share
+        is used up does not block the clients behind it.
         """
         for client in tuple(self._queue):
             if self._has_place(by_secret=client.by_secret):
@@ -94,8 +103,9 @@ class Admission:
         self._report_positions()
 
     def _report_positions(self) -> None:
-        """Secrets whose share is used up do not count before clients with the API key, which enter
-        earlier.
+        """Report changed positions to queued clients. While the client secrets' share is used up,
+        clients with the API key enter before them, and their positions count only other clients
+        with the key.
         """
         is_blocked = self._num_open[True] >= self._max_by_secret
         for number, client in enumerate(self._queue, 1):
@@ -123,5 +133,5 @@ class Admission:
 
 
 def _share_of(places: int, share: float) -> int:
-    """Round down, but 0.7 of 10 to 7 in spite of binary fractions."""
+    """Return `share` of `places`, rounded down; 0.7 of 10 is 7 in spite of binary fractions."""
     return int(places * share + 1e-9)

@@ -1,5 +1,5 @@
-"""Time of the voice sessions: one clock for deadlines, playback and timers, which a test replaces
-by one that it advances.
+"""Time of the voice sessions: one clock for deadlines, playback and timers, which tests replace by
+a clock that they advance.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ class Clock:
         await self.wait(asyncio.Event(), delay_s)
 
     async def wait(self, event: asyncio.Event, timeout_s: float | None) -> bool:
-        """Wait for the event; return False if `timeout_s` pass before it is set."""
+        """Wait for an event; return False if `timeout_s` pass before it is set. With the time-out
+        None, wait without limit.
+        """
         if timeout_s is None:
             return await event.wait()
         try:

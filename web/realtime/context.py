@@ -1,5 +1,5 @@
-"""State shared by the parts of one voice session, and the queue through which they report to the
-session that owns them.
+"""State shared by the parts of one voice session, and the queue through which the parts report
+events to the session.
 """
 
 from collections import deque
@@ -20,8 +20,8 @@ E = TypeVar("E")
 
 
 class EventQueue(Generic[E]):
-    """Passes events to one handler, in order. An event emitted while another is handled waits for
-    its end.
+    """Queue that passes events to one handler, in order. An event that is emitted while the handler
+    runs is passed after the handler has returned.
     """
 
     def __init__(self, handle: Callable[[E], None]) -> None:
@@ -43,8 +43,8 @@ class EventQueue(Generic[E]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedAudio:
-    """Audio state that all sessions of a gateway share: its speaking rate and the batches of voice
-    detection.
+    """Audio state that all sessions of a gateway share: the learned speaking rate of the voices,
+    and the batches of voice detection.
     """
 
     rate: SpeakingRate = field(default_factory=SpeakingRate)
@@ -53,7 +53,9 @@ class SharedAudio:
 
 @dataclass(slots=True, kw_only=True)
 class SessionContext:
-    """State of one session that all of its parts read. The context refers to none of the parts."""
+    """State of one voice session that all of its parts read: settings, conversation, connection.
+    Contains no reference to the parts.
+    """
 
     gateway: Gateway
     settings: Settings
@@ -67,7 +69,11 @@ class SessionContext:
         self.connection.send(event)
 
     def add_item(self, item: Item, clips: dict[str, Clip], after: str | None = None) -> None:
-        """Add an item to the conversation and notify the client. Raises: NotFound, BadInput."""
+        """Add an item to the conversation and notify the client. `clips` is the item's audio by
+        clip name; `after` is the id of the item before it, None for the end of the conversation.
+
+        Raises: NotFound, BadInput.
+        """
         removed = self.conversation.add(item, clips, after)
         previous, body = self.conversation.previous(item.id), self.conversation.body(item)
         self.send(server.ItemAdded(previous_item_id=previous, item=body))

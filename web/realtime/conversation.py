@@ -1,8 +1,8 @@
-"""Items of a conversation: bounded, in order, and with only those words of a response that were
-played. Pure; knows no socket.
+"""Items of a conversation: limited in number and audio, in order. Of a response that was cut, only
+the words that were played count. Pure; knows no socket.
 
-The user's speech is stored as PCM16 at 16 kHz. Beside the words of a response that were played, all
-of it is stored, so that a later cut begins from the same whole.
+The user's speech is stored as PCM16 at 16 kHz. The full text of a response is stored beside its
+played words, so that each cut is computed from the full text.
 """
 
 from base64 import b64encode
@@ -22,14 +22,16 @@ from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 
 Role = Literal["user", "assistant", "system"]
 FRAME_MS = 80
-"""A client may count less than a frame more audio as played than it was sent."""
+"""Tolerance of a client's `audio_end_ms`: less than a frame more than the audio that it was sent.
+"""
 ROOT = "root"
 
 
 class PlayedSpeech(msgspec.Struct, kw_only=True):
-    """Speech of a response. Units: samples at 24 kHz. `sent` were sent to the client, of which
-    `played` before the response was cut; `silent` spans hold no speech. `whole`: the length of the
-    speech of `text` without silence.
+    """Full speech of a response, and how much of it was played. `text` is all text sent, `sent` the
+    number of samples sent to the client, and `played` the number of samples played before the
+    response was cut. `silent` lists the silent ranges; `whole` is the length of the speech of
+    `text` without silence. Units: samples at 24 kHz.
     """
 
     text: str
@@ -40,8 +42,9 @@ class PlayedSpeech(msgspec.Struct, kw_only=True):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """`text` of audio is its transcript: "" until the user's is known, and of a response only the
-    words that were played. `clip` names the audio among the conversation's clips.
+    """A content part of an item: text or audio. The `text` of the user's audio is its transcript,
+    "" until it is known; the `text` of a response's audio contains only the words that were played.
+    `clip` names the user's audio in `Conversation.clips`.
     """
 
     kind: Literal["input_text", "input_audio", "output_text", "output_audio"]
@@ -62,7 +65,7 @@ class Item(msgspec.Struct, kw_only=True):
 
 
 class Clip(msgspec.Struct, frozen=True):
-    """Audio of the user, PCM16 at 16 kHz."""
+    """A clip of the user's audio, PCM16 at 16 kHz."""
 
     pcm: bytes
 
@@ -79,24 +82,26 @@ class Clip(msgspec.Struct, frozen=True):
         return Recording(self.samples, RATE_HZ)
 
     def for_client(self) -> bytes:
-        """Return PCM16 at the rate that `audio/pcm` has on the wire."""
+        """Return the clip as PCM16 at 24 kHz, the rate of `audio/pcm` in the protocol."""
         return soxr.resample(self.samples, RATE_HZ, OUTPUT_RATE_HZ).astype("<i2").tobytes()
 
 
 class Conversation:
-    """Invariants: at most `max_items` items and `max_audio_s` seconds of the user's audio; the
-    oldest are removed first.
+    """The items and audio clips of one conversation.
+
+    Invariants: at most `max_items` items and `max_audio_s` seconds of the user's audio; the oldest
+    items and clips are removed first.
     """
 
     def __init__(self, max_items: int, max_audio_s: float) -> None:
         self.items: list[Item] = []
         self.clips: dict[str, Clip] = {}
         self.version = 0
-        """Increases with every change of the prompt."""
+        """Number that increases with every change of the prompt."""
         self._max_items, self._max_audio_s = max_items, max_audio_s
 
     def snapshot(self) -> "Conversation":
-        """Return a copy, of the same items and clips, that a thread may read while this one
+        """Return a copy with the same items and clips, which a thread may read while the original
         changes.
         """
         copy = Conversation(self._max_items, self._max_audio_s)
@@ -104,7 +109,9 @@ class Conversation:
         return copy
 
     def find(self, item_id: str, param: str = "item_id") -> Item:
-        """Raises: NotFound."""
+        """Return an item by its id. `param` names the client's field in the error. Raises:
+        NotFound.
+        """
         for item in self.items:
             if item.id == item_id:
                 return item
@@ -130,8 +137,9 @@ class Conversation:
         *,
         where: str = "item.id",
     ) -> list[str]:
-        """Insert the item after the given one (`root`: first; None: last). Returns the ids of the
-        items removed for it. `where` names the client's field that holds the item's id.
+        """Insert an item with its audio `clips` after the item with the id `after`: `root` inserts
+        it at the beginning, None at the end. Returns the ids of older items that were removed to
+        stay within the limits. `where` names the client's field with the item's id, for errors.
 
         Raises: NotFound, BadInput.
         """
@@ -148,7 +156,7 @@ class Conversation:
         return self._shrink(item)
 
     def remove(self, item_id: str) -> None:
-        """Raises: NotFound."""
+        """Remove an item and its audio. Raises: NotFound."""
         item = self.find(item_id)
         self.items.remove(item)
         for part in item.parts:
@@ -156,8 +164,8 @@ class Conversation:
         self.version += 1
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Cut a response's speech where the client stopped playing it. Words that an earlier cut
-        removed stay removed.
+        """Cut a response's speech at `audio_end_ms`, where the client stopped playing it. Words
+        that an earlier cut removed stay removed.
 
         Raises: NotFound, BadInput.
         """
@@ -177,7 +185,9 @@ class Conversation:
         self.cut(item, min(part.speech.played, audio_end_ms * OUTPUT_RATE_HZ // 1000))
 
     def cut(self, item: Item, played: int) -> None:
-        """Retain only the words within the first `played` samples of a response's speech."""
+        """Cut the text of a response to the words within the first `played` samples of its
+        audio.
+        """
         for part in item.parts:
             if (speech := part.speech) is not None:
                 speech.played = played
@@ -197,7 +207,9 @@ class Conversation:
         return False
 
     def body(self, item: Item, *, with_audio: bool = False) -> ItemBody:
-        """Return the item as it is sent to the client."""
+        """Return an item in the form that the client receives. `with_audio` includes the user's
+        audio.
+        """
         return ItemBody(
             id=item.id,
             status=item.status,
@@ -237,15 +249,15 @@ class Conversation:
         return removed
 
     def _remove_audio(self, item: Item) -> None:
-        """Remove the audio of an item; its transcript, if it is known, stays."""
+        """Remove the audio of an item. Its transcript, if known, stays as the item's text."""
         for part in item.parts:
             if part.clip:
                 self.clips.pop(part.clip, None)
                 part.clip = ""
 
     def messages(self, instructions: str, speech: Clip | None = None) -> list[Message]:
-        """Return the prompt, with consecutive responses as one message, and with `speech` as its
-        last turn.
+        """Return the conversation as chat messages. Consecutive responses become one message;
+        `speech` is appended as the user's last turn.
         """
         messages: list[Message] = []
         if instructions:

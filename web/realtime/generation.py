@@ -1,7 +1,7 @@
-"""A run of the model for a response: submitted, collected as it arrives, and stopped when its
-response is discarded.
+"""The generation of a response by the model: submitted, collected as it arrives, and aborted when
+its response is discarded.
 
-A speculative generation is collected like any other before a response adopts it. Knows no
+A speculative generation is collected in the same way before there is a response for it. Knows no
 conversation and no socket.
 """
 
@@ -21,17 +21,19 @@ from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails,
 log = logging.getLogger("fleet.web")
 
 MAX_UNSENT_BYTES = 60 * 24_000 * 2
-"""Audio not sent to the client yet, beyond which the answer is read no further and its stages wait
-for credit.
+"""Limit of generated audio that was not sent to the client. Beyond it the answer is not read
+further, and its stages stop for lack of credit.
 """
 RESUME_PAUSE_S = 0.25
-"""Pause between two tries to continue an answer while Redis is away."""
+"""Seconds between two tries to continue an answer while Redis is unreachable."""
 
 
 class Generation:
-    """`text` and `pcm` (PCM16) grow until `is_ended`; then `is_complete`, or `error` has the cause.
+    """A request to the model and its output so far. `text` and `pcm` (PCM16) grow until `is_ended`;
+    then either `is_complete` is True or `error` has the cause.
 
-    `shorten`: drop the oldest turns of a prompt that is too long, instead of failing.
+    `prompt` is None for a request of another gateway whose prompt is unknown. `shorten` drops the
+    oldest turns of a prompt that is too long; otherwise such a prompt fails.
     """
 
     def __init__(
@@ -62,15 +64,18 @@ class Generation:
         self._spawn(lambda: self._generate(Position()))
 
     def adopt(self) -> None:
-        """Read a request of another gateway from its beginning. If that gateway was lost before it
-        could submit the request, submit it, provided there is a prompt.
+        """Collect, from its beginning, the answer to a request that another gateway submitted. If
+        that gateway was lost before it submitted the request, submit the request, provided that
+        `prompt` is known.
         """
         self._spawn(lambda: self._read(Position()))
 
     def continue_from(self, other: "Generation") -> None:
-        """Take over the output of `other`, and generate the rest of it by the same prompt and seed.
+        """Take over the output of `other`, and generate the rest of the answer with the same prompt
+        and seed.
 
-        One that was adopted has no prompt here: its request is submitted again as it is stored.
+        Without a `prompt` (if `other` was adopted from another gateway), the stored request of
+        `other` is submitted again.
         """
         self.text, self.pcm = other.text, bytearray(other.pcm)
         if other.is_complete:
@@ -84,22 +89,28 @@ class Generation:
         self._spawn(lambda: generate(position))
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Abort the request unless it has ended. Returns the task in which that happens."""
+        """Abort the request unless it has ended. Returns the task that does so, None if nothing was
+        started.
+        """
         if self._task is not None and not self._task.done():
             self._task.cancel()
         return self._task
 
     def wake(self) -> None:
-        """End the current `wait_for_progress`."""
+        """End a `wait_for_progress` that is under way."""
         self._progress.set()
 
     async def wait_for_progress(self, timeout_s: float | None) -> None:
-        """Wait until more was generated or sent, or the time is over."""
+        """Wait until more was generated or sent, until `wake` is called, or until `timeout_s` have
+        passed.
+        """
         self._progress.clear()
         await self._clock.wait(self._progress, timeout_s)
 
     def release(self, num_bytes: int) -> None:
-        """Note that `num_bytes` of the audio were sent, so that more of it may be read."""
+        """Record that the first `num_bytes` of the audio were sent, so that more of the answer may
+        be read.
+        """
         self._released_bytes = num_bytes
         self._progress.set()
 
@@ -148,8 +159,8 @@ class Generation:
             await self._read(position)
 
     async def _resume(self) -> AnswerStream | None:
-        """Continue the answer of a request; None if it is unknown. Wait while Redis is away, as the
-        answer's workers do.
+        """Return the answer stream of a request of another gateway; None if the request is unknown.
+        Waits while Redis is unreachable.
         """
         logged = ""
         while True:
@@ -182,8 +193,8 @@ class Generation:
                 await self.wait_for_progress(None)
 
     async def _run(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Do the work, which begins in here: a task that is cancelled before its start runs none of
-        its code.
+        """Await `work` and record how it ended. The coroutine is created in here, since a task that
+        is cancelled before its start would leave it unawaited.
         """
         try:
             await work()
@@ -202,7 +213,9 @@ class Generation:
             self._progress.set()
 
     async def _name_stage(self, error: FleetError) -> None:
-        """Prefix the message of a failure with the stage that failed."""
+        """Prefix the message of an error with the name of the stage that failed, if the trace shows
+        it.
+        """
         try:
             view = await self._gateway.client.telemetry.trace(self.request_id)
         except FleetError:
@@ -227,7 +240,7 @@ class Generation:
 
     @property
     def usage(self) -> UsageBody:
-        """Token counts of what has arrived so far."""
+        """Token counts of the output that has arrived so far."""
         if self._answer is None:
             return UsageBody()
         usage = self._answer.usage()

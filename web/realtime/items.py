@@ -1,4 +1,6 @@
-"""Items of the client, checked and converted. Knows no response."""
+"""Conversation items that the client sends: their checks and their conversion. Knows no
+response.
+"""
 
 from copy import copy
 
@@ -17,12 +19,12 @@ from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_pcm
 from web.realtime.protocol.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
 
 MIN_CLIP_MS = 100
-"""As OpenAI's: shorter audio holds no word."""
+"""Least length of a clip, as in OpenAI's service: shorter audio contains no word."""
 
 
 class ItemReader:
-    """Reads items with audio at the rate of the session's input; the gateway's limit bounds one
-    clip.
+    """Converts items that the client sends into items of the conversation. Audio is read at the
+    rate of the session's input format, and one clip is at most `limits.max_audio_s` long.
     """
 
     def __init__(self, gateway: Gateway, settings: Settings) -> None:
@@ -34,7 +36,10 @@ class ItemReader:
         )
 
     def item(self, patch: ItemPatch, where: str) -> tuple[Item, dict[str, Clip]]:
-        """Raises: BadInput, UnsupportedValue naming the field."""
+        """Return the converted item, and its audio by clip name. `where` names the item in errors.
+
+        Raises: BadInput, UnsupportedValue naming the field.
+        """
         if patch.type != "message":
             raise BadInput(
                 f"{where}.type: a reference is valid in response.input only", param=f"{where}.type"
@@ -61,8 +66,10 @@ class ItemReader:
         return item, clips
 
     def items(self, patches: list[ItemPatch], known: Conversation, where: str) -> Conversation:
-        """Return a separate conversation of new items and references to known ones. Raises:
-        NotFound, BadInput.
+        """Return the `input` of a response out of band as a separate conversation, made of new
+        items and references to items in `known`. `where` names the list in errors.
+
+        Raises: NotFound, BadInput.
         """
         conversation = Conversation(len(patches), self._max_audio_s)
         for index, patch in enumerate(patches):
@@ -98,7 +105,9 @@ class ItemReader:
 
 
 def no_input_format(where: str, gateway: Gateway) -> UnsupportedValue:
-    """Return the refusal of audio while the session has no input format."""
+    """Return the error for audio that arrives while the session has no input format. `where` names
+    the audio's field.
+    """
     if not gateway.hears:
         return takes_text_only(where)
     message = (
@@ -108,8 +117,8 @@ def no_input_format(where: str, gateway: Gateway) -> UnsupportedValue:
 
 
 def _part(patch: PartPatch, role: str, where: str) -> Part:
-    """Convert a part; the beta's types `text` and `audio` are read by their meaning for the
-    role.
+    """Convert a content part without its audio. The types `text` and `audio` of the beta protocol
+    mean input or output by the item's role.
     """
     is_audio = patch.type in ("input_audio", "output_audio", "audio")
     if role == "assistant":

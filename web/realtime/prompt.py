@@ -18,7 +18,10 @@ class Prompt:
     options: ChatOptions
 
     async def submit(self, gateway: Gateway, request_id: RequestId) -> ActiveRequest:
-        """Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable."""
+        """Submit the prompt as a chat request.
+
+        Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
+        """
         gateway.check_num_messages(len(self.messages))
         chat = await gateway.prepare_chat(
             self.options, self.messages, request_id, kind="voice", where="conversation"
@@ -26,8 +29,8 @@ class Prompt:
         return await gateway.submit_prepared(chat)
 
     def shortened(self) -> "Prompt | None":
-        """Drop the oldest third of the turns and retain the instructions; None if there is nothing
-        left to drop.
+        """Return the prompt without the oldest third of its turns, but with the instructions; None
+        if fewer than two turns are left.
         """
         instructions = [message for message in self.messages if message.role == "system"][:1]
         turns = self.messages[len(instructions) :]
@@ -46,10 +49,12 @@ def make_prompt(
     session: str | None,
     seed: int | None = None,
 ) -> Prompt:
-    """`session` names the conversation, so that each turn computes only what is new; None for a
-    prompt outside of it.
+    """Return the prompt of a response to `messages`. `session` names the conversation, so that each
+    turn reuses the computed prefix of the previous turn; None for a response outside of the
+    conversation.
 
-    A missing seed is drawn here: the same prompt submitted again has the same response.
+    Without `seed` a random seed is chosen, so that the same prompt submitted again has the same
+    response.
     """
     options = ChatOptions(
         model=model,

@@ -1,8 +1,8 @@
-"""Responses of one session: the one under way, speculative ones, and those that are interrupted,
-resumed or out of band.
+"""Responses of one voice session: begun, cancelled, interrupted and resumed; speculative, and out
+of band.
 
 Invariants: at most one response of the conversation is active. A speculative generation that no
-response adopts is stopped.
+response uses is stopped.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from web.realtime.states import ResponseActivity
 from web.realtime.transport.refusal import error_event
 
 MAX_OUT_OF_BAND = 4
-"""Concurrent responses outside the conversation."""
+"""Limit of concurrent responses outside of the conversation."""
 
 
 class ActiveResponse(BadInput):
@@ -53,8 +53,8 @@ class NotActive(BadInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeResponse:
-    """A generation started before the turn was over. The generation is used only if neither
-    conversation nor settings changed since.
+    """A generation that was started before the user's turn had certainly ended. Used only if
+    conversation (`version`) and settings are still the same when the turn ends.
     """
 
     generation: Generation
@@ -65,18 +65,18 @@ class SpeculativeResponse:
 class ResponseManager:
     def __init__(self, context: SessionContext, events: EventQueue[ResponseEvent]) -> None:
         self.current: ResponseStream | None = None
-        """The last response of the conversation."""
+        """The latest response of the conversation, which may have ended."""
         self.interrupted: ResponseStream | None = None
-        """The response that the user's speech cancelled, while it may be resumed."""
+        """The response that the user's speech interrupted, while it may be resumed."""
         self.limit = DiscardLimit()
         self._out_of_band: dict[str, ResponseStream] = {}
         self._resending: list[ResponseStream] = []
-        """Responses before `current` whose audio is still being sent to a client that
+        """Ended responses before `current` whose audio is still being sent to a client that
         reconnected.
         """
         self._speculative: SpeculativeResponse | None = None
         self._unanswered: tuple[str, TurnTimestamps] | None = None
-        """Item and timestamps of the user's last spoken turn, until a response to it begins."""
+        """Item id and timestamps of the user's last spoken turn, until a response to it begins."""
         self._stopping: set[asyncio.Task[None]] = set()
         self._context, self._events = context, events
         self._gateway = context.gateway
@@ -100,8 +100,8 @@ class ResponseManager:
 
     @property
     def is_busy(self) -> bool:
-        """Return True while any response, in the conversation or out of band, is under way or
-        played.
+        """Return True while any response, in the conversation or out of band, is being generated,
+        sent or played.
         """
         return any(self._is_audible(response) for response in self._all)
 
@@ -127,7 +127,9 @@ class ResponseManager:
     # speculation
 
     def start_speculative(self, speech: Clip) -> None:
-        """Start a generation for the turn that ends with `speech`, without a response yet."""
+        """Start a generation for the conversation and `speech`, the turn that may have ended. No
+        response begins before the turn has ended.
+        """
         self.discard_speculative()
         if self.active is not None:
             return
@@ -148,8 +150,8 @@ class ResponseManager:
             self._stop(speculative.generation)
 
     def take_speculative(self) -> Generation | None:
-        """Return the speculative generation if it is still valid. Call this before the turn's item
-        is added.
+        """Return the speculative generation if it is still valid, otherwise None. Call this before
+        the turn's item is added to the conversation.
         """
         speculative, self._speculative = self._speculative, None
         if speculative is None:
@@ -166,11 +168,15 @@ class ResponseManager:
     # responses
 
     def note_turn(self, item_id: str, timestamps: TurnTimestamps) -> None:
-        """Store the end of this item's speech: the client may request the response to it later."""
+        """Store the timestamps of a spoken turn, for the latency of a response that the client
+        requests later.
+        """
         self._unanswered = (item_id, timestamps)
 
     def respond(self, timestamps: TurnTimestamps, generation: Generation | None = None) -> None:
-        """Begin a response to the conversation, unless it is empty. No response may be active."""
+        """Begin a response to the conversation, unless it is empty. `generation` is the speculative
+        generation to use, if any. No response may be active.
+        """
         settings = self._context.settings
         plan = self._default_plan(settings)
         if plan.spoken and settings.audio.output.format is None:
@@ -185,8 +191,8 @@ class ResponseManager:
         self._begin(plan, generation, timestamps)
 
     def create(self, patch: ResponsePatch, conversation: Conversation | None = None) -> None:
-        """Begin the response of a `response.create`, to `conversation` if its input was read
-        already.
+        """Begin the response that a `response.create` requests. `conversation` is the converted
+        `input` of the event, if a thread has converted it already.
 
         Raises: BadInput, NotFound.
         """
@@ -232,7 +238,9 @@ class ResponseManager:
         )
 
     def cancel(self, response_id: str | None) -> None:
-        """Raises: NotActive."""
+        """Cancel a response; without an id, the active response of the conversation. Raises:
+        NotActive.
+        """
         response = self.active if response_id is None else self.find(response_id)
         if response is None or not response.is_active:
             raise NotActive(
@@ -244,7 +252,9 @@ class ResponseManager:
         self._cancel(response, "client_cancelled", response.playhead.sent)
 
     def cancel_spoken(self) -> None:
-        """Cancel the spoken responses: the client would play them in another format."""
+        """Cancel all spoken responses after the output format was refused, since the client would
+        play the audio in another format.
+        """
         self.discard_speculative()
         for response in self._all:
             response.stop_resending()
@@ -252,12 +262,12 @@ class ResponseManager:
                 self._cancel(response, "client_cancelled", response.playhead.sent)
 
     def release(self, response: ResponseStream) -> None:
-        """Forget a response out of band that has ended."""
+        """Forget a response that has ended if it is out of band."""
         self._out_of_band.pop(response.id, None)
 
     def restored_prompt(self, plan: ResponsePlan, seed: int | None) -> Prompt | None:
-        """Return the prompt of a response of which nothing was sent; None if the conversation does
-        not determine it.
+        """Return the prompt of a response of another gateway that has sent nothing; None if the
+        prompt cannot be derived from the conversation.
         """
         if seed is None or plan.own_input or plan.skip_samples or plan.skip_chars:
             return None
@@ -269,11 +279,10 @@ class ResponseManager:
     # barge-in
 
     def interrupt(self) -> bool:
-        """Cancel the response that is under way or played. Returns True if there is one that may be
-        resumed later.
+        """Cancel the response that is being sent or played, since the user speaks. Returns True if
+        it can be resumed after a false alarm.
 
-        One that was cancelled before may still be played, but is over: it is not resumed after a
-        false alarm.
+        A response that was cancelled before and is still being played cannot be resumed.
         """
         now, response = self._clock.now(), self.current
         for other in self._resending:
@@ -293,7 +302,7 @@ class ResponseManager:
         return True
 
     def prepare_truncation(self, item_id: str) -> None:
-        """Prepare the active response for a truncation of its item."""
+        """Call `ResponseStream.prepare_truncation` if the item is the active response's."""
         if self.active is not None and self.active.item_id == item_id:
             self.active.prepare_truncation()
 
@@ -301,7 +310,7 @@ class ResponseManager:
         self.interrupted = None
 
     def resume_interrupted(self) -> None:
-        """Continue the interrupted response after a false alarm, as a response of its own."""
+        """Continue the interrupted response after a false alarm. The rest is a new response."""
         old, self.interrupted = self.interrupted, None
         if (
             old is None
@@ -325,14 +334,14 @@ class ResponseManager:
     # end of the session
 
     def stop(self) -> None:
-        """Stop all responses and their generations."""
+        """Stop all responses and their generations at the end of the session."""
         self.discard_speculative()
         for response in self._all:
             response.stop()
 
     def detach(self) -> None:
-        """Send nothing more: another gateway holds the session, and its responses continue
-        there.
+        """Stop sending all responses, since another gateway holds the session and continues
+        them.
         """
         self.discard_speculative()
         for response in self._all:
@@ -381,8 +390,8 @@ class ResponseManager:
         )
 
     def _max_tokens(self, plan: ResponsePlan) -> int | None:
-        """Bound the requested tokens by this server's limit: OpenAI's clients request as many as
-        its models can generate.
+        """Return the requested token limit of a response, at most this server's limit, since
+        OpenAI's clients request what OpenAI's models can generate; None without a requested limit.
         """
         requested = plan.max_output_tokens
         return (
@@ -408,7 +417,10 @@ class ResponseManager:
         )
 
     def _plan(self, settings: Settings, patch: ResponsePatch) -> ResponsePlan:
-        """Raises: BadInput naming the field."""
+        """Return the parameters of the response that a `response.create` requests.
+
+        Raises: BadInput naming the field.
+        """
         ignored = ("response.tools",) if patch.tools else ()
         in_conversation = patch.conversation != "none"
         plan = replace(
@@ -439,7 +451,9 @@ class ResponseManager:
 
 
 def _check_dialect(patch: ResponsePatch) -> None:
-    """Refuse fields of the dialect before GA, except for the audio format that is sent anyway.
+    """Refuse fields of the beta protocol (before GA), except for the audio format that is sent
+    anyway.
+
     Raises: UnsupportedValue.
     """
     for name, ga_name in RESPONSE_BETA.items():

@@ -32,10 +32,12 @@ from web.realtime.states import RESPONSE_TABLE, ResponseInput, ResponseState, ne
 log = logging.getLogger("fleet.web")
 
 GROUP_SAMPLES = 3
-"""Pieces of whole groups can be joined as base64: see `web.gateway.answer.GROUP_BYTES`."""
+"""Divisor of the length of audio pieces, so that their base64 can be joined: see
+`web.gateway.answer.GROUP_BYTES`.
+"""
 FRAME_SAMPLES = 1920
-"""Audio is sent in pieces of 80 ms or more while the client has enough to play, and of
-`MAX_PIECE_SAMPLES` at most.
+"""Length of a piece of audio (80 ms) for which the playback buffer must have room. Shorter pieces
+are sent only if no more is ready; `MAX_PIECE_SAMPLES` is the longest.
 """
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES
 CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "incomplete"
@@ -43,7 +45,7 @@ Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
 
 
 class Milestone(Enum):
-    """Event in the delivery of a response, which its session handles."""
+    """Step in the delivery of a response that the session is notified of."""
 
     STARTED = "started"
     """The first output was sent: audio, or text where the response is not spoken."""
@@ -60,10 +62,11 @@ ResponseEvent = tuple["ResponseStream", Milestone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
-    """Parameters of a response. `skip_*` is the part that an earlier response, which this one
-    continues, has sent.
-    Without `instructions`, the session's apply. With its `own_input`, a response does not answer
-    the conversation. `ignored` names fields of the request that have no effect.
+    """Parameters of a response. `skip_samples` and `skip_chars` are the part of the generation that
+    an earlier response has sent, if this response continues it.
+    `instructions` replace the session's instructions unless None. `own_input` is True if the
+    response does not answer the conversation, but an input of its own. `ignored` lists fields of
+    the request that have no effect.
     """
 
     spoken: bool
@@ -81,13 +84,13 @@ class ResponsePlan:
 
 @dataclass(slots=True, kw_only=True)
 class TurnTimestamps:
-    """Times of a turn and its response. Units: seconds of the session's clock; None if unknown or
-    not reached.
+    """Times of a turn and its response, for their latency. Units: seconds of the session's clock;
+    None if unknown or not reached.
 
-    `voiced_end` is the arrival of the last voiced sample of the user's turn, `voiced_end_ms` its
-    position in the session's input.
-    At `decided` the turn was over, at `first_sent` the first output was sent, and at `first_voiced`
-    a client that plays without delay plays its first voiced sample.
+    `voiced_end` is the time at which the last voiced sample of the user's turn arrived,
+    `voiced_end_ms` its position in the session's input. `decided` is the time at which the turn was
+    found to be over, `first_sent` the time of the first output, and `first_voiced` the time at
+    which a client that plays without delay plays the first voiced sample.
     """
 
     voiced_end: float | None = None
@@ -124,7 +127,7 @@ class ResponseStream:
         self._details: server.StatusDetails | None = None
         self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
         self._truncated: PlayedSpeech | None = None
-        """Record of an item under way that the client may have truncated."""
+        """Speech of an item under way at the time at which the client truncated it."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -150,7 +153,9 @@ class ResponseStream:
 
     @property
     def played_samples(self) -> int:
-        """Samples that were played before the response was cut, as far as is known."""
+        """Number of samples that the client had played when the response was cut; 0 before any
+        output.
+        """
         speech = self._speech
         return speech.played if speech is not None else 0
 
@@ -168,7 +173,9 @@ class ResponseStream:
     def adopt(
         self, *, sent_samples: int, sent_chars: int, item: Item | None, is_active: bool
     ) -> None:
-        """Continue, or keep for resending, a response of which another gateway sent so much."""
+        """Continue a response of which another gateway has sent `sent_samples` and `sent_chars`. A
+        response that is not active is only kept, so that its audio can be sent again.
+        """
         self.item, self.sent_chars = item, sent_chars
         self.playhead.rewind(sent_samples)
         if sent_samples or sent_chars:
@@ -195,8 +202,8 @@ class ResponseStream:
             self._conversation.cut(self.item, self._record_speech(played))
 
     def prepare_truncation(self) -> None:
-        """Record what has been sent of the item under way, which the client is about to
-        truncate.
+        """Record what has been sent of the item under way, before the client's truncation is
+        applied to it.
         """
         if self.item is not None and self.plan.spoken:
             self._record_speech(self.playhead.sent)
@@ -204,7 +211,9 @@ class ResponseStream:
 
     @property
     def _limit(self) -> int | None:
-        """Samples after which the client truncated the item under way."""
+        """Number of samples after which the client truncated the item under way; None if it did
+        not.
+        """
         truncated = self._truncated
         return (
             truncated.played
@@ -213,12 +222,16 @@ class ResponseStream:
         )
 
     def stop(self) -> None:
-        """End the response without a further event: the session is over."""
+        """End the response and its generation without a further event, since the session is
+        over.
+        """
         self.detach()
         self.generation.stop()
 
     def detach(self) -> None:
-        """Send nothing more, since another gateway does; the generation continues."""
+        """Stop sending the response, since another gateway continues it. The generation is not
+        stopped.
+        """
         self._cancel_task()
         self._happened(ResponseInput.DETACHED)
 
@@ -235,8 +248,8 @@ class ResponseStream:
         self._spawn(self._resend())
 
     def stop_resending(self) -> None:
-        """Stop sending the audio of an ended response; its item keeps no words beyond what the
-        client has received.
+        """End the resending of an ended response's audio. Its item keeps only words that the client
+        has received.
         """
         if not self.is_resending:
             return
@@ -272,7 +285,9 @@ class ResponseStream:
             self._task.cancel()
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """Log a bug in the delivery, and end the response with an event."""
+        """End the response as failed, with an event, if its task ended with an unexpected
+        exception.
+        """
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("the delivery of response %s failed", self.id, exc_info=error)
@@ -309,8 +324,8 @@ class ResponseStream:
             self._on_output_sent()
 
     def _send_audio(self) -> float | None:
-        """Send what may be sent. Returns the seconds until more may be; None: not before more is
-        generated.
+        """Send the next piece of audio if the client needs it. Returns the seconds until the next
+        piece is due; None if more must be generated first, or the client is not connected.
         """
         if not self._context.connection.is_attached:
             return None
@@ -346,8 +361,9 @@ class ResponseStream:
             self._events.emit((self, Milestone.STARTED))
 
     def _find_voice(self, first: int, pcm: bytes, now: float) -> None:
-        """Search audio that is sent for the first time, unless another gateway sent the part before
-        it, which is unknown here.
+        """Search for the first voiced sample in `pcm`, whose first sample has the position `first`.
+        Audio that was searched before is skipped; nothing is searched if another gateway sent the
+        audio before.
         """
         if self._voice.sample is not None or first > self._num_searched:
             return
@@ -430,8 +446,8 @@ class ResponseStream:
             self._context.shared.rate.learn(self.plan.voice, text, speech_s)
 
     def _record_speech(self, played: int) -> int:
-        """Store the speech and how much of it was played with the item. Returns that count, which
-        is lower than `played` if the client truncated the item meanwhile.
+        """Store with the item its speech and the number of played samples, and return that number.
+        The result is lower than `played` if the client truncated the item meanwhile.
         """
         assert self.item is not None
         text, silent = self.text[: self.sent_chars], self._silences()

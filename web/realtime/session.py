@@ -1,10 +1,11 @@
-"""A voice session: dispatches the client's events to its parts, and handles what they report.
+"""A voice session: passes the client's events to the parts of the session, and handles the events
+that the parts report.
 
-Client events are handled immediately, in the order of arrival; responses and transcripts run beside
-them. A session outlives its socket: see `session_registry`. Knows no socket and no Redis.
+Client events are handled immediately, in the order of arrival; responses and transcripts run
+concurrently. A session outlives its socket: see `session_registry`. Knows no socket and no Redis.
 
-The session owns its parts, each of which calls only those after it: turn manager, response manager,
-response stream, generation. Response streams report back through one event queue.
+The session owns its parts, each of which calls only the parts after it: turn manager, response
+manager, response stream, generation. Response streams report back through an event queue.
 """
 
 import asyncio
@@ -50,15 +51,17 @@ class Session:
         on_change: Callable[[], None],
         conversation_id: str | None = None,
     ) -> None:
-        """`on_change` is called after each change that another gateway needs to continue the
-        session.
+        """Create a session without a client.
+
+        `on_change` is called after each change that another gateway needs to continue the session.
+        `conversation_id` is the id of a conversation to restore; by default a new id.
         """
         limits = gateway.config.limits
         self.id = settings.id
         self.created_us = now_us()
         self.stats = SessionStats()
         self.num_frames = 0
-        """Frames received from the client, of any kind."""
+        """Number of frames of any kind that the client has sent."""
         self.context = SessionContext(
             gateway=gateway,
             settings=settings,
@@ -77,7 +80,7 @@ class Session:
         self._conversation, self._send = self.context.conversation, self.context.send
         self._jobs: set[asyncio.Task[None]] = set()
         self._is_audio_refused = False
-        """Set once the client was sent the reason why its audio is not read."""
+        """True once the client was sent the error that its audio is not read."""
         self._logged_fields: set[str] = set()
         self._state: SessionState | None = None
         self._playback_end: Timer | None = None
@@ -94,7 +97,9 @@ class Session:
     # client events
 
     async def receive(self, raw: str) -> None:
-        """Handle one event of the client; a mistake in it is sent back, and changes nothing."""
+        """Handle an event of the client, given as JSON. An invalid event is answered by an `error`
+        event and changes nothing.
+        """
         await self._throttle()
         is_large = len(raw) > client.MAX_PLAIN_BYTES
         try:
@@ -107,7 +112,9 @@ class Session:
         self.publish()
 
     async def receive_audio(self, pcm: bytes, event_id: str | None = None) -> None:
-        """Handle PCM16 at the rate of the settings."""
+        """Append audio to the input: PCM16 mono at the rate of the session's input format.
+        `event_id` is the client's id of the event, for an error.
+        """
         if not self._has_input_format(event_id):
             return
         await self._throttle()
@@ -119,7 +126,9 @@ class Session:
         self._publish_state()
 
     async def _throttle(self) -> None:
-        """Delay the events of a client that has too many responses started and discarded."""
+        """Delay the events of a client that has caused too many responses to be started and
+        discarded.
+        """
         if (delay_s := self.responses.limit.delay_s(self._clock.now())) > 0:
             await self._clock.sleep(delay_s)
 
@@ -127,8 +136,8 @@ class Session:
         self._send(error_event(error, event_id))
 
     def _has_input_format(self, event_id: str | None) -> bool:
-        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone
-        sends many blocks.
+        """Return True if the session has an input format. Otherwise send an error, once per
+        `session.update`, since a microphone sends many pieces.
         """
         if self.settings.audio.input.format is not None:
             return True
@@ -138,7 +147,9 @@ class Session:
         return False
 
     async def _handle(self, event: client.AnyClientEvent, *, is_large: bool) -> None:
-        """`is_large`: audio of the event is decoded and resampled in a thread."""
+        """Handle a parsed event of the client. If `is_large` is True, its audio is decoded and
+        resampled in a thread.
+        """
         match event:
             case client.BufferAppend():
                 if self._has_input_format(event.event_id):
@@ -191,7 +202,7 @@ class Session:
         self._log_ignored("response.tools" if patch.tools else "")
 
     async def _retrieve(self, item_id: str) -> None:
-        """Send an item with its audio, minutes of which are resampled in a thread."""
+        """Send an item with its audio, which is resampled in a thread."""
         item = self._conversation.find(item_id)
         with_audio = self.settings.audio.input.format is not None and any(
             part.clip for part in item.parts
@@ -200,8 +211,8 @@ class Session:
         self._send(server.ItemRetrieved(item=body))
 
     def update(self, fields: Mapping[str, object], event_id: str | None = None) -> None:
-        """Apply the valid and served fields of a `session.update`, and refuse each other one by its
-        name. `session.updated` always follows, since clients wait for it.
+        """Apply the valid and served fields of a `session.update`, and send an error for every
+        other field. `session.updated` always follows, since clients wait for it.
         """
         before = self.settings
         settings, errors = apply_update(self._gateway, before, fields)
@@ -216,7 +227,9 @@ class Session:
         self._send(server.SessionUpdated(session=settings))
 
     def _log_ignored(self, name: str) -> None:
-        """Log an ignored field once in a session: clients send it with every update."""
+        """Log an ignored field, once in a session, since clients send it with every update; "" logs
+        nothing.
+        """
         if name and name not in self._logged_fields:
             self._logged_fields.add(name)
             log.warning("session %s: %s", shown_id(self.id), warning_of(name))
@@ -256,8 +269,8 @@ class Session:
                 self.publish()
 
     async def _send_timing(self, response: ResponseStream) -> None:
-        """Combine the timestamps of this process with the stages' timestamps, whose clocks may
-        differ on other machines.
+        """Send the latency of a response, made from the timestamps of this process and of the
+        stages, whose clocks may differ on other machines.
         """
         timestamps, spoken = response.timestamps, response.plan.spoken
         first = timestamps.first_voiced if spoken else timestamps.first_sent
@@ -316,7 +329,7 @@ class Session:
     # state
 
     def publish(self) -> None:
-        """Send the state if it changed, and have the session stored."""
+        """Send the session's state if it changed, and report a change to be stored."""
         self._publish_state()
         self._on_change()
 
@@ -345,7 +358,9 @@ class Session:
         self._playback_end = self._clock.call_later(delay_s + 0.01, self.publish)
 
     def _set_idle_timer(self, state: SessionState) -> None:
-        """Bound the silence of both sides, if the client set a bound."""
+        """Start the timer for the client's `idle_timeout_ms` if user and model are silent; stop it
+        otherwise.
+        """
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -380,12 +395,14 @@ class Session:
     # end
 
     def stop(self) -> None:
-        """End the session with everything that runs for it."""
+        """End the session and all its responses, timers and tasks."""
         self._stop_timers()
         self.responses.stop()
 
     def detach(self) -> None:
-        """Leave the session to another gateway, where its responses continue."""
+        """Stop the session on this gateway, since another gateway holds it and continues its
+        responses.
+        """
         self._stop_timers()
         self.responses.detach()
 

@@ -1,7 +1,8 @@
 """Records of voice sessions in Redis: which gateway holds a session, and until when. Knows no
 session object and no socket.
 
-A record that is written while its client leaves is undone, so that no session remains without one.
+If the client leaves while its record is being written, the record is deleted, so that no record
+remains without a session.
 """
 
 import asyncio
@@ -24,22 +25,23 @@ from web.realtime.snapshot import STATE
 log = logging.getLogger("fleet.web")
 
 RENEW_S = 2.0
-"""Interval in which a session that does not change is written, so that it does not expire."""
+"""Seconds after which an unchanged session is written again, so that it does not expire."""
 SPARE_S = 10.0
-"""Time that a session outlives its client's absence in Redis, so that the gateway is the one to end
-it.
+"""Seconds that a record outlives the client's time to reconnect, so that the gateway, and not
+Redis, ends the session.
 """
 FIRST_S = 10.0
-"""Lifetime in Redis of a session that was never written: after it, a client that left before the
-first write does not count any more.
+"""Seconds until the record of a session that is never written expires: a client that left before
+the first write does not count any longer.
 """
 ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
 ENDED = "an operator ended the session"
 
 
 def absence_tries(lease: LeaseConfig) -> int:
-    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: a gateway that died is fenced
-    before.
+    """Return the number of tries, `ABSENCE_POLL_S` apart, to open a session with a client secret at
+    its session limit. Long enough for a gateway that died, and still counts as holding a session,
+    to lose its lease.
 
     A page that is reloaded may also connect before the loss of its former connection is noticed.
     """
@@ -47,7 +49,9 @@ def absence_tries(lease: LeaseConfig) -> int:
 
 
 Undo = Callable[[int], Coroutine[None, None, None]]
-"""Callback with the epoch of a session whose client left while it was being held."""
+"""Function that takes the epoch of a record and undoes the holding of it, after the client left
+meanwhile.
+"""
 
 
 class SessionRecords:
@@ -63,7 +67,10 @@ class SessionRecords:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def create(self, session_id: str, owner: str) -> HeldVoice:
-        """Create the record of a session. Raises: SecretInUse, RedisUnreachable."""
+        """Create the record of a new session. `owner` is the credential of the client.
+
+        Raises: SecretInUse if the client secret is at its session limit; RedisUnreachable.
+        """
         tries_left = absence_tries(self._gateway.config.lease)
         while True:
             try:
@@ -81,14 +88,14 @@ class SessionRecords:
                 self._retrying.discard(owner)
 
     async def hold_again(self, session_id: str, owner: str) -> HeldVoice | None:
-        """Restart the duration of a session after its time in the queue; None if its record is
-        lost. Raises: RedisUnreachable.
+        """Restart the duration of a session after its client has waited in the queue. Returns None
+        if the record is lost. Raises: RedisUnreachable.
         """
         return await self._hold(session_id, self._ttl_s, owner)
 
     async def take_over(self, session_id: str, owner: str) -> HeldVoice:
         """Become the holder of another gateway's session. If the caller is cancelled meanwhile, the
-        client may still reconnect, or open another session.
+        session is marked as without a client, so that the client may reconnect later.
 
         Raises: NotFound, also for a session of another owner; SessionEndedByOperator,
         RedisUnreachable.
@@ -122,8 +129,8 @@ class SessionRecords:
         undo: Undo | None = None,
         new: bool = False,
     ) -> HeldVoice | None:
-        """Become the holder of a session. If the caller is cancelled meanwhile, call `undo`, or
-        delete the record.
+        """Become the holder of a session; None if `new` is False and there is no record. If the
+        caller is cancelled meanwhile, call `undo`, or delete the record.
 
         Raises: SecretInUse, RedisUnreachable.
         """
@@ -144,7 +151,9 @@ class SessionRecords:
 
     @asynccontextmanager
     async def renewing(self, session_id: str, epoch: int, owner: str) -> AsyncIterator[None]:
-        """Renew the record of a queued client, which counts among the sessions of its secret."""
+        """Renew, within this context, the record of a queued client, which counts toward the
+        session limit of its client secret.
+        """
         task = asyncio.create_task(self._renew(session_id, epoch, owner))
         try:
             yield
@@ -171,7 +180,9 @@ class SessionRecords:
         fields: Mapping[str, bytes],
         removed: Sequence[str] = (),
     ) -> Saved:
-        """Write fields of a session and renew it. Raises: RedisUnreachable."""
+        """Write `fields` of a session, delete the fields in `removed`, and renew the record.
+        Raises: RedisUnreachable.
+        """
         return await self._voice.save(session_id, epoch, owner, self._ttl_s, fields, removed)
 
     async def was_ended(self, session_id: str, owner: str) -> bool:
@@ -179,7 +190,9 @@ class SessionRecords:
         return await self._voice.was_ended(session_id, owner)
 
     def delete(self, session_id: str, epoch: int | None) -> None:
-        """Delete a session in the background. Without an epoch, an operator ends it."""
+        """Delete the record of a session in the background. Without an epoch, the session is
+        recorded as ended by an operator.
+        """
         self._spawn(self._delete(session_id, epoch))
 
     async def _delete(self, session_id: str, epoch: int | None) -> None:

@@ -1,7 +1,7 @@
 """Registry of the voice sessions of this gateway: admission, resumption after a lost connection,
 storage for other gateways.
 
-Knows no protocol of a socket, and no record in Redis but through `session_records`.
+Knows no protocol of a socket; accesses records in Redis only through `session_records`.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ from web.realtime.transport.refusal import close_code, close_reason, error_event
 log = logging.getLogger("fleet.web")
 
 SETTLE_S = 0.1
-"""Changes within this time are written together."""
+"""Seconds for which changes are collected before they are written together."""
 STOP_AFTER_S = 2.0
-"""Time until a session that another gateway continues is stopped here; see `_give_up`."""
+"""Seconds until a session that another gateway continues is stopped here; see `_give_up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Samples of audio and characters of text that a reconnecting client has of a response; None if
-    not reported.
+    """Report of a reconnecting client: how many samples of audio and characters of text it has
+    received of a response; None if not reported.
     """
 
     response_id: str | None
@@ -53,10 +53,11 @@ class Received:
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session of this gateway. `owner` is the credential that opened it, as
-    `fleet.control.voice.hold` names it.
+    """A session that this gateway holds, with the state of its storage and limits. `owner` is the
+    credential that opened it, in the form of `fleet.control.voice.hold`; `epoch` is the number of
+    this holding, by which Redis refuses writes of former holders.
 
-    Units: `began_at` and `active_at` in seconds of the clock, `away_us` since 1970.
+    Units: `began_at` and `active_at` in seconds of the clock, `away_us` in microseconds since 1970.
     """
 
     session: Session
@@ -65,10 +66,10 @@ class SessionEntry:
     snapshot: Snapshot
     began_at: float
     active_at: float
-    """Time of the last input from its client, or of the last output to it."""
+    """Time of the last input from the client, or of the last output to it."""
     num_frames: int = 0
     away_us: int | None = None
-    """Time at which its client disconnected."""
+    """Time at which the client disconnected; None while it is connected."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     writer: asyncio.Task[None] | None = None
     expiry: Timer | None = None
@@ -85,7 +86,8 @@ class SessionRegistry:
         self._shared = SharedAudio()
         self._records = SessionRecords(gateway, self._clock)
         self.early_bytes = 0
-        """Bytes that the queued clients have sent."""
+        """Bytes that all queued clients have sent, which are stored until the clients are admitted.
+        """
 
     @property
     def sessions(self) -> dict[str, Session]:
@@ -100,10 +102,11 @@ class SessionRegistry:
         owner: str,
         on_position: Callable[[int], None],
     ) -> Session:
-        """Open a new session of `owner`, once there is room. `on_position` is called with each new
-        position in the queue.
+        """Open a new session with the credential `owner`, after waiting in the queue if the gateway
+        is full. `writer` is the client's socket; `on_position` is called with each new position in
+        the queue.
 
-        Raises: Overloaded if the queue is full too; SecretInUse; RedisUnreachable.
+        Raises: Overloaded if the queue is full; SecretInUse; RedisUnreachable.
         """
         settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
         held = await self._records.create(settings.id, owner)
@@ -130,8 +133,8 @@ class SessionRegistry:
     async def _wait_for_admission(
         self, session_id: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]
     ) -> HeldVoice:
-        """Wait for room in the gateway; after a wait the session is held again, since its duration
-        counts from then.
+        """Wait until the gateway admits the session. After a wait in the queue, its record is held
+        again, so that its duration counts from now.
 
         Raises: Overloaded, RedisUnreachable.
         """
@@ -153,9 +156,12 @@ class SessionRegistry:
     async def resume(
         self, session_id: str, writer: ClientWriter, received: Received, owner: str
     ) -> Session:
-        """Continue a session of `owner` whose connection was lost, here or on another gateway.
+        """Continue a session whose connection was lost, on this gateway or another gateway.
+        `writer` is the client's new socket, `owner` its credential, and `received` what it has
+        received of a response.
 
-        Raises: NotFound, also for a session of another owner; SessionEnded, RedisUnreachable.
+        Raises: NotFound, also for a session of another owner; SessionEndedByOperator,
+        RedisUnreachable.
         """
         entry = self._entries.get(session_id)
         if entry is None or entry.owner != owner or not await self._is_still_held(entry):
@@ -184,8 +190,8 @@ class SessionRegistry:
         return session
 
     async def _is_still_held(self, entry: SessionEntry) -> bool:
-        """Return False, and remove the entry, if another gateway continued the session or another
-        session replaced it.
+        """Return True if this gateway still holds the session. Otherwise (another gateway continued
+        the session, or another session replaced it) remove the entry and return False.
         """
         if entry.owner == API_KEY or entry.away_us is None:
             return True
@@ -235,7 +241,9 @@ class SessionRegistry:
     def _add(
         self, make: Callable[[Callable[[], None]], Session], owner: str, held: HeldVoice
     ) -> SessionEntry:
-        """Add a session that was admitted; its place is released if it cannot be made."""
+        """Add an admitted session, which `make` creates from its change callback. If `make` fails,
+        the admission is released.
+        """
         changed = asyncio.Event()
         try:
             session = make(changed.set)
@@ -261,7 +269,7 @@ class SessionRegistry:
     # closing
 
     def on_lost(self, session: Session, writer: ClientWriter) -> None:
-        """Retain the session of a lost connection for as long as its client may reconnect."""
+        """Keep the session of a lost connection for as long as its client may reconnect."""
         entry = self._entries.get(session.id)
         if entry is None or not session.connection.is_attached_to(writer):
             return
@@ -279,8 +287,9 @@ class SessionRegistry:
             self.end(session.id)
 
     def end(self, session_id: str, *, by_operator: bool = False) -> bool:
-        """Return True if there was such a session here. `by_operator`: a client that reconnects is
-        sent that reason.
+        """End a session of this gateway; return False if there is none with this id. If
+        `by_operator` is True, a client that reconnects is sent an error that an operator ended the
+        session.
         """
         entry = self._entries.get(session_id)
         if entry is None:
@@ -312,8 +321,8 @@ class SessionRegistry:
     # limits
 
     def _exceeded(self, entry: SessionEntry) -> SessionExpired | SessionIdle | None:
-        """Return the limit that a session has reached. A client that receives a response, or is
-        absent, is not idle.
+        """Return the error for the time limit that a session has reached (duration, idle time), or
+        None. A client that receives a response, or is disconnected, is not idle.
         """
         now, session = self._clock.now(), entry.session
         if (
@@ -337,7 +346,9 @@ class SessionRegistry:
     # storing
 
     async def _write_changes(self, entry: SessionEntry) -> None:
-        """Write the session whenever it changes, at least each `RENEW_S`, until it is over."""
+        """Write the session to Redis whenever it changes, and at least every `RENEW_S`, until it
+        ends or reaches a time limit.
+        """
         session = entry.session
         while True:
             if (error := self._exceeded(entry)) is not None:
@@ -363,8 +374,10 @@ class SessionRegistry:
                 )
 
     async def _write(self, entry: SessionEntry) -> bool:
-        """Return False if the session is not held by this gateway any more. Raises:
-        RedisUnreachable.
+        """Write the changes of a session. Returns False if this gateway no longer holds the
+        session.
+
+        Raises: RedisUnreachable.
         """
         fields, removed = entry.snapshot.changes(entry.session)
         view = entry.session.view(self._gateway.client.id, short_name(entry.owner))
@@ -378,8 +391,10 @@ class SessionRegistry:
     async def _save(
         self, entry: SessionEntry, fields: Mapping[str, bytes], removed: Sequence[str]
     ) -> bool:
-        """Return False if the session is not held by this gateway any more. Raises:
-        RedisUnreachable.
+        """Write `fields` of a session and delete the fields in `removed`. Returns False if this
+        gateway no longer holds the session.
+
+        Raises: RedisUnreachable.
         """
         saved = await self._records.save(
             entry.session.id, entry.epoch, entry.owner, fields, removed
@@ -394,8 +409,8 @@ class SessionRegistry:
         return saved is not Saved.STALE
 
     def _give_up(self, entry: SessionEntry, *, ended: bool) -> None:
-        """Remove a session that another gateway continues, or, `ended`, that an operator ended
-        together with its requests.
+        """Remove a session that this gateway no longer holds: another gateway continues it, or, if
+        `ended` is True, an operator ended it together with its requests.
         """
         session = entry.session
         self._remove(entry)

@@ -1,4 +1,4 @@
-"""Statistics of one session, and the division of a response's latency into parts. Pure."""
+"""Statistics of one voice session, and the division of a response's latency into parts. Pure."""
 
 import statistics
 from collections import deque
@@ -10,7 +10,9 @@ RETAINED_TURNS = 200
 
 
 class SessionStats:
-    """Counts and latencies of a session. The client counts the `underruns`."""
+    """Number of turns, number of playback underruns that the client reported, and voice-to-voice
+    latencies of a session.
+    """
 
     def __init__(self) -> None:
         self.num_turns = 0
@@ -42,12 +44,14 @@ def timing_parts(
     arrived_us: int,
     voiced_us: int | None,
 ) -> list[TimingPart]:
-    """Divide the time from the end of speech to the response at each timestamp; the parts add up to
-    the whole.
+    """Divide the latency of a response, from the end of the user's speech at `begin_us`, into parts
+    that add up to it.
 
-    The gateway has received the first output at `arrived_us`; its first voiced sample is played at
-    `voiced_us`, None for text. A timestamp that is unknown, or before the last one (a speculative
-    response), takes no time.
+    At `decided_us` the turn was found to be over, at `claimed_us` a worker claimed the first task,
+    at `first_us[stage]` a stage had its first output (`stages` is their order), at `arrived_us` the
+    gateway received the first output, and at `voiced_us` the client plays the first voiced sample;
+    None for text. A timestamp that is unknown, or earlier than the one before it (after a
+    speculative start), gives a part of length 0.
     """
     timestamps = [
         ("endpointing", decided_us),

@@ -1,28 +1,30 @@
-"""Views of the live voice sessions of all gateways. Knows no socket."""
+"""Summaries of the live voice sessions of all gateways, for lists. Knows no socket."""
 
 import msgspec
 
 from web.gateway.gateway import Gateway
 
 SHOWN_ID_CHARS = 8
-"""Number of shown characters of the 22 random ones in a session's id; the others cannot be
-guessed.
+"""Number of characters of a session's id that logs and read-only lists show, of 22 random
+characters; the hidden characters cannot be guessed.
 """
 
 
 def shown_id(session_id: str) -> str:
-    """Return the end of a session's id: enough to recognise the session, not to open it."""
+    """Return the end of a session's id: enough to recognize the session, not enough to open it."""
     return f"sess_...{session_id[-SHOWN_ID_CHARS:]}"
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A live session as the console shows it.
+    """A live session, as the API and the console list it.
 
-    `voice_to_voice_*_ms` are times from the user's last voiced sample to the response's first one,
-    of spoken turns. `created_us` and `seen_us` count from 1970.
-    `state`: listening, hearing, thinking, speaking, interrupted, or away without a client.
-    `client_secret` has the first characters of the hash of the client secret that opened the
-    session; None if a key did.
+    `voice_to_voice_*_ms` are latencies of spoken turns, from the user's last voiced sample to the
+    first voiced sample of the response. `created_us` and `seen_us` (the time of the last write) are
+    microseconds since 1970.
+    `state` is listening, hearing, thinking, speaking, interrupted, or away if no client is
+    connected.
+    `client_secret` contains the first characters of the hash of the client secret that opened the
+    session; None for a session opened with the API key.
     """
 
     id: str
@@ -45,8 +47,8 @@ decode_view = msgspec.json.Decoder(SessionView).decode
 
 
 async def read_views(gateway: Gateway) -> list[SessionView]:
-    """Read the views, the newest first. A read-only gateway shows only the end of a session's id,
-    since the whole id opens it.
+    """Return the live sessions of all gateways, the newest first. A read-only gateway shows only
+    the end of a session's id, since the whole id opens the session.
 
     Raises: RedisUnreachable.
     """

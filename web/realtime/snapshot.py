@@ -1,5 +1,5 @@
-"""Stored form of a session, from which any gateway can continue it: fields of a hash, audio apart,
-only changes written.
+"""Stored form of a voice session, from which any gateway can continue it: fields of a Redis hash.
+Audio clips are fields of their own, and only changed fields are written.
 
 Knows no Redis: the fields go through the gateway's client.
 """
@@ -25,8 +25,8 @@ VERSION = 2
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A response under way. `seed` is the seed of its prompt, with which another gateway submits
-    the request again if it was lost; None if unknown.
+    """Stored form of the conversation's latest response. `seed` is the seed of its prompt, with
+    which another gateway submits the request again if the request was lost; None if unknown.
     """
 
     response_id: str
@@ -54,14 +54,16 @@ _decode = msgspec.msgpack.Decoder(StoredSession).decode
 
 
 class Snapshot:
-    """Last written form of a session, from which `changes` computes what to write next."""
+    """Last written form of a session, from which `changes` computes the fields to write next."""
 
     def __init__(self, fields: Mapping[str, bytes] | None = None) -> None:
         self._state = (fields or {}).get(STATE, b"")
         self._clips = {name for name in fields or {} if name.startswith(CLIP)}
 
     def changes(self, session: Session) -> tuple[dict[str, bytes], list[str]]:
-        """Return the fields to write and to delete; they count as written from now on."""
+        """Return the fields to write and the names of fields to delete. The caller must write them,
+        or call `forget` if the write fails.
+        """
         fields: dict[str, bytes] = {}
         state = _encode(_stored(session))
         if state != self._state:
@@ -73,7 +75,7 @@ class Snapshot:
         return fields, removed
 
     def forget(self) -> None:
-        """Have everything written again: the last write may have failed."""
+        """Have `changes` return all fields next time, since the last write may have failed."""
         self._state, self._clips = b"", set()
 
 
@@ -113,10 +115,11 @@ def restore(
     *,
     received: str | None,
 ) -> Session:
-    """Restore a session as its last gateway wrote it, and continue its response from there.
-    `received`: id of the response of which the client has received something, as far as it says.
+    """Return the session that another gateway wrote as `fields`, with its response continued.
+    `received` is the id of the response of which the client reports to have received something;
+    None without a report.
 
-    Raises: UnknownWireVersion if another version wrote it.
+    Raises: UnknownWireVersion if a gateway of another version wrote the fields.
     """
     try:
         stored = _decode(fields[STATE])
@@ -163,7 +166,7 @@ def _restore_response(session: Session, stored: StoredResponse, received: str | 
 
 
 def resumed(session: Session) -> Resumed:
-    """The event that names the response under way to a client that reconnected."""
+    """Return the event for a client that reconnected, which names the response under way."""
     response = session.responses.active
     # The text of an adopted response may not have been read yet: it is then sent from the client's
     # position on.

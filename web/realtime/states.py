@@ -1,7 +1,8 @@
-"""States of a voice session as tables: of the user's turn, of a response, and of the session that
-both make up.
+"""States of a voice session as transition tables: the user's turn, the response, and the session's
+state, which follows from both.
 
-A missing row is an error. Knows no audio, no event of the protocol and no time.
+A transition that no table contains is an error. Knows no audio, no event of the protocol and no
+time.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,9 @@ class TurnState(StrEnum):
     IDLE = "idle"
     SPEAKING = "speaking"
     PAUSED = "paused"
-    """Silent for long enough that the turn may be over; a speculative response is under way."""
+    """The user has been silent for long enough that the turn may be over; a speculative response
+    may have been started.
+    """
 
 
 class TurnInput(StrEnum):
@@ -23,23 +26,25 @@ class TurnInput(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     STOPPED = "stopped"
-    """Ended by the detector."""
+    """The turn detector ended the turn."""
     COMMITTED = "committed"
-    """Ended by the client."""
+    """The client ended the turn."""
     DISCARDED = "discarded"
-    """Cleared by the client, or unreadable since the audio format is refused."""
+    """The turn's audio was discarded: the client cleared it, or its audio format is refused."""
 
 
 class ResponseState(StrEnum):
     WAITING = "waiting"
-    """No output has been sent."""
+    """The response has begun, and no output has been sent."""
     STREAMING = "streaming"
     ENDED = "ended"
-    """`response.done` has been sent; it names the outcome."""
+    """`response.done` has been sent, which contains the outcome."""
     RESENDING = "resending"
-    """Ended, and its audio is being sent again to a client that reconnected."""
+    """The response has ended, and its audio is being sent again to a client that reconnected."""
     DETACHED = "detached"
-    """Sent by another gateway, or by none since the session is over."""
+    """This gateway sends nothing more of the response: another gateway does, or the session is
+    over.
+    """
 
 
 class ResponseInput(StrEnum):
@@ -47,7 +52,7 @@ class ResponseInput(StrEnum):
     ENDED = "ended"
     RESEND = "resend"
     RESENT = "resent"
-    """All audio was sent again, or no more of it may be."""
+    """All audio was sent again, or sending it again was stopped."""
     DETACHED = "detached"
 
 
@@ -55,7 +60,7 @@ class UserActivity(StrEnum):
     SILENT = "silent"
     SPEAKING = "speaking"
     INTERRUPTING = "interrupting"
-    """Speaking, and a response was cancelled for it."""
+    """The user is speaking, and a response was cancelled because of it."""
 
 
 class ResponseActivity(StrEnum):
@@ -65,7 +70,7 @@ class ResponseActivity(StrEnum):
 
 
 class SessionState(StrEnum):
-    """The state that clients and the console see."""
+    """State of a voice session, as clients and the console see it."""
 
     LISTENING = "listening"
     HEARING = "hearing"
@@ -115,7 +120,9 @@ InputT = TypeVar("InputT")
 def next_state(
     table: Mapping[tuple[StateT, InputT], StateT], state: StateT, happened: InputT
 ) -> StateT:
-    """Raises: TransitionError where the table has no row."""
+    """Return the state after the input `happened`. Raises: TransitionError if the table has no such
+    transition.
+    """
     try:
         return table[state, happened]
     except KeyError as error:

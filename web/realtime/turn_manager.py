@@ -1,5 +1,5 @@
-"""Turns of the user: audio becomes items, and begins, interrupts or resumes responses; transcripts
-follow later.
+"""Turns of the user in one voice session. Turns input audio into items; begins, interrupts and
+resumes responses; requests transcripts.
 
 Knows no protocol of a socket and no session.
 """
@@ -39,8 +39,9 @@ from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, 
 log = logging.getLogger("fleet.web")
 
 FALSE_ALARM_MS = 500
-"""Audio with less voice is a turn only if it holds speech, and if it interrupts, words: it may be a
-cough or the onset of a hum."""
+"""Length of voice below which a turn must be verified, since it may be a cough or a hum: the audio
+must contain speech, and, if it interrupted a response, words.
+"""
 
 
 class BufferEmpty(BadInput):
@@ -49,7 +50,9 @@ class BufferEmpty(BadInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn under way. `start` in samples at 16 kHz of the session's input."""
+    """A turn of the user that is under way. `start` is its first sample, in samples at 16 kHz since
+    the beginning of the session's input.
+    """
 
     item_id: str
     start: int
@@ -69,21 +72,21 @@ class TurnManager:
         self._appending = asyncio.Lock()
         self._turn: Turn | None = None
         self._received_at = self._clock.now()
-        """Time of the last input."""
+        """Time at which the last input arrived."""
         self._verifying = asyncio.Lock()
         self._num_unverified = 0
-        """Ended turns that may be false alarms."""
+        """Number of ended turns that may be false alarms and are being verified."""
         self._deferred: TurnTimestamps | None = None
-        """A turn that ended during a response which may not be interrupted: the next response is to
-        it.
+        """Timestamps of a turn that ended during a response which may not be interrupted. The
+        response to the turn begins once that response has ended.
         """
         self._untranscribed: list[str] = []
-        """Items to transcribe once a response has begun, since the response comes first."""
+        """Ids of the user's items to transcribe; a response that has not begun comes first."""
         self._jobs: set[asyncio.Task[None]] = set()
 
     @property
     def is_user_speaking(self) -> bool:
-        """Return True during speech; without a detector, all input counts as speech."""
+        """Return True while the user speaks. Without turn detection, all input counts as speech."""
         detector = self.buffer.detector
         return detector.speaking if detector is not None else self.buffer.retained_ms > 0
 
@@ -98,7 +101,7 @@ class TurnManager:
         )
 
     def apply_settings(self, before: Settings) -> None:
-        """Apply changed settings of the input."""
+        """Apply changed settings of the audio input; `before` are the former settings."""
         settings = self._context.settings
         form = settings.audio.input.format
         if form is not None and form.rate != self.buffer.rate_hz:
@@ -123,8 +126,10 @@ class TurnManager:
             )
 
     async def append(self, pcm: bytes) -> bool:
-        """Append input; return True if a turn began, paused or ended in it. Raises:
-        InputTooLarge.
+        """Append audio to the input and detect turns in it; return True if a turn began, paused or
+        ended.
+
+        Raises: InputTooLarge.
         """
         new_s = len(pcm) / 2 / self.buffer.rate_hz
         retained_s = self.buffer.retained_ms / 1000 if self.buffer.detector is None else 0.0
@@ -160,7 +165,9 @@ class TurnManager:
         return is_changed
 
     def commit(self) -> None:
-        """End the turn as the client says. Raises: BufferEmpty."""
+        """End the turn at the client's request, and add the buffered audio as an item. Raises:
+        BufferEmpty.
+        """
         if self.buffer.retained_ms < MIN_CLIP_MS:
             unread = ""
             if not self._gateway.hears:
@@ -182,8 +189,8 @@ class TurnManager:
         self._transcribe_if_idle()
 
     def _timestamps_of(self, pcm: bytes) -> TurnTimestamps:
-        """Find the end of the speech in audio that the client committed, which no detector has
-        classified.
+        """Return the timestamps of a turn that the client committed. The end of its speech is
+        searched in its audio `pcm`.
         """
         now, silent = self._clock.now(), _trailing_silence(pcm)
         if silent is None:
@@ -201,8 +208,8 @@ class TurnManager:
         self._context.send(server.Cleared())
 
     def on_idle_timeout(self) -> None:
-        """Begin a response without a turn, after the silence that the client set
-        (`idle_timeout_ms`).
+        """Begin a response after the silence that the client set (`idle_timeout_ms`), although the
+        user has not spoken.
         """
         end_ms, now = _ms(self.buffer.position), self._clock.now()
         item_id, start_ms = server.new_id("item"), max(0, end_ms - self.buffer.retained_ms)
@@ -216,7 +223,9 @@ class TurnManager:
             self._responses.respond(TurnTimestamps(decided=now))
 
     def on_response_ended(self) -> None:
-        """Begin the deferred response once no response of the conversation is active."""
+        """Request waiting transcripts, and begin a deferred response if no response of the
+        conversation is active.
+        """
         self.transcribe_waiting()
         if self._deferred is not None and self._responses.active is None:
             timestamps, self._deferred = self._deferred, None
@@ -240,7 +249,7 @@ class TurnManager:
         self.state = next_state(TURN_TABLE, self.state, happened)
 
     def _end(self, happened: TurnInput) -> Turn | None:
-        """Return the turn under way, which is over."""
+        """End the turn under way and return it; None without a turn."""
         self._happened(happened)
         turn, self._turn = self._turn, None
         return turn
@@ -302,10 +311,11 @@ class TurnManager:
     async def _verify(
         self, turn: Turn, pcm: bytes, stopped: TurnStopped, timestamps: TurnTimestamps
     ) -> None:
-        """Add the turn if it is one. If the user has continued meanwhile, the last turn decides
-        what follows.
+        """Add a turn to the conversation unless it is a false alarm, and begin the response. If the
+        user speaks again meanwhile, only the last turn begins a response. After a false alarm, the
+        interrupted response is resumed.
 
-        After longer speech the response begins immediately. Turns are verified in order.
+        Turns are verified in order.
         """
         try:
             async with self._verifying:
@@ -325,7 +335,8 @@ class TurnManager:
                 self._responses.resume_interrupted()
 
     async def _is_turn(self, pcm: bytes) -> bool:
-        """Return True for speech; during a response only if the model recognizes words in it.
+        """Return True if the audio of a turn contains speech; if it interrupted a response, only if
+        the model recognizes words in it.
 
         Speech is found within milliseconds. Only a short interruption waits for a transcript.
         """
@@ -335,7 +346,9 @@ class TurnManager:
         return await prepare_in_thread(False, has_speech, samples, RATE_HZ)
 
     async def _has_words(self, pcm: bytes) -> bool:
-        """Return False also if the model cannot transcribe audio."""
+        """Return True if the transcript of the audio is not empty; False also if it cannot be
+        transcribed.
+        """
         try:
             return bool(await transcribe(self._gateway, Clip(pcm).recording, self._language))
         except FleetError as error:
@@ -373,7 +386,9 @@ class TurnManager:
             self.transcribe_waiting()
 
     def transcribe_waiting(self) -> None:
-        """Transcribe the user's turns, since the response has begun or none is active."""
+        """Request the transcripts of the user's turns that wait for them. Call this once a response
+        has begun, or if no response is active.
+        """
         items, self._untranscribed = self._untranscribed, []
         for item_id in items:
             clip = self._conversation.clips.get(f"{item_id}.0")
@@ -420,7 +435,7 @@ def _ms(position: int) -> int:
 
 
 def _trailing_silence(pcm: bytes) -> int | None:
-    """Count the samples after the last voiced one; None if nothing is voiced."""
+    """Count the samples after the last voiced sample; None if no sample is voiced."""
     backwards = np.frombuffer(pcm, "<i2")[::-1]
     search = VoicedSearch(RATE_HZ)
     for start in range(0, len(backwards), RATE_HZ):

@@ -1,4 +1,4 @@
-"""Requests of the audio routes and their validation. Knows no stage and no limit of the
+"""Requests of the audio routes as types, and their validation. Knows no stage and no limit of the
 deployment.
 """
 
@@ -23,7 +23,7 @@ GRANULARITIES = "timestamp_granularities"
 
 
 class SpeechBody(Body):
-    """POST /v1/audio/speech. `seed` and `fleet` are as in a chat."""
+    """Body of POST /v1/audio/speech. `seed` and `fleet` have the same meaning as in a chat."""
 
     model: str
     input: Annotated[str, Field(min_length=1)]
@@ -41,10 +41,10 @@ class SpeechBody(Body):
 
 
 class TranscriptionForm(Body):
-    """The fields of POST /v1/audio/transcriptions beside its file, as texts.
+    """Text fields of the form of POST /v1/audio/transcriptions; the file is read separately.
 
-    An empty `model` is the served one: Open WebUI sends it if no model is chosen. `language` is
-    checked by the frontend.
+    An empty `model` is the served model, since Open WebUI sends it if no model is chosen.
+    `language` is validated by the frontend.
     """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
@@ -57,15 +57,20 @@ class TranscriptionForm(Body):
 
 
 def parse_speech(body: bytes) -> SpeechBody:
-    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    """Parse and validate the body of a speech request.
+
+    Raises: BadInput, InputTooLarge, UnsupportedValue naming the field.
+    """
     speech = parse_json(SpeechBody, body)
     SPEECH.check(speech)
     return speech
 
 
 def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
-    """Validate the form's fields, of which some may be repeated. Raises: BadInput, UnsupportedValue
-    naming the field.
+    """Validate the text fields of a transcription form, given as (name, value) pairs; list fields
+    may be repeated.
+
+    Raises: BadInput, UnsupportedValue naming the field.
     """
     last = dict(fields)
     kind = last.get("response_format", "")
@@ -108,8 +113,8 @@ def ignored_of(form: TranscriptionForm) -> list[str]:
 
 
 def _language(fields: Sequence[tuple[str, str]]) -> dict[str, str | None]:
-    """Return the one language of `language` or `languages`. Raises: UnsupportedValue for
-    several.
+    """Return the language of a form as a keyword argument, from the field `language` or the list
+    `languages`. Raises: UnsupportedValue for several languages.
     """
     given = [
         value
@@ -124,15 +129,15 @@ def _language(fields: Sequence[tuple[str, str]]) -> dict[str, str | None]:
 
 
 def _base(name: str) -> str:
-    """Return the field that a form's name means: clients write list and object fields as
-    `include[]` or `include[0]`.
+    """Return the field name without list or object brackets: clients write list and object fields
+    as `include[]` or `include[0]`.
     """
     return name.partition("[")[0] or name
 
 
 def _json(value: object) -> object:
-    """Return the JSON value of a form's text, where it is one: `false`, `1.0`; otherwise the
-    text.
+    """Return a form's value as JSON if it is JSON, such as `false` or `1.0`; otherwise
+    unchanged.
     """
     text = (
         value.lower()

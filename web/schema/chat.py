@@ -1,7 +1,7 @@
-"""The chat request and its validation; each error is one sentence that names the field.
+"""The chat request as types, and its validation; every error is one sentence that names the field.
 
-Knows no stage and no limit of the deployment: `web/gateway/sampling.py` and the frontend check
-those.
+Knows no stage and no limit of the deployment, which `web/gateway/sampling.py` and the frontend
+check.
 """
 
 import re
@@ -28,7 +28,9 @@ MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
 MAX_STAGES = 64
 MAX_STAGE_FIELDS = 64
-"""Limits of keys in `fleet`, and in each of its sections, including unknown ones."""
+"""Limit of the keys in each section of `fleet`, including unknown keys; `MAX_STAGES` limits the
+sections.
+"""
 MAX_FORMAT_CHARS = 128
 MAX_NAME_CHARS = 256
 
@@ -49,18 +51,18 @@ InputFormat = Literal[
     "3gp",
     "3gpp",
 ]
-"""Names that clients use for readable file formats; see `fleet/processing/audio.py`."""
+"""Names that clients use for the file formats that can be read; see `fleet/processing/audio.py`."""
 _MEDIA_TYPE = re.compile(r"(?:(?:audio|video)/)?(?:x-|vnd\.|\.)?([^;]*)")
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 Modality = Literal["text", "audio"]
 
 
 class Body(BaseModel):
-    """Base of all bodies: strict types; unknown keys are retained for the check of the route's
-    field table.
+    """Base of all request bodies: types are strict; unknown keys are kept for the check against the
+    route's field table.
 
-    Validation collects all errors before the first is shown, so lists have `fail_fast` and objects
-    `max_keys`.
+    Pydantic collects all errors of a body before it raises them, so lists have `fail_fast` and
+    objects `max_keys`.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
@@ -70,8 +72,8 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def _format_name(value: object) -> object:
-    """Return the format name of a name or media type, without parameters and in lower case; None
-    for an empty one.
+    """Return the format in a format name or media type, such as "wav" for "audio/x-wav; codecs=1";
+    None for an empty value.
     """
     if not isinstance(value, str) or len(value) > MAX_FORMAT_CHARS:
         return value
@@ -81,8 +83,8 @@ def _format_name(value: object) -> object:
 
 
 class InputAudio(Body):
-    """`format` is checked but unused: the file's header determines its format. Raw samples have no
-    header: send WAV.
+    """Audio in a message, base64. `format` is validated but not used, since the file's header
+    determines the format. Raw samples have no header, so they must be sent as WAV.
     """
 
     data: str
@@ -174,11 +176,11 @@ class AudioOptions(Body):
 
 
 class StreamOptions(Body):
-    """`include_event_ids`: each event has an id, from which the resume route continues; load tools
-    cannot parse these lines.
+    """Options of a streamed answer. With `include_event_ids` each event has an id, from which the
+    resume route continues the stream; load tools cannot parse the lines with ids.
 
-    `include_wav_headers`: each piece of audio is a WAV file of its own, as vllm-omni's benchmark
-    expects it.
+    With `include_wav_headers` each piece of audio is a WAV file of its own, as vllm-omni's
+    benchmark expects.
     """
 
     include_usage: bool | None = None
@@ -222,7 +224,7 @@ class SamplingFields(Body):
 
 
 class StageFields(SamplingFields):
-    """A section of `fleet`, in which unknown fields are errors."""
+    """A section of `fleet`: sampling options of one stage. Unknown fields are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -233,11 +235,11 @@ StageSections = Annotated[
 
 
 class ChatOptions(SamplingFields):
-    """Options of a chat beside its messages. `fleet` sets the sampling of single stages, by the
+    """Options of a chat, without its messages. `fleet` sets the sampling of single stages, by the
     graph's stage names.
 
     `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with
-    the previous turn. With `store` false nothing is trained on the answer.
+    the previous turn. If `store` is false, the answer is never used for training.
     """
 
     model: str
@@ -257,7 +259,9 @@ class ChatOptions(SamplingFields):
         return tuple(self.modalities or ("text",))
 
     def warned(self) -> list[str]:
-        """Return the names of ignored fields that the answer warns about; only a body has any."""
+        """Return the names of ignored fields that the answer warns about; empty for options without
+        a body.
+        """
         return []
 
 
@@ -271,14 +275,17 @@ class ChatBody(ChatOptions):
     function_call: object = None
 
     def warned(self) -> list[str]:
-        """Names of the ignored fields in this request that the answer warns about."""
+        """Return the names of ignored fields in this request that the answer warns about."""
         return [
             given.where for given in CHAT.ignored(self) if given.row is not None and given.row.warns
         ]
 
 
 def parse_chat(body: bytes) -> ChatBody:
-    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    """Parse and validate the body of a chat request.
+
+    Raises: BadInput, InputTooLarge, UnsupportedValue naming the field.
+    """
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
     for name in ("tool_choice", "function_call"):
@@ -287,7 +294,10 @@ def parse_chat(body: bytes) -> ChatBody:
 
 
 def parse_json(kind: type[BodyT], body: bytes) -> BodyT:
-    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    """Parse and validate a JSON body of the type `kind`.
+
+    Raises: BadInput, InputTooLarge, UnsupportedValue naming the field.
+    """
     try:
         return kind.model_validate(read_json(body))
     except ValidationError as error:
@@ -295,8 +305,8 @@ def parse_json(kind: type[BodyT], body: bytes) -> BodyT:
 
 
 def read_json(body: bytes) -> object:
-    """Parse a body before it is validated: a validation error would copy the whole text, while it
-    holds the interpreter lock.
+    """Parse a JSON body without validation. Pydantic must not parse it, since its error would copy
+    the whole text while it holds the interpreter lock.
 
     Raises: BadInput, InputTooLarge.
     """
@@ -308,7 +318,9 @@ def read_json(body: bytes) -> object:
 
 
 def bad_input(error: ValidationError) -> BadInput:
-    """Return the first error, as one sentence that names its field."""
+    """Return the first of the validation errors as a BadInput: one sentence that names the
+    field.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     param = _param(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
@@ -329,8 +341,8 @@ def bad_input(error: ValidationError) -> BadInput:
 def _param(loc: tuple[int | str, ...]) -> str:
     """Return the path of a field as OpenAI writes it: `messages[0].content[1].input_audio.format`.
 
-    Tags of union branches in the location are skipped: Fleet's tags begin with a colon; the tag of
-    a part follows an index.
+    `loc` is pydantic's location, in which the tags of union branches are skipped: Fleet's own tags
+    begin with a colon; the tag of a content part follows an index.
     """
     path = ""
     after_index = False

@@ -1,4 +1,6 @@
-"""The JSON shapes of OpenAI's chat completions and models. Data only. Source: openai 3.52 types."""
+"""JSON responses of OpenAI's chat completions, models and voices as types. Data only. Source:
+openai 3.52 types.
+"""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,7 +19,9 @@ class CompletionDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """`completion_tokens` counts text and audio tokens, as OpenAI's does."""
+    """Token counts of a chat completion. `completion_tokens` counts text and audio tokens, as
+    OpenAI's service does.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -27,8 +31,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is only in the first delta of an answer: clients concatenate the strings, and add the
-    numbers, of all deltas.
+    """Audio in an event of a streamed answer. `id` is only in the first delta of an answer, since
+    clients concatenate the strings, and add the numbers, of all deltas.
     """
 
     id: str | UnsetType = UNSET
@@ -52,10 +56,11 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """`modality` of the delta, "text" or "audio": a field of vllm-omni, which its benchmark reads.
+    """Event of a streamed chat completion. `modality` is the kind of its delta, "text" or "audio":
+    a field of vllm-omni, which its benchmark reads.
 
-    `warnings`: fields of the request that were ignored although the client may count on them; in
-    the first and the last chunk.
+    `warnings`, in the first and the last event, is about fields of the request that were ignored
+    although the client may count on them.
     """
 
     id: str
@@ -117,7 +122,7 @@ class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/audio/models, an extension. Source: Open WebUI, `get_available_models` in
+    """Response of GET /v1/audio/models, an extension. Source: Open WebUI, `get_available_models` in
     routers/audio.py.
     """
 
@@ -130,8 +135,8 @@ class ListedVoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/audio/voices, an extension. Source: Open WebUI, `get_available_voices`; vLLM-Omni,
-    `uploaded_voices`.
+    """Response of GET /v1/audio/voices, an extension. Source: Open WebUI, `get_available_voices`;
+    vLLM-Omni, `uploaded_voices`.
     """
 
     voices: list[ListedVoice]

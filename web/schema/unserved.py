@@ -14,7 +14,7 @@ from web.schema.fields.common import FILES, IMAGES, VIDEO
 
 
 class UnservedValue(ValueError):
-    """A validator found a value that is valid in OpenAI's API but not served."""
+    """Raised by a validator for a value that is valid in OpenAI's API but not served."""
 
 
 EMPTY: tuple[object, ...] = (None, "", {}, [])
@@ -29,25 +29,26 @@ _PARTS = {
     **dict.fromkeys(("video", "video_url", "input_video", "video_frames"), VIDEO),
     **dict.fromkeys(("file", "file_url", "input_file", "document"), FILES),
 }
-"""Types of content parts of other models, and what to do instead."""
+"""Types of content parts that the model cannot read -> what to do instead."""
 _RENAMED_PARTS = {
     **dict.fromkeys(("input_text", "output_text", "refusal", "thinking", "reasoning"), "text"),
     **dict.fromkeys(("audio", "output_audio", "audio_embeds"), "input_audio"),
 }
-"""Types of content parts of other APIs, and the served type to use instead."""
+"""Types of content parts in other APIs -> the served type to use instead."""
 _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "function_call_output")
 
 
 def check_role(role: object) -> object:
-    """Raises: UnservedValue for message roles of tools."""
+    """Return a message's role unchanged. Raises: UnservedValue for the roles of tool messages."""
     if isinstance(role, str) and role in _ROLES:
         raise UnservedValue(f"{_ROLES[role]}; {NEW_CHAT}")
     return role
 
 
 def check_part(part: object) -> object:
-    """Truncate an unknown type, since errors show it. Raises: UnservedValue for content parts of
-    other models.
+    """Return a content part; an unknown type is cut in length, since errors show it.
+
+    Raises: UnservedValue for a type that the model cannot read.
     """
     kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
@@ -66,8 +67,9 @@ def check_part(part: object) -> object:
 
 
 def check_tool_choice(name: str, choice: object) -> None:
-    """Raises: UnsupportedValue if a tool is required. Optional tools are accepted and never
-    called.
+    """Check the value `choice` of the field `name`. Optional tools are accepted and never called.
+
+    Raises: UnsupportedValue if the choice requires a tool call.
     """
     if choice in EMPTY:
         return

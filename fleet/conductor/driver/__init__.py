@@ -1,4 +1,6 @@
-"""The impure part of the conductor: the only one that uses Redis, clocks and signals."""
+"""The conductor's process loop and its reads of Redis: the part of the conductor that uses Redis,
+clocks and signals.
+"""
 
 from fleet.conductor.driver.loop import Driver, run_conductor
 

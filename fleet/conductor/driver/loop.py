@@ -1,10 +1,10 @@
-"""Process loop of the conductor: acquires leadership, tails `events`, runs commands, watches leases
-and overdue grants.
+"""Process loop of the conductor: acquires leadership, reads the stream of events, runs commands,
+and watches leases and overdue grants.
 
-Any number may run; one leads, the others stand by. A worker is fenced once this process has seen
-its lease unrenewed for as long as the lease lasts (`fleet.conductor.leases`), independently of
-Redis's clock: so not within that time after leadership was gained, Redis returned, or this process
-was suspended.
+Any number of conductors may run; one leads, the rest stand by. The leader fences a worker once it
+has seen the worker's lease unrenewed for the lease's whole duration on its own clock
+(`fleet.conductor.leases`). That duration begins again when leadership changes, when Redis returns,
+and when this process was suspended.
 """
 
 import logging
@@ -51,20 +51,22 @@ log = logging.getLogger(__name__)
 TICK_MS = 200
 BATCH = 256
 BEFORE_ALL = "0-0"
-"""Position before every event, of a leader that found `events` empty."""
+"""Stream position before every event, for a leader that found `events` empty."""
 SWEEP_S = 1.0
 EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
-"""Early deletion of retained audio: its distance below `limits.max_redis_memory_percent`, and the
-number of requests at a time.
+"""Early deletion of retained audio. `EARLY_PERCENT`: distance below
+`limits.max_redis_memory_percent` at which it begins, in percentage points. `SWEPT_EARLY`: number of
+requests whose audio one call deletes.
 """
 WATCH_SLICE = 500
-"""Overdue grants that one turn handles. Between two turns the lead is renewed and events are read.
+"""Number of overdue grants handled in one turn. Between two turns leadership is renewed and events
+are read.
 """
 
 
 class Driver:
-    """Conductor process. `turn()` reads, decides and acts once; `run()` repeats it until `stopping`
-    is set. `clock`: monotonic, in seconds.
+    """A conductor process. `turn()` reads events, decides and acts once; `run()` repeats it until
+    `stopping` is set. `me`: id of this process. `clock`: monotonic time in seconds.
     """
 
     def __init__(
@@ -81,11 +83,11 @@ class Driver:
         self.leader = ""
         self.last_id = "0-0"
         self.state = self.checked = self._empty()
-        """`checked`: the state when its invariants were last checked."""
+        """`checked`: the state as it was when its invariants were last checked."""
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.took_over_at = 0.0
-        """Start of this conductor's lead, or the last time that Redis's clock was set: no absence
-        was observed before.
+        """Start of this conductor's leadership, or the last time that Redis's clock was set. Absent
+        workers were not observed before this time.
         """
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
@@ -96,7 +98,9 @@ class Driver:
         self.stopping = False
         self._outage = Outage(f"conductor {me}")
         self._must_read = False
-        """A turn ended with an error of Redis: the state may be ahead of what was written."""
+        """True after a turn that ended with a Redis error: the state may be ahead of what was
+        written, so the next turn reads it again.
+        """
 
     def _empty(self) -> ConductorState:
         graph = self.config.graph_declaration()
@@ -120,7 +124,7 @@ class Driver:
                 time.sleep(self._outage.add(error))
 
     def resign(self) -> None:
-        """Give up the lead; while Redis is away, it lapses instead."""
+        """Give up leadership. If Redis does not answer, the leadership lapses on its own."""
         try:
             if self.leader:
                 run(self.client, scripts.lead(self.me, self.leader, 1))
@@ -132,7 +136,9 @@ class Driver:
             )
 
     def turn(self) -> None:
-        """Renew leadership, read events, decide, act."""
+        """Run one turn: renew leadership, read events, decide and act. A conductor that does not
+        lead only waits.
+        """
         if not self._lead():
             time.sleep(TICK_MS / 1000)
             return
@@ -156,8 +162,8 @@ class Driver:
         return bool(value)
 
     def _still_leads(self) -> bool:
-        """Return True if this process still leads; renews the lease, for loops that may take longer
-        than it lasts.
+        """Return True if this process still leads. Renews leadership if due, for loops that may
+        outlast its lease.
         """
         leader = self.leader
         if self._clock() - self.led_at <= self.config.lease.conductor_ttl_s / RENEWALS:
@@ -173,10 +179,10 @@ class Driver:
         log.info("conductor %s leads now; %d live requests", self.me, live)
 
     def _read_state(self) -> int:
-        """Read every live request from its hashes, in place of all that was known of requests;
-        return their number.
+        """Replace the state by one read from the hashes of all live requests; return their number.
 
-        Events after the saved id may repeat what was read, and then change nothing.
+        Events after the saved position may repeat facts that were just read; a repeated fact
+        changes nothing.
         """
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else BEFORE_ALL
@@ -200,11 +206,11 @@ class Driver:
         return len(live)
 
     def _read(self) -> list[ev.AnyEvent]:
-        """Return the next events. If some of them were trimmed, read the state from the hashes
-        instead, and return none.
+        """Return the next events. If Redis trimmed events before they were read, read the whole
+        state from the hashes instead, and return an empty list.
 
-        Trimming removes the oldest entries: as long as the last event that was read is still there,
-        so are all that follow it.
+        Trimming removes the oldest entries, so nothing is missing as long as the last event that
+        was read is still stored.
         """
         # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
         block_ms = min(TICK_MS, math.ceil((self.next_watch - self._clock()) * 1000))
@@ -255,8 +261,8 @@ class Driver:
         self._carry_out(commands)
 
     def _carry_out(self, commands: tuple[Command, ...]) -> None:
-        """Run the commands, unless leadership is lost, even within this turn: the next leader then
-        decides again.
+        """Run the commands. If leadership turns out to be lost, drop them: the next leader decides
+        again.
         """
         if not self.leader:
             return
@@ -312,7 +318,9 @@ class Driver:
         self._watch_grants(now)
 
     def _observe_leases(self) -> dict[WorkerId, int]:
-        """Read all leases; return the deadlines of the lapsed ones."""
+        """Read all leases; return the lapsed ones: deadline in microseconds of Redis's clock, by
+        worker.
+        """
         asked_s = self._clock()
         redis_us, *listed = texts(run(self.client, scripts.leases()))
         answered_s = self._clock()
@@ -331,8 +339,8 @@ class Driver:
         return self._leases.observe(answered_s, int(redis_us), leases)
 
     def _fence_tasks(self) -> None:
-        """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in
-        the next turn.
+        """Revoke a limited number of tasks of each fenced worker and gateway. Remaining tasks
+        follow in the next turn.
         """
         for worker in worker_ids(self.client.hkeys(keys.FENCING)):
             answer = text(run(self.client, scripts.fence_tasks(self.leader, worker)))
@@ -343,8 +351,8 @@ class Driver:
                 self.next_watch = 0.0
 
     def _sweep(self, now: float) -> None:
-        """Delete audio that is retained no longer; with little memory left, the oldest, before
-        requests are refused.
+        """Delete audio whose retention is over. If Redis's memory is scarce, also delete the oldest
+        retained audio, before Redis has to refuse requests.
         """
         if now < self._next_sweep:
             return
@@ -359,8 +367,8 @@ class Driver:
         self._next_sweep = now if answer == "more" or is_scarce else now + SWEEP_S
 
     def _watch_grants(self, now: float) -> None:
-        """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the
-        others in the next turns.
+        """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE` now,
+        and the rest in the next turns.
         """
         overdue = [
             key
@@ -393,11 +401,12 @@ class Driver:
             self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
-        """Return the roles of these grants that have no worker and expect none, by the rule of
-        `availability` in `common.lua`.
+        """Return the roles of overdue grants that have no worker and expect none, by the rule of
+        `availability` in `common.lua`. `overdue`: (request, stage) of each grant.
 
-        Empty until this conductor has led for `no_worker_timeout_s`, and Redis's clock was not set
-        within that time: Redis may have been away, or the times in it seem older than they are.
+        Empty until this conductor has led for `no_worker_timeout_s` without a change of Redis's
+        clock. Before that, Redis may have been away, or its recorded times may look older than they
+        are.
         """
         grace_s = self.config.lease.no_worker_timeout_s
         tasks = [self.state.task(request, stage) for request, stage in overdue]

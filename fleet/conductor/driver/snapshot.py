@@ -1,4 +1,4 @@
-"""State of live requests, read from the hashes by a new leader."""
+"""Reads the state of live requests from the hashes in Redis, for a new leader."""
 
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -41,8 +41,10 @@ def read_request(client: Redis, request: RequestId) -> RequestRecord | None:
 
 
 def missed_facts(client: Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
-    """Rebuild, from hashes and logs, events that end a request or change a walk: they may have
-    occurred without a leader.
+    """Return events, rebuilt from hashes and logs, that end `record`'s request or change a walk:
+    the originals may have occurred while no conductor led.
+
+    `drives_walks`: include the chunk boundaries at which the conductor changes walks.
     """
     facts: list[Event] = []
     names = ("state", "epoch", "code", "message", "param", "deaths", "died_alone")
@@ -100,8 +102,8 @@ def _read_tasks(
 def _read_fields(
     client: Redis, request: RequestId, stages: Sequence[StageName], names: Sequence[str]
 ) -> dict[StageName, list[str]]:
-    """Read these fields of each task in one round trip, since a new leader reads thousands of
-    tasks.
+    """Read the fields `names` of each stage's task in one round trip, since a new leader reads
+    thousands of tasks. Returns the values by stage, in the order of `names`.
     """
     replies = exchange(
         client, (), *(("HMGET", keys.task(request, stage), *names) for stage in stages)
@@ -113,13 +115,14 @@ Grant = tuple[RequestId, StageName]
 
 
 def lost_grants(client: Redis, grants: Sequence[Grant]) -> set[Grant]:
-    """Return those unclaimed grants that may be lost: no worker holds them, and they have left
-    their role's queue.
+    """Return the unclaimed grants, among `grants`, that may be lost: a worker read the grant and
+    did not claim it.
 
-    A grant that still waits in the queue is not lost: the role is merely busy. A grant that is
-    reserved for a worker had a free slot there, so it is overdue. But a worker that has reserved a
-    task to run alone accepts nothing else until it is idle; that task is granted again only if
-    another worker of the role is idle, or one worker after another would stop accepting tasks.
+    A grant that still waits in its role's queue is not lost: the role is merely busy. A grant that
+    is reserved for a worker had a free slot there, so it is overdue. A worker that has reserved a
+    task to run alone accepts nothing else until it is idle; such a task counts as lost only if
+    another worker of the role is idle, since otherwise one worker after another would stop
+    accepting tasks.
 
     The number of round trips does not depend on the number of grants.
     """
@@ -148,7 +151,7 @@ def lost_grants(client: Redis, grants: Sequence[Grant]) -> set[Grant]:
 
 
 def _last_delivered(client: Redis, roles: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return the last entry of each role's stream that was delivered to a worker."""
+    """Return, by role, the id of the last stream entry that was delivered to a worker."""
     replies = (
         exchange(client, (), *(("XINFO", "GROUPS", keys.role(RoleName(role))) for role in roles))
         if roles
@@ -162,7 +165,7 @@ def _last_delivered(client: Redis, roles: Sequence[str]) -> dict[str, tuple[int,
 
 
 def _has_idle_worker(client: Redis, role: RoleName) -> bool:
-    """Return True if a worker of the role accepts tasks and has none."""
+    """Return True if the role has a worker that accepts tasks and owns none."""
     accepting = worker_ids(client.zrange(keys.role_workers(role, "accepting"), 0, -1))
     return any(
         not tasks

@@ -1,5 +1,5 @@
-"""The fenced scripts as typed functions, one for each script in `lua/`, whose header lists what it
-compares and writes.
+"""The fenced scripts as typed functions, one per script in `lua/`. The header of each script lists
+what it compares and writes.
 """
 
 from fleet.control.lua_source import source

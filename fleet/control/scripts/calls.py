@@ -1,4 +1,4 @@
-"""Script calls as data. `fleet.control.connect` loads the Lua and sends them."""
+"""Script calls as data. `fleet.control.connect` loads the Lua scripts and sends the calls."""
 
 import hashlib
 import inspect
@@ -32,14 +32,14 @@ def sha(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of a script, ready to send."""
+    """Call of a Lua script, ready to send."""
 
     script: str
     args: tuple[Arg, ...]
 
     @classmethod
     def of(cls, script: str, *values: Value) -> "Call":
-        """Build a call from Python values, in the order of the script's ARGV.
+        """Build a call of `script` from Python values, in the order of the script's ARGV.
 
         True becomes "1", False and None "". Sequences and mappings are flattened.
         """
@@ -47,8 +47,8 @@ class Call:
 
 
 def script(declared: Callable[P, Call]) -> Callable[P, Call]:
-    """Return a function that calls the script of the same name. The parameters of the declaration
-    are the script's ARGV, in order.
+    """Turn a function declaration without a body into a function that returns a call of the script
+    with the same name. The declaration's parameters are the script's ARGV, in order.
     """
     parameters = inspect.signature(declared).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}

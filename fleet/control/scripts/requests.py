@@ -9,19 +9,17 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Work
 from fleet.core.request import RequestSpec, encode_request
 
 API_RIGHT = "api"
-"""Right of `DELETE /v1/fleet/requests/{id}`: permits an abort regardless of the gateway that holds
-the client edges.
+"""Right by which `DELETE /v1/fleet/requests/{id}` may abort a request, whichever gateway holds its
+client edges.
 """
 RETENTION_S, AUDIO_RETENTION_S = 600, 60
-"""Default retention of a request's keys after its end. Audio, in edge logs and prompt, is large and
-retained for less time.
+"""Default retention in seconds of a request's keys after its end. Audio, in edge logs and prompts,
+is large and retained for less time.
 """
 
 
 def kind_of(spec: RequestSpec) -> str:
-    """Return the default kind of a request: speech if it has more than one client edge, else
-    text.
-    """
+    """Return a request's default kind: "speech" if it has several client edges, else "text"."""
     return "speech" if len(spec.outputs) > 1 else "text"
 
 
@@ -39,13 +37,14 @@ def submit(
     retention_s: int = RETENTION_S,
     first_roles: Sequence[RoleName] = (),
 ) -> Call:
-    """Submit a request.
+    """Submit a request, with `blob` as the samples of its audio prompt. Refused at `bound` live
+    requests, and unless every role in `roles` has a worker, is starting one, or lost its last one
+    less than `grace_us` ago.
 
-    `first_roles`: the role to which each stage's task is granted; by default the stages' own names.
-    `retention_s`: time for which the request's keys outlive it; the logs of the edges `audio`
-    outlive it for `AUDIO_RETENTION_S`.
-    Refused unless each of `roles` has a worker, lost its last one less than `grace_us` ago, or has
-    one starting.
+    `stages`, `edges`: stages and edges of its graph that it uses. `first_roles`: role to which each
+    stage's task is granted first; by default the stages' own names.
+    `retention_s`: seconds for which the request's keys outlive the request. Logs of the edges in
+    `audio` outlive it for `AUDIO_RETENTION_S`.
     """
     submitted = RequestSubmitted(request=spec.id, graph=spec.graph, outputs=spec.outputs)
     return Call.of(
@@ -74,8 +73,8 @@ def submit(
 def admission(
     request: RequestId, *, bound: int, gateway: WorkerId, roles: Sequence[RoleName], grace_us: int
 ) -> Call:
-    """Ask whether a request would be admitted now, without submitting it: the answer is the refusal
-    that `submit` would give, or `ok` with the number of live requests still allowed below `bound`.
+    """Ask whether a request would be admitted now, without submitting it. Answers the refusal that
+    `submit` would give, or "ok" with the number of further requests allowed below `bound`.
     """
     return Call.of("admission", bound, request, gateway, ",".join(roles), grace_us)
 
@@ -91,7 +90,10 @@ def end_request(
     *,
     dead_stage: StageName | None = None,
 ) -> Call:
-    """`dead_stage`: the stage whose workers died over the request, which becomes a dead letter."""
+    """End a request as failed or aborted. `state`: the end state. `code`, `message`, `param`: error
+    of the request. `dead_stage`: the stage whose workers died over the request, which becomes a
+    dead letter.
+    """
     ...
 
 
@@ -100,32 +102,32 @@ def abort(request: RequestId, right: str | Epoch, reason: str) -> Call: ...
 
 
 def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) -> Call:
-    """`held`: the epoch at which this gateway held the client edges; refused as stale if another
-    holds them at a higher one.
+    """Attach a gateway as the reader of a request's answer. `held`: epoch at which this gateway
+    held the client edges before. Refused as stale if another gateway holds them at a higher epoch.
     """
     return Call.of("attach", gateway, request, held)
 
 
 def reattach(gateway: WorkerId, held: Mapping[RequestId, Epoch]) -> Call:
-    """Attach several requests in one call. `held`: the epoch at which this gateway held each; 0
-    takes the request from any gateway.
+    """Attach a gateway as the reader of several requests' answers. `held`: epoch at which this
+    gateway held the client edges before, by request; 0 takes them from any gateway.
     """
     return Call.of("attach", gateway, {request: epoch or "" for request, epoch in held.items()})
 
 
 @script
 def detach(request: RequestId, gateway: WorkerId, epoch: Epoch) -> Call:
-    """Stop reading an answer at a gateway: another gateway may attach, or the conductor aborts the
-    request.
+    """Detach a gateway from an answer that it no longer reads: another gateway may attach, or the
+    conductor aborts the request.
     """
     ...
 
 
 class EdgePosition(NamedTuple):
-    """Position of a gateway in a client edge: chunks received and acknowledged, and the epoch at
-    which it checked the edge's producer.
+    """A gateway's position in a client edge: number of chunks received and acknowledged, and the
+    epoch of the edge's producer at the last check.
 
-    `checked` is None if nothing more is read from the edge.
+    `checked` is None if the gateway reads nothing more from the edge.
     """
 
     edge: EdgeName
@@ -136,8 +138,8 @@ class EdgePosition(NamedTuple):
 
 
 class StreamPosition(NamedTuple):
-    """Position of a gateway in an answer, and the epoch at which it reads the answer. There is at
-    least one edge.
+    """A gateway's position in an answer. `epoch`: epoch at which the gateway reads the answer.
+    `edges`: at least one position in a client edge.
     """
 
     request: RequestId
@@ -147,7 +149,9 @@ class StreamPosition(NamedTuple):
 
 
 def stale_streams(streams: Sequence[StreamPosition]) -> Call:
-    """Read only: return the indices of the streams for which Redis has something new."""
+    """Find the streams for which Redis has something new. Answers their indices in `streams`;
+    writes nothing.
+    """
     args: list[Arg] = []
     for stream in streams:
         args += (stream.request, stream.gateway, stream.epoch, len(stream.edges))
@@ -160,7 +164,8 @@ def stale_streams(streams: Sequence[StreamPosition]) -> Call:
 @script
 def sweep(leader: str, early: int = 0) -> Call:
     """Delete the audio of ended requests whose retention is over, and of at least the `early`
-    oldest. The answer "more" means that others are due.
+    oldest, even if their retention is not over. The answer "more" means that further requests are
+    due.
     """
     ...
 
@@ -170,7 +175,7 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 
 
 def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
-    """Add `counted` to the current step of the time series, and overwrite the gauges `seen`, which
-    are equal for all gateways.
+    """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
+    `seen`, which have the same value at all gateways.
     """
     return Call.of("record_metrics", len(counted), counted, seen)

@@ -10,8 +10,12 @@ from fleet.core.ids import StageName, WorkerId
 def hold_voice(
     session: str, holder: WorkerId, keep_ms: int, owner: str, *, new: bool, bound: int
 ) -> Call:
-    """`new`: the session must not exist yet; else it must exist and be `owner`'s. `bound`: most
-    open sessions of a client secret.
+    """Make `holder` the gateway that may write to a voice session. `owner`: credential that opened
+    the session. `keep_ms`: time to live of the session.
+
+    `new`: True to open a session, which must not exist yet; False to take over an existing session
+    of `owner`. `bound`: largest number of open sessions of one client secret; beyond it, a new
+    session replaces a session whose client is away.
     """
     ...
 
@@ -30,23 +34,27 @@ def save_voice(
 
 @script
 def end_voice(session: str, epoch: int | None) -> Call:
-    """`epoch` None: by right of the API, regardless of the holder."""
+    """Delete a voice session. `epoch`: epoch at which the caller holds it; None: by right of the
+    API, whoever holds it.
+    """
     ...
 
 
 @script
 def note_checkpoint(trainer: WorkerId, name: str) -> Call:
-    """Make a checkpoint the last durable one. Answers "ok", or "unlisted" once another trainer may
-    be active.
+    """Record a training checkpoint as the last durable one. Answers "ok", or "unlisted" if the
+    trainer is not registered any more or stands by, since another trainer may be active.
     """
     ...
 
 
 @script
 def add_version(trainer: WorkerId, sha256: str, version: bytes) -> Call:
-    """Add a version of the draft head, encoded with number 0. `trainer`: "" for an operator.
+    """Add a version of the draft head. `version`: the encoded version, with number 0. `trainer`: id
+    of the trainer; "" for an operator.
 
-    Answers the version with its number, the known version of the same hash, or "unlisted".
+    Answers the version with its number, the existing version with the same hash, or "unlisted" if
+    the trainer is not registered any more or stands by.
     """
     ...
 
@@ -55,10 +63,11 @@ def add_version(trainer: WorkerId, sha256: str, version: bytes) -> Call:
 def promote_version(
     worker: WorkerId, stage: StageName, expected: int | None, number: int, reason: str
 ) -> Call:
-    """Let a stage draft with another version of the draft head; 0 is the version of the start.
-    `worker`: "" for an operator.
+    """Let a stage's workers draft with version `number` of the draft head; 0 is the version at the
+    start. `worker`: id of the calling worker; "" for an operator.
 
-    `expected`: the present version; None: any. Answers "ok", "stale" if another version is present,
-    "unknown" or "unlisted".
+    `expected`: the version that must be in use now; None: any. Answers "ok", "stale" if another
+    version is in use, "unknown" for a missing version, or "unlisted" if `worker` is not registered
+    any more or stands by.
     """
     ...

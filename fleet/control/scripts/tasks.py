@@ -13,8 +13,9 @@ from fleet.core.pages import PagesRef, encode_pages
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
-    """Chunk to append. `event` is set for the first chunk, boundaries and the last. `finish` ends
-    the producing task.
+    """A chunk to append to its edge's log. `location`: location of its remote tensors. `event`: set
+    for the first chunk, boundaries and the last chunk. `finish`: True if the chunk ends the
+    producing task. `num_items`: number of tokens, frames or other items in the chunk.
     """
 
     stage: StageName
@@ -28,7 +29,9 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relocation:
-    """New location of the remote tensors of an appended chunk, which its task has recomputed."""
+    """New location of the remote tensors of a chunk that was appended earlier and that its task has
+    recomputed.
+    """
 
     request: RequestId
     stage: StageName
@@ -41,11 +44,12 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """Acknowledgement that `stage` has consumed `consumed` chunks of `edge`; `producer` gets the
-    credit.
+    """Acknowledgement that `stage` has consumed `consumed` chunks of `edge`. `producer`: the stage
+    that gets the credit.
 
-    `delivered`: the gateway has read the last chunk of the last client edge, which ends its task.
-    `closed`: the consumer has ended and reads no more; its producer must not wait for it.
+    `delivered`: True if the gateway has read the last chunk of the last client edge, which ends the
+    client's task. `closed`: True if the consumer has ended and reads no more; the producer must not
+    wait for it.
     """
 
     request: RequestId
@@ -82,10 +86,11 @@ def claim(
     *,
     reads_prompt_audio: bool = False,
 ) -> Call:
-    """Claim a granted task. `entry` is "" if the grant arrived in the worker's inbox.
+    """Claim a granted task. `entry`: id of the grant in the role's stream; "" if the grant arrived
+    in the worker's inbox.
 
-    A successful claim returns the logs of `inputs` and of `outputs` (edge -> consumer), and, with
-    `reads_prompt_audio`, the audio of the prompt.
+    A successful claim answers the logs of the edges `inputs` and `outputs` (edge -> consumer), and,
+    with `reads_prompt_audio`, the audio of the prompt.
     """
     task = (request, stage, epoch)
     edges = (len(inputs), *inputs)
@@ -96,8 +101,8 @@ def claim(
 def reserve(
     worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch
 ) -> Call:
-    """Reserve a task that must run alone until the worker can claim it. A repeated call answers
-    whether it still may.
+    """Reserve a task that must run alone, until the worker can claim it. A repeated call answers
+    whether the worker may still claim it.
     """
     ...
 
@@ -158,12 +163,12 @@ def hand_off(
     prefilled_us: int = 0,
     produced: Mapping[EdgeName, int] | None = None,
 ) -> Call:
-    """Offer a task to another worker. The KV blocks of its `num_rows` positions are in `pages`, at
-    `location`, or in `data`; without any of the three, the new owner recomputes them.
+    """Offer a task to a worker of another role, which continues it. The KV blocks of its `num_rows`
+    positions are in the pool pages `pages`, at `location` in an arena, or in `data`; without all
+    three, the new owner recomputes them.
 
-    `produced`: number of chunks of each output edge that must be in its log before the next owner
-    reads it.
-    `prefilled_us`: end of the source's last step, for the trace.
+    `produced`: number of chunks that must be in the log of each output edge before the new owner
+    reads it. `prefilled_us`: end of the present owner's last step, for the trace.
     """
     return Call.of(
         "hand_off",
@@ -193,7 +198,7 @@ def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call: ...
 def set_task_metadata(
     request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes
 ) -> Call:
-    """Save `line` in the task's hash under `name`, for the trace."""
+    """Save `line` in the task's hash under `name`, for the trace of the request."""
     ...
 
 
@@ -208,8 +213,8 @@ def cache_prefix(
     reused: int,
     keep_s: float,
 ) -> Call:
-    """Record that the worker caches the KV of `num_rows` positions for the session's next request.
-    `reused`: positions that this task took from the cache.
+    """Record that `worker` caches the KV of `num_rows` positions, for the session's next request,
+    for `keep_s` seconds. `reused`: number of positions that this task itself took from the cache.
     """
     keep_ms = int(keep_s * 1000)
     task = (request, stage, epoch)
@@ -217,29 +222,29 @@ def cache_prefix(
 
 
 def adopt_prefix(worker: WorkerId, stage: StageName, session: str, *, keep_s: float) -> Call:
-    """Record that the worker caches a session that was loaded from a file."""
+    """Record that `worker` caches a session that was loaded from a file, for `keep_s` seconds."""
     return Call.of("adopt_prefix", worker, stage, session, int(keep_s * 1000))
 
 
 @script
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
-    """Report that `stage` cannot pull the tensors that `producer` published: their holder is
-    gone.
+    """Report that `stage` cannot pull the tensors that the stage `producer` published, because the
+    worker that held them is gone.
     """
     ...
 
 
 @script
 def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """Report that a step failed as a whole, and the task with it: that counts as a death over the
-    task, although the worker lives.
+    """Report that a step failed as a whole and lost this task. The loss counts as a worker's death
+    over the task, although the worker lives.
     """
     ...
 
 
 @script
 def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """Report that a process died while it computed a part of a step of the task. The answer "lost"
+    """Report that a process died while it computed part of a step of this task. The answer "lost"
     means that the task has lost its owner.
     """
     ...
@@ -249,8 +254,8 @@ def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
 def report_idle(
     request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]
 ) -> Call:
-    """Report that the task waits for input. `taken`: number of chunks by input edge, all of which
-    it has processed.
+    """Report that a task waits for input. `taken`: number of chunks that it has processed, by input
+    edge. If the worker dies before more input arrives, its death does not count for the task.
     """
     ...
 
@@ -268,5 +273,7 @@ def set_walk(
 
 @script
 def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """Revoke a task from its owner, by right of the API. `epoch` 0: from the present owner."""
+    """Revoke a task from its owner, by right of the API. `epoch`: epoch of the owner; 0: the
+    present owner.
+    """
     ...

@@ -18,8 +18,9 @@ def register(
     replicas: int = 1,
     standby: int = 0,
 ) -> Call:
-    """Register a process. If `replicas` workers of the role accept tasks, up to `standby` more
-    receive the answer "standby" and must wait.
+    """Register a worker or gateway. `replicas`: number of workers of the role that accept tasks; up
+    to `standby` further workers are answered "standby" and must wait. `fields`: other fields of its
+    record.
     """
     joined = encode_event(WorkerJoined(worker=worker, role=role))
     return Call.of("register", worker, role, lease_us, joined, replicas, standby, fields)
@@ -33,8 +34,8 @@ def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> C
 
 @script
 def leases() -> Call:
-    """Read only: Redis's time (us), then for each listed process its id and the deadline and
-    duration of its lease (us).
+    """Read the leases of all listed processes. Answers Redis's time (us), then for each process its
+    id, and the deadline and duration of its lease (us). Writes nothing.
     """
     ...
 
@@ -46,11 +47,12 @@ def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call: ...
 def fence_worker(
     leader: str, worker: WorkerId, *, deadline_us: int = 0, died: bool = False, cause: str = ""
 ) -> Call:
-    """`leader` is "" if the worker deregisters or, with `died`, if a supervisor saw its process end
-    by `cause`.
+    """Revoke the rights of a worker or gateway. `leader`: fencing token of the conductor; "" if the
+    process deregisters itself or, with `died`, if a supervisor saw it end. `cause`: signal or exit
+    status.
 
-    `deadline_us`: the lease deadline that the leader saw unrenewed for the duration of the lease;
-    with another deadline, the worker is alive.
+    `deadline_us`: lease deadline that the conductor saw unrenewed for the whole duration of the
+    lease. If the deadline is now another, the process is alive and is not fenced.
     """
     left = WorkerLeft(
         worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause
@@ -61,22 +63,24 @@ def fence_worker(
 
 @script
 def fence_tasks(leader: str, worker: WorkerId) -> Call:
-    """Continue `fence_worker` with more of the tasks; the answer is "more" until none is left."""
+    """Continue `fence_worker` with a limited number of the remaining tasks. Answers "more" until no
+    task is left.
+    """
     ...
 
 
 @script
 def drain(worker: WorkerId) -> Call:
-    """Let the worker leave: it claims no more grants, and deregisters (`fence_worker`) once its
-    tasks have ended.
+    """Let a worker leave: it claims no more grants, and deregisters (`fence_worker`) once its tasks
+    have ended.
     """
     ...
 
 
 @script
 def order(worker: WorkerId, action: WorkerOrder) -> Call:
-    """Send an operator's order, by right of the API. A worker that is leaving accepts no order but
-    to leave.
+    """Send an operator's order to a worker, by right of the API. A worker that is leaving cannot be
+    resumed.
     """
     ...
 
@@ -95,14 +99,14 @@ def announce_start(
     stopped: bool = False,
     loaded_percent: int | None = None,
 ) -> Call:
-    """Announce that a worker of `role` is starting at `place` (host:pid). `workers`: number of the
-    role's workers in the deployment.
+    """Announce that a worker of `role` is starting at `place` (host:pid), or renew the announcement
+    for `lease_us`. `workers`: number of the role's workers in the deployment.
 
-    From the worker's process: `instead_of` is the keeper whose announcement it continues, and
-    `loaded_percent` the loaded part of its weights, None if unknown.
-    From the keeper: `begins_us` is the time until the process starts, `number` counts the keeper's
-    starts, `child` is the process once it runs, `instead_of` the process before, and `stopped`
-    means that the process before was stopped and did not fail.
+    Arguments from the starting worker: `instead_of`, the keeper whose announcement it continues;
+    `loaded_percent`, the percentage of its weights that is loaded, None if unknown.
+    Arguments from its keeper: `begins_us`, time until the process starts; `number`, count of the
+    keeper's starts; `child`, the process once it runs; `instead_of`, the previous process;
+    `stopped`, True if the previous process was stopped and did not fail.
     """
     ...
 
@@ -111,65 +115,68 @@ def announce_start(
 def end_start(
     role: RoleName, place: str, *, child: str = "", took_us: int | None = None, failed: bool = False
 ) -> Call:
-    """End an announced start. `took_us`: time from the announcement until its worker joined.
+    """End the announcement of a start. `took_us`: time from the announcement until the worker
+    joined; None if it did not join.
 
-    `failed`: it counts as a failed start; else it was stopped. From a keeper, `child` is the
-    process that may continue it.
+    `failed`: True if this counts as a failed start, False if the start was stopped. `child`: worker
+    process that may continue a keeper's announcement.
     """
     ...
 
 
 @script
 def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:
-    """Treat roles as served until `since_us`, when Redis restarted and may have lost their
-    workers.
+    """Treat roles as served until `since_us`, the time at which Redis restarted and may have lost
+    their workers' registrations.
     """
     ...
 
 
 @script
 def availability(grace_us: int, roles: Sequence[str]) -> Call:
-    """Read only: for each role, whether it admits new requests and retains running ones, its number
-    of starting workers, and the percentage of its weights that the most advanced of them has loaded
-    (nothing if unknown).
+    """Read the availability of roles. Answers for each role whether it admits new requests, whether
+    it keeps running ones, its number of starting workers, and the percentage of weights that the
+    most advanced starting worker has loaded (nothing if unknown). Writes nothing.
     """
     ...
 
 
 @script
 def queues(roles: Sequence[str]) -> Call:
-    """Read only: the pending grants of each role's stream."""
+    """Read the pending grants in the stream of each role. Writes nothing."""
     ...
 
 
 @script
 def log_fact(level: str, process: str, worker: str, stage: str, message: str) -> Call:
-    """Log a fact that no other script writes. `worker`, `stage`: labels of the line, "" for
-    none.
+    """Add a line about a fact that no other script records to the fleet's log. `worker`, `stage`:
+    labels of the line; "" for none.
     """
     ...
 
 
 @script
 def set_route(anchor: WorkerId, hops: Sequence[tuple[WorkerId, str]]) -> Call:
-    """`hops`: each span worker and its span, in the order of the layers; without any, the workers
-    of the last route are released.
+    """Record the route of an anchor, whose span workers then serve that anchor only. `hops`: each
+    span worker with its span, in the order of the layers; empty to release the workers of the last
+    route.
 
-    Answers "ok" and the generation, or a refusal.
+    Answers "ok" and the generation of the route, or a refusal.
     """
     ...
 
 
 def note_gap(anchor: WorkerId, gap: str, losses: Mapping[WorkerId, str] | None = None) -> Call:
-    """Record the layers that an anchor's route lacks; "" for none.
+    """Record the layers that an anchor's route lacks. `gap`: description of the layers; "" if no
+    layer is missing.
 
-    `losses`: the reason why each span worker that must stay cannot leave; None if every span worker
-    needs a replacement.
+    `losses`: span workers of the route that the rest cannot replace, each with the reason; None if
+    no span worker may leave without a replacement.
     """
     return Call.of("note_gap", anchor, gap, None if losses is None else json.dumps(losses))
 
 
 @script
 def note_standby(anchor: WorkerId, worker: WorkerId, span: str) -> Call:
-    """Record the span that an unused worker has loaded to stand by."""
+    """Record the layers that an unused span worker has loaded to stand by for an anchor's route."""
     ...

@@ -1,3 +1,3 @@
-"""State of the fleet for console and API, read from Redis: bounded answers, no fencing, nothing on
-the path of a chunk.
+"""State of the fleet for the console and the API, read from Redis: bounded answers, no fencing,
+nothing on the path of a chunk.
 """

@@ -1,5 +1,5 @@
-"""The read model of the fleet, read from Redis: requests, workers, roles, transfers, series, logs,
-events. Knows no HTTP.
+"""State of the whole fleet, read from Redis for operators: requests, workers, roles, transfers,
+series, logs, events. Knows no HTTP.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ from fleet.telemetry.views import (
 
 
 class Telemetry:
-    """Bounded reads, and the measurements that a gateway contributes. Any method may raise
-    RedisUnreachable.
+    """Reader of the fleet's state for one gateway, with bounded reads; also collects the gateway's
+    own measurements for the fleet's time series. Any method may raise RedisUnreachable.
     """
 
     def __init__(
@@ -88,14 +88,16 @@ class Telemetry:
 
     def redis_trouble(self) -> str:
         """Return why Redis admits no requests although it can be read, with the remedy; "" if it
-        admits them.
+        admits requests.
         """
         return self._status.trouble
 
     async def list_requests(
         self, wanted: RequestFilter, *, before: str = "", limit: int = 50
     ) -> RequestPage:
-        """Return a page of requests. `before`: the `next` of the page above. Raises: BadInput."""
+        """Return a page of requests. `wanted`: filter. `before`: `next` of the previous page; ""
+        for the newest. Raises: BadInput.
+        """
         return await answer_of(read_page(self._redis, wanted, before=before, limit=limit))
 
     async def trace(self, request: RequestId) -> RequestTrace | None:
@@ -105,8 +107,8 @@ class Telemetry:
         return await answer_of(read_first_outputs(self._redis, self._graph, request))
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
-        """Return the retained chunks of an edge, from the first; audio is retained for a minute
-        only.
+        """Return the retained chunks of a request's edge, from the first. Audio is retained for a
+        minute only.
         """
         reply = await answer_of(self._redis.xrange(keys.edge(request, edge)))
         return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
@@ -121,22 +123,26 @@ class Telemetry:
     async def record_playback(
         self, request: RequestId, *, played_samples: int, underruns: int
     ) -> None:
-        """Save a player's report. Ignored if the request is unknown or its retention is over."""
+        """Save the playback statistics that a client's player reported. Ignored if the request is
+        unknown or no longer retained.
+        """
         await answer_of(
             run_async(self._redis, scripts.record_playback(request, played_samples, underruns))
         )
 
     def record_underruns(self, count: int) -> None:
-        """Count playback underruns of a client in the fleet's series."""
+        """Add a client's playback underruns to the fleet's time series."""
         self._tally.underruns(count)
 
     def record_rtf(self, rtf: float) -> None:
-        """Count a whole answer's real-time factor: seconds to compute a second of audio."""
+        """Add the real-time factor of a whole answer (seconds to compute a second of audio) to the
+        fleet's time series.
+        """
         self._tally.rtf(rtf)
 
     async def write_series(self) -> None:
-        """Add the counts recorded here to the fleet's series, with the present gauges. Raises:
-        redis-py's errors.
+        """Write the counts recorded at this gateway to the fleet's time series, together with
+        present gauges. Raises: redis-py's errors.
         """
         counted = self._tally.take()
         try:
@@ -157,13 +163,15 @@ class Telemetry:
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
-        """Return workers by role, then gateways; `with_gone`: then processes that ended in the last
-        minutes, the latest first.
+        """Return the workers by role, then the gateways. `with_gone`: append processes that ended
+        in the last minutes, latest first.
         """
         return await answer_of(read_workers(self._redis, with_gone=with_gone))
 
     async def drafts(self) -> list[StageDrafts]:
-        """Return the stages whose drafts are verified, and their workers' figures."""
+        """Return the stages whose draft tokens are verified, with the speculation statistics of
+        their workers.
+        """
         chosen = pairs(cast("Reply", await answer_of(self._redis.hgetall(keys.DRAFTERS))))
         workers = await self.workers()
         return [
@@ -178,14 +186,14 @@ class Telemetry:
         ]
 
     async def roles(self) -> list[RoleView]:
-        """Return the roles of the deployment, then any other that is served."""
+        """Return the roles of the deployment, then further roles that have a worker."""
         roles = await answer_of(read_roles(self._redis, self._role_names()))
         gaps = await self._gaps()
         return [msgspec.structs.replace(role, gap=gaps.get(role.role, "")) for role in roles]
 
     async def _gaps(self) -> dict[RoleName, str]:
-        """Return, for each role of span workers that has too few for any worker of its stage, the
-        layers that are missing.
+        """Return the missing layers by role of span workers, for roles with too few workers for any
+        anchor of their stage.
         """
         found = dict[RoleName, str]()
         for role in (role for role in self._config.roles() if role.hosts_spans):
@@ -195,8 +203,8 @@ class Telemetry:
         return found
 
     async def missing_roles(self) -> list[RoleName]:
-        """Return the roles that answers need and that have no live worker that accepts tasks, even
-        if one is starting; and roles of span workers that have too few.
+        """Return the roles that answers need and that have no live worker that accepts tasks (a
+        starting worker does not count), or too few span workers.
         """
         names = [role.name for role in self._config.roles() if not role.optional]
         gaps = await self._gaps()
@@ -213,8 +221,8 @@ class Telemetry:
         ]
 
     async def refused_workers(self) -> dict[str, str]:
-        """Return the workers that were refused registration in the last hour, with the reason, the
-        oldest first.
+        """Return the workers whose registration was refused in the last hour, oldest first, each
+        with the reason.
         """
         raw = cast("list[bytes]", await answer_of(self._redis.zrange(keys.REFUSED, 0, -1)))
         entries = (text(entry).partition(" ") for entry in raw)
@@ -237,8 +245,8 @@ class Telemetry:
         return transfers_of(workers, counts, growth_of(steps, "pulled"))
 
     async def _pull_counts(self) -> dict[str, PullCounts]:
-        """Return the pulls of the listed workers since they joined, by edge; first the edges of
-        remote tensors, even if zero.
+        """Return the pull counts by edge, summed over the listed workers since each joined. Edges
+        with remote tensors come first, even without a pull.
         """
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())
@@ -247,24 +255,28 @@ class Telemetry:
         return {name: counts.get(name, PullCounts()) for name in names}
 
     async def hop_counts(self) -> LatencyCounts:
-        """Return the chunk latencies at the listed workers, since they joined."""
+        """Return the histogram of chunk latencies, summed over the listed workers since each
+        joined.
+        """
         return (await answer_of(read_load(self._redis, "hops"))).hops
 
     async def series(self) -> list[SeriesPoint]:
-        """Return the last `SERIES_KEPT_S`, the oldest first, without gaps: a step without counts is
-        a point of zeros.
+        """Return the points of the time series for the last `SERIES_KEPT_S` seconds, oldest first.
+        A step without counts is a point of zeros.
         """
         return await answer_of(self._series.points())
 
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
-        """Return a page of log lines. Raises: BadInput."""
+        """Return a page of log lines. `wanted`: filter. `before`: `next` of the previous page; ""
+        for the newest. Raises: BadInput.
+        """
         return await answer_of(read_log_page(self._redis, wanted, before=before, limit=limit))
 
     async def follow_logs(
         self, wanted: LogQuery, *, after: str = ""
     ) -> AsyncGenerator[LogLine, None]:
-        """Yield lines as they are logged, without end; from now on, or from the line after
-        `after`.
+        """Yield log lines that match `wanted` as they are logged, without end. `after`: id of the
+        line to continue from; "": from now on.
         """
         first = checked_entry(after, "after") if after else await answer_of(self._lines.newest())
         try:
@@ -285,8 +297,8 @@ class Telemetry:
                     yield line
 
     async def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
-        """Yield events as they happen, without end; from now on, or from the event after
-        `after`.
+        """Yield events as they happen, without end. `after`: id of the event to continue from; "":
+        from now on.
         """
         first = checked_entry(after, "after") if after else await answer_of(self._events.newest())
         try:

@@ -1,5 +1,5 @@
-"""Endless readers of a Redis stream: one blocking connection wakes all of them, and each reads the
-entries new to it.
+"""Endless readers of a Redis stream. A single blocking connection wakes all readers of a stream,
+and each of the readers then reads the entries that are new to it.
 
 Knows neither events nor log lines.
 """
@@ -19,14 +19,16 @@ log = logging.getLogger(__name__)
 
 BLOCK_MS, COUNT = 1000, 500
 GATHER_S = 0.1
-"""A woken reader waits this long for further entries, so that it reads a busy stream ten times a
+"""Seconds that a woken reader waits for further entries, so that it reads a busy stream ten times a
 second at most.
 """
 Entry = tuple[str, dict[str, bytes]]
 
 
 class Feed:
-    """Followed Redis stream. Its tailing task runs while it has followers."""
+    """A Redis stream that any number of readers follow, over one blocking connection. The task that
+    waits for new entries runs while there are readers.
+    """
 
     def __init__(self, client: Redis, key: str) -> None:
         self._client = client
@@ -40,7 +42,7 @@ class Feed:
         return found[0][0] if found else "0-0"
 
     async def has_all_after(self, after: str) -> bool:
-        """Return True if all entries after this one are still stored."""
+        """Return True if all entries after the entry id `after` are still stored."""
         if after == "0-0":
             return True
         found = stream_entries(await self._client.xrange(self._key, count=1))
@@ -77,8 +79,8 @@ class Feed:
             await asyncio.wait({tail})
 
     async def _wake(self) -> None:
-        """Wake all followers at the start, for entries added before it, then at each addition. If
-        Redis is away at the start, wake them repeatedly, so that their own reads raise.
+        """Wake all readers at the start, for entries added before it, and then at each addition.
+        While Redis is away at the start, wake readers repeatedly, so that their own reads raise.
         """
         last, me = "", asyncio.current_task()
         # Not `while True`: the Redis client can swallow a cancellation that coincides with a read's
@@ -96,7 +98,9 @@ class Feed:
             last = newest
 
     async def _next(self, last: str) -> str:
-        """Return the id of the last entry, once one is added or after `BLOCK_MS`."""
+        """Wait until an entry after `last` is added, for `BLOCK_MS` at most; return the id of the
+        last entry.
+        """
         if not last:
             return await self.newest()
         reply = await self._client.xread({self._key: last}, count=COUNT, block=BLOCK_MS)

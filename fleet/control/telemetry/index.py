@@ -1,5 +1,5 @@
-"""Pages of the index of requests, in the order of their ids, which is the order of creation. The
-index only orders; data is in hashes.
+"""Pages of the list of requests, sorted by id, which is the order of creation. The index has ids
+only; the data of a request is in its hashes.
 
 Filters other than the state are applied while reading, over a bounded number of requests per page.
 """
@@ -41,7 +41,9 @@ FIELDS: tuple[str, ...] = (
 async def read_page(
     client: Redis, wanted: RequestFilter, *, before: str, limit: int
 ) -> RequestPage:
-    """Read one page. Raises: BadInput for an unknown state; redis-py's errors."""
+    """Read one page of requests. `wanted`: filter. `before`: id of the last request of the previous
+    page. Raises: BadInput for an unknown state; redis-py's errors.
+    """
     if wanted.state and wanted.state not in STATES:
         raise BadInput(
             f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state"
@@ -92,7 +94,9 @@ async def _scan(
 
 
 async def read_rows(client: Redis, ids: Sequence[RequestId]) -> list[RequestRow]:
-    """Read the rows of those requests that are retained."""
+    """Read the descriptions of the requests `ids`. Requests that are no longer retained are left
+    out.
+    """
     if not ids:
         return []
     pipe = client.pipeline(transaction=False)
@@ -150,7 +154,9 @@ def _edges(head: dict[str, str]) -> list[EdgeName]:
 
 
 def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
-    """Return True if the row matches the filter."""
+    """Return True if a request matches the filter. `now_us`: time until which a live request's
+    duration counts.
+    """
     took_us = (row.ended_us or now_us) - row.created_us
     return (
         wanted.state in ("", row.state)

@@ -1,7 +1,7 @@
 """Search in the fleet's log: lines of all processes, as `fleet.control.log_stream` sends them.
 
-Bounded as the streams are. Facts are in two of them, under one id: `FACTS` continues where `LOGS`
-is trimmed.
+The log is bounded. Facts recorded by scripts are in the stream `LOGS` and, under the same ids, in
+`FACTS`, which reaches further back.
 """
 
 import re
@@ -20,21 +20,23 @@ BATCH = 1000
 ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
 
 REQUESTS = re.compile(r"\breq-[\w-]+")
-"""Request ids in a message: a line about a worker may name several, although its label has at most
-one.
+"""Pattern of request ids in a message: a line about a worker may name several requests, although
+its label holds one at most.
 """
 
 
 def checked_entry(entry: str, name: str) -> str:
-    """Return an entry id that a client sent. Raises: BadInput if it is malformed."""
+    """Return an entry id that a client sent as the parameter `name`. Raises: BadInput if the id is
+    malformed.
+    """
     if not ENTRY.fullmatch(entry) or any(int(part) >= 2**64 for part in entry.split("-")):
         raise BadInput(f"{name}: {entry[:40]!r} is not an id of this list", param=name)
     return entry
 
 
 async def read_log_page(client: Redis, wanted: LogQuery, *, before: str, limit: int) -> LogPage:
-    """Read one page. Raises: BadInput for an unknown level or a malformed `before`; redis-py's
-    errors.
+    """Read one page of log lines. `wanted`: filter. `before`: id of the last line of the previous
+    page. Raises: BadInput for an unknown level or a malformed `before`; redis-py's errors.
     """
     if wanted.level and wanted.level not in LEVELS:
         raise BadInput(
@@ -72,8 +74,8 @@ async def _scan(
 
 
 async def _lines_before(client: Redis, last: str, batch: int) -> AsyncGenerator[LogLine, None]:
-    """Yield all lines before `last` ("" from the end), the newest first, then the facts before
-    them.
+    """Yield the log lines before the entry `last` ("": from the end), newest first, and then the
+    older facts that the log no longer holds. `batch`: number of lines per read.
     """
     for key in (keys.LOGS, keys.FACTS):
         num_found = batch
@@ -86,7 +88,7 @@ async def _lines_before(client: Redis, last: str, batch: int) -> AsyncGenerator[
 
 
 async def read_trimmed_facts(client: Redis, after: str) -> list[LogLine]:
-    """Return the facts after `after` that the log itself keeps no more, the oldest first."""
+    """Return the facts after the entry `after` that the log no longer holds, oldest first."""
     kept = stream_entries(await client.xrange(keys.LOGS, count=1))
     if not kept or entry_order(kept[0][0]) <= entry_order(after):
         return []

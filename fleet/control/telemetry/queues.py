@@ -1,4 +1,4 @@
-"""Pending grants of each role, and dead letters. Knows no internals of workers."""
+"""Reads of the pending grants of each role, and of dead letters. Knows no internals of workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -19,7 +19,7 @@ Rates = Mapping[str, Mapping[str, float]]
 
 
 async def read_roles(client: Redis, names: Sequence[RoleName]) -> list[RoleView]:
-    """Read the named roles in their order, then any other that has a worker."""
+    """Read the roles `names`, in this order, and then any further role that has a worker."""
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
@@ -62,8 +62,8 @@ async def read_queues(
     stages: Mapping[RoleName, StageName],
     rates: Rates,
 ) -> list[RoleQueue]:
-    """Read the queues of these roles. `stages`: stage of each role. `rates`: tasks per second by
-    role, under `in` and `out`.
+    """Read the pending grants of roles. `roles`: views of the roles. `stages`: stage of each role.
+    `rates`: tasks granted (`in`) and claimed (`out`) per second, by role.
     """
     pipe = client.pipeline(transaction=False)
     for role in roles:
@@ -101,7 +101,9 @@ def _queue(
 
 
 def _delivered(groups: object) -> tuple[int, int]:
-    """Return the id of the last entry that a worker has read."""
+    """Return the id of the last entry that a worker has read. `groups`: reply of XINFO GROUPS for a
+    role's stream.
+    """
     found = cast("list[dict[str, object]]", groups) if isinstance(groups, list) else []
     return max((entry_order(text(group["last-delivered-id"])) for group in found), default=(0, 0))
 
@@ -120,12 +122,12 @@ def _pending(
 
 
 async def read_letters_async(client: Redis) -> list[DeadLetter]:
-    """Return all letters, the newest first."""
+    """Return all dead letters, newest first."""
     return letters_of(await client.xrevrange(keys.DEAD))
 
 
 async def find_letter(client: Redis, request: RequestId) -> DeadLetter:
-    """Return the letter of one request. Raises: NotFound."""
+    """Return the dead letter of one request. Raises: NotFound."""
     for letter in await read_letters_async(client):
         if letter.request == request:
             return letter

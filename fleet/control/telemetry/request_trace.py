@@ -33,7 +33,7 @@ OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
 
 
 async def read_trace(client: Redis, request: RequestId) -> RequestTrace | None:
-    """Read a trace, in two round trips; None once its retention is over."""
+    """Read the trace of a request in two round trips; None if it is no longer retained."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
     pipe.lrange(keys.trace(request), 0, -1)
@@ -54,8 +54,8 @@ async def read_trace(client: Redis, request: RequestId) -> RequestTrace | None:
 
 
 async def read_first_outputs(client: Redis, graph: Graph, request: RequestId) -> FirstOutputs:
-    """Read the time of each stage's first chunk, on its edge to the client or, without one, on its
-    first edge.
+    """Read the time of each stage's first chunk, on its edge to the client or, for a stage without
+    one, on its first edge.
     """
     main = next(stage.name for stage in graph.stages if stage.main)
     outputs = {
@@ -143,7 +143,7 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
 
 
 def _receipts(fields: Fields) -> tuple[Receipt, ...]:
-    """Return the receipts in the order of the task's owners."""
+    """Return the chunk arrival statistics in a task's hash, in the order of its owners."""
     encoded = sorted(
         (name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:")
     )
@@ -188,7 +188,9 @@ def _event(line: str) -> TraceEvent:
 def _kv(
     events: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int
 ) -> Iterator[KVSpan]:
-    """Yield a span from each claim of a task until another worker owns it or it ends."""
+    """Yield one period of ownership of a KV cache for each claim of a task; the period ends when
+    another worker owns the task or the task ends.
+    """
     for stage in stages:
         if stage == CLIENT:
             continue

@@ -3,8 +3,8 @@ page.
 
 Fields of a step: `submitted`, `ended:STATE`, `in:ROLE` and `out:ROLE` (granted, claimed),
 `first:EDGE:BOUND`, `took:STAGE:BOUND`, `rtf:BOUND` and `underruns` are counts; `running:ROLE`,
-`waiting:ROLE` and `pulled:EDGE` (bytes so far) were seen by some gateway. A BOUND is a place in
-`fleet.telemetry.counts.BOUNDS_US`; an RTF is counted as that many seconds.
+`waiting:ROLE` and `pulled:EDGE` (bytes so far) were last seen by some gateway. A BOUND is an index
+into `fleet.telemetry.counts.BOUNDS_US`; a real-time factor is counted as a duration in seconds.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ Step = dict[str, int]
 NUM_STEPS = SERIES_KEPT_S // SERIES_STEP_S
 RATE_STEPS = 60 // SERIES_STEP_S
 LATE_STEPS = 3
-"""Steps after its end during which a step may still change: gateways write once per step."""
+"""Number of steps for which a step may still change after its end: gateways write once per step."""
 
 
 class Tally:
-    """Counts of one gateway that are not written yet."""
+    """Counts of one gateway that are not yet written to the time series."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -43,12 +43,14 @@ class Tally:
         return dict(counts)
 
     def give_back(self, counts: Mapping[str, int]) -> None:
-        """Add counts that could not be written."""
+        """Add counts again that could not be written."""
         self._counts.update(counts)
 
 
 class SeriesReader:
-    """Reader of the last quarter of an hour; steps that can no longer change are cached."""
+    """Reader of the last `SERIES_KEPT_S` seconds of the time series. Steps that can no longer
+    change are cached.
+    """
 
     def __init__(self, client: Redis, graph: Graph) -> None:
         self._client = client
@@ -56,7 +58,7 @@ class SeriesReader:
         self._over: dict[int, Step] = {}
 
     async def read(self) -> list[tuple[int, Step]]:
-        """Return (step, fields) of all steps, the oldest first, the current one last. Raises:
+        """Return (step number, fields) of all steps, oldest first, the present step last. Raises:
         redis-py's errors.
         """
         seconds, _ = await self._client.time()
@@ -101,7 +103,9 @@ class SeriesReader:
 
 
 def rates_of(steps: Sequence[tuple[int, Step]], what: str) -> dict[str, float]:
-    """Return counts per second by name, over the last minute."""
+    """Return counts per second by name, mean of the last minute. `what`: first part of the field
+    names, such as `in`.
+    """
     total: Counter[str] = Counter()
     for _, fields in steps[-RATE_STEPS:]:
         total.update(_of(fields, what))
@@ -110,7 +114,7 @@ def rates_of(steps: Sequence[tuple[int, Step]], what: str) -> dict[str, float]:
 
 def growth_of(steps: Sequence[tuple[int, Step]], what: str) -> dict[str, float]:
     """Return the growth per second of running totals by name, over the last minute; 0 if a total
-    shrank as workers left.
+    shrank because workers left. `what`: first part of the field names, such as `pulled`.
     """
     seen: dict[str, list[tuple[int, int]]] = {}
     for step, fields in steps[-RATE_STEPS - 1 :]:

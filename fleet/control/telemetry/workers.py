@@ -1,5 +1,5 @@
-"""Views of workers, recent former ones included, and totals of their transfers. Knows no request's
-trace.
+"""Views of workers and gateways, including those that ended recently, and totals of their
+transfers. Knows no request's trace.
 """
 
 from collections import Counter
@@ -21,16 +21,16 @@ from fleet.telemetry.vitals import Fields, Vitals
 
 MAX_TASKS = 100
 SLICE = 100
-"""Workers that are read in one round trip."""
+"""Number of workers that are read in one round trip."""
 TEXTS = ("role", "host", "cause", "device", "package", "checkpoint", "protocol")
 NUMBERS = ("pid", "started_us", "capacity")
 SHOWN = set(WorkerView.__struct_fields__) & set(Vitals.__struct_fields__)
-"""Statistics that the view of a worker has under the same name."""
+"""Names of the statistics that `WorkerView` and `Vitals` have in common."""
 
 
 async def read_workers(client: Redis, *, with_gone: bool = False) -> list[WorkerView]:
-    """Read workers by role, then gateways, late ones included; `with_gone`: then processes that
-    ended lately, the latest first.
+    """Read the workers by role, then the gateways. Processes whose lease has lapsed are included.
+    `with_gone`: append processes that ended recently, latest first.
     """
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
@@ -74,8 +74,8 @@ async def read_workers(client: Redis, *, with_gone: bool = False) -> list[Worker
 
 
 async def read_gaps(client: Redis, role: RoleName) -> list[str]:
-    """Return, for each worker of a role that accepts tasks, the layers that it lacks; "" for
-    none.
+    """Return, for each anchor of a role that accepts tasks, the layers that its route lacks; "" if
+    it lacks none.
     """
     pipe = client.pipeline(transaction=False)
     for worker in worker_ids(await client.zrange(keys.role_workers(role, "accepting"), 0, -1)):
@@ -99,7 +99,10 @@ def _worker(
     lease_left_s: float | None = None,
     held: Set[bytes] = frozenset(),
 ) -> WorkerView:
-    """`lease_left_s` None: the worker is gone."""
+    """Return the view of one worker or gateway. `fields`: hash of the process in Redis.
+    `lease_left_s`: remaining seconds of its lease; None if the process is gone. `held`: request and
+    stage of its tasks, as Redis stores them.
+    """
     vitals = Vitals.decode(fields)
     hops = vitals.hops or LatencyCounts()
     tasks = sorted(text(pair).partition("|") for pair in held)[:MAX_TASKS]
@@ -178,7 +181,9 @@ def _transfer(worker: WorkerId, fields: Fields, vitals: Vitals) -> WorkerTransfe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLoad:
-    """Totals over the listed workers: tasks by role, pulls by edge, chunk latencies."""
+    """Totals over the listed workers: number of tasks by role, pull counts by edge, and chunk
+    latencies.
+    """
 
     running: Mapping[RoleName, int]
     pulls: Mapping[str, PullCounts]
@@ -186,8 +191,8 @@ class FleetLoad:
 
 
 async def read_load(client: Redis, *names: str) -> FleetLoad:
-    """Sum the named statistics of the listed workers, read in slices: the other tasks of the event
-    loop must not wait for a large fleet.
+    """Return totals of the listed workers. `names`: fields of `Vitals` to read. Workers are read in
+    slices, so that a large fleet does not occupy the event loop for long.
     """
     running: Counter[RoleName] = Counter()
     pulls: dict[str, PullCounts] = {}

@@ -1,3 +1,3 @@
-"""Captures: answers of a pool, or a share of live ones, are computed once more in the background,
-and trained on.
+"""Captures: sources of training samples. Live answers, or the answers of a prompt pool, are
+computed once more in the background, and their hidden states are sent to the trainer.
 """

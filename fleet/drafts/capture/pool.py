@@ -1,5 +1,5 @@
-"""Pools of prompts to train on: lines of a file, or prepared requests. An answer that is missing is
-asked of the fleet.
+"""Pools of prompts to train on: lines of a file, or prepared requests. The fleet generates answers
+that are missing.
 """
 
 import json
@@ -24,9 +24,11 @@ ROLES = ("system", "user", "assistant")
 
 
 def read_pool(path: Path, config: FleetConfig, frontend: Frontend) -> Iterator[RequestSpec]:
-    """Yield a request for each line, a JSON object: `prompt` (text) or `messages` (as in chat
-    completions, text only), and `answer` unless the fleet is to be asked. Raises: BadInput naming
-    the line and the remedy.
+    """Yield a request for each line of a pool file. A line is a JSON object: `prompt` (text) or
+    `messages` (as in chat completions, text only), and optionally `answer`; without it, the fleet
+    generates the answer.
+
+    Raises: BadInput naming the line and the remedy.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -91,8 +93,10 @@ def _is_turn(turn: object) -> bool:
 def prepare(
     messages: tuple[Message, ...], config: FleetConfig, frontend: Frontend, given: GivenAnswer = ()
 ) -> RequestSpec:
-    """Return a request for text, greedily answered within the deployment's limits. Raises:
-    BadInput, InputTooLarge.
+    """Return a text request with greedy sampling, within the deployment's limits. `given`: the
+    answer, if it is known.
+
+    Raises: BadInput, InputTooLarge.
     """
     graph = config.graph_declaration()
     chat = ChatRequest(
@@ -117,8 +121,9 @@ def _text_edges(config: FleetConfig) -> tuple[EdgeName, ...]:
 async def answered(
     specs: Iterable[RequestSpec], client: CapturePort
 ) -> AsyncIterator[AnsweredPrompt]:
-    """Yield each request with its answer, given or asked of the fleet. Raises: FleetError of a
-    request.
+    """Yield each request with its answer, which the fleet generates if the request has none.
+
+    Raises: FleetError of a failed request.
     """
     for spec in specs:
         if spec.given:
@@ -130,7 +135,9 @@ async def answered(
 
 
 async def _answer_of(spec: RequestSpec, client: CapturePort) -> list[int]:
-    """Ask the fleet, as a new request each time. Raises: FleetError of the request."""
+    """Generate an answer with the fleet, under a new request id each time. Raises: FleetError of
+    the request.
+    """
     tokens: list[int] = []
     async for chunk in await client.requests.submit(
         msgspec.structs.replace(spec, id=new_request_id(), kind="text"), None

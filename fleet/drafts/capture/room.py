@@ -1,5 +1,5 @@
-"""Slots that limit how many captures (reads of an answer's hidden states) are in flight at one
-time. The limit falls when a worker's arena has no room for the captured rows.
+"""Slots that limit how many captures (transfers of an answer's hidden states) are in flight at one
+time. The limit falls when a worker's arena has no room for the hidden states.
 """
 
 import contextlib
@@ -16,8 +16,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSlot:
-    """A slot that is held. `is_alone`: True if it is the only slot, so that no other capture is in
-    flight. `num_reductions`: number of reductions of the limit before the slot was taken.
+    """A slot that a capture holds.
+
+    `is_alone`: True if it is the only slot, so that no other capture is in flight.
+    `num_reductions`: reductions of the limit before the slot was taken.
     """
 
     is_alone: bool
@@ -25,7 +27,7 @@ class CaptureSlot:
 
 
 class CaptureSlots:
-    """Slots for captures, between 1 and `most`. The number of slots is halved when captured rows
+    """Slots for captures, between 1 and `most`. The number of slots is halved when hidden states
     had no room, and grows by one after as many successful captures as there are slots.
 
     Used on one event loop; a task takes one slot at a time.
@@ -42,20 +44,20 @@ class CaptureSlots:
 
     @contextlib.asynccontextmanager
     async def take(self) -> AsyncGenerator[CaptureSlot]:
-        """Wait for a slot, and hold it."""
+        """Async context manager that waits for a slot, and holds it."""
         async with self._limiter:
             is_alone = self.limit == self._limiter.borrowed_tokens == 1
             yield CaptureSlot(is_alone=is_alone, num_reductions=self._num_reductions)
 
     def note_success(self) -> None:
-        """Count a capture whose rows had room."""
+        """Count a capture whose hidden states had room."""
         self._num_since += 1
         if self._num_since >= self.limit and self.limit < self._most:
             self._limiter.total_tokens, self._num_since = self.limit + 1, 0
 
     def note_no_room(self, slot: CaptureSlot, error: TransferError) -> None:
-        """Halve the number of slots, after a capture whose rows had no room. A capture that began
-        before the last reduction is ignored, since fewer captures run now.
+        """Halve the number of slots after a capture whose hidden states had no room. A capture that
+        began before the last reduction is ignored, since fewer captures run now.
         """
         if slot.num_reductions < self._num_reductions or self.limit == 1:
             return

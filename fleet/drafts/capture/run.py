@@ -1,7 +1,7 @@
-"""A training run: a pool of answers is captured while the trainer trains, and a version of the
-draft head ends it.
+"""A training run: the answers of a pool are captured while the trainer trains on them, and a new
+version of the draft head ends the run.
 
-Runs end as `finished`, `stopped` or `failed`; only the first makes a version.
+Runs end as `finished`, `stopped` or `failed`; only a finished run makes a version.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """Progress of a run. `submitted`, `trained` and `refused` count samples.
+    """Progress of a training run. `submitted`, `trained` and `refused` count samples.
 
     `windows`: optimizer steps in the trainer's last checkpoint. `version`: version of the draft
     head that the run made; 0 before its end.
@@ -49,8 +49,10 @@ class RunProgress:
 
 @dataclass(slots=True, kw_only=True)
 class CapturedRun:
-    """A training run over `pool`. `name`: source of its version. `num_at_once`: samples whose end
-    it awaits at one time.
+    """A training run over the answers of `pool`.
+
+    `name`: recorded as the source of the resulting version. `num_at_once`: most samples in flight.
+    `on_progress`: called after each change of `progress`.
     """
 
     source: CaptureSource
@@ -62,8 +64,9 @@ class CapturedRun:
     _first: AnsweredPrompt | None = None
 
     async def run(self, stop: asyncio.Event) -> RunProgress:
-        """Run to the end of the pool, or until `stop` is set. Raises: the first error that is not
-        of one sample, as `failed`.
+        """Run to the end of the pool, or until `stop` is set; return the final progress.
+
+        Raises: the first error that concerns more than one sample, after the state is `failed`.
         """
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(stop.wait())
@@ -90,8 +93,8 @@ class CapturedRun:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _publish(self, stopping: "asyncio.Task[bool]") -> RunProgress:
-        """Train once more on the first sample, and let the trainer make a version of what it has
-        then.
+        """Submit the first sample again with the order to make a version, which the trainer does
+        after all windows.
         """
         if self._first is None:
             raise BadInput(
@@ -128,7 +131,9 @@ class CapturedRun:
 async def _still_running(
     running: set["asyncio.Task[None]"], stopping: "asyncio.Task[bool]"
 ) -> set["asyncio.Task[None]"]:
-    """Wait for a task to end; return the others. Raises: the error of a task that failed."""
+    """Wait until a task ends or `stopping` is done; return the tasks still running. Raises: the
+    error of a failed task.
+    """
     await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in running:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:

@@ -1,4 +1,6 @@
-"""Captures of one process: bounded in number, after the requests of clients, and counted."""
+"""Source of captures in one process: limits their number, lets clients' requests go first, and
+counts the outcomes.
+"""
 
 import asyncio
 import contextlib
@@ -26,18 +28,19 @@ log = logging.getLogger(__name__)
 KIND = "capture"
 T = TypeVar("T")
 AWAY_S = 60.0
-"""Longest absence of Redis that a training run outlasts."""
+"""Longest absence of Redis that a call survives; see `patiently`."""
 RETRY_S = 0.2
 NO_ROOM_TRIES = 5
-"""Times that a capture without others of this process is tried: those of other processes may have
-taken the room.
+"""Tries of a capture that is the only one of this process, before it is refused: captures of other
+processes may have taken the room.
 """
 NO_ROOM_PAUSE_S = 1.0
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a call, which is repeated while Redis is away. Raises: its
-    RedisUnreachable after `AWAY_S`.
+    """Return the result of `call`, repeating it while Redis is unreachable.
+
+    Raises: RedisUnreachable after `AWAY_S`.
     """
     deadline_s = time.monotonic() + AWAY_S
     while True:
@@ -51,7 +54,7 @@ async def patiently(call: Callable[[], Awaitable[T]]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredPrompt:
-    """A prompt, as it was submitted, and its answer's tokens. `blob`: the prompt's audio."""
+    """A prompt as it was submitted, with its answer's token ids. `blob`: the prompt's audio."""
 
     spec: RequestSpec
     answer: Sequence[int]
@@ -60,10 +63,10 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """A capture, named by its request. `windows`: steps of the optimizer in the durable checkpoint
-    that contains the sample.
+    """The trainer's acknowledgement of a sample, which is then in a durable checkpoint.
 
-    `version`: made of it; 0: none.
+    `request`: id of the capture request. `windows`: optimizer steps in the checkpoint. `version`:
+    version of the draft head made of the checkpoint; 0 if none was made.
     """
 
     request: RequestId
@@ -81,8 +84,8 @@ class CapturePort(Protocol):
 
 
 class CaptureSource:
-    """Submits captures, at most `training.max_in_flight` at a time, fewer where their rows have no
-    room. On one event loop.
+    """Submits captures to the fleet, at most `training.max_in_flight` at a time, and fewer while
+    their hidden states have no room in a worker's arena. Used on one event loop.
     """
 
     def __init__(self, client: CapturePort, config: FleetConfig) -> None:
@@ -92,12 +95,12 @@ class CaptureSource:
         self._offered: set[asyncio.Task[None]] = set()
 
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
-        """Submit one sample and wait for its acknowledgement; before, wait for others in flight and
-        while the fleet is full.
+        """Submit one sample and wait for its acknowledgement. Waits first for a free slot, and
+        while other requests wait.
 
         `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the sample is aborted.
-        A sample that was lost with Redis is repeated, and so is a sample whose rows had no room
-        beside others. Raises: SampleRefused if they have no room alone; FleetError of the request,
+        The sample is submitted again if it was lost with Redis, or had no room beside other
+        captures. Raises: SampleRefused if it has no room even alone; FleetError of the request,
         NoWorker.
         """
         try:
@@ -146,8 +149,8 @@ class CaptureSource:
         )
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
-        """Submit a capture once the fleet has room for it. If the caller is cancelled meanwhile, no
-        request remains.
+        """Submit a capture once the fleet has room for it. If the caller is cancelled, the request
+        is aborted.
         """
         while True:
             submitting = asyncio.ensure_future(self._client.requests.submit(spec, blob))
@@ -178,8 +181,8 @@ class CaptureSource:
         )
 
     def offer(self, answered: AnsweredPrompt) -> None:
-        """Capture a live answer in the background, or shed it if others wait or enough captures are
-        in flight.
+        """Capture a live answer in the background; drop it if other requests wait or enough
+        captures are in flight.
         """
         offered = asyncio.create_task(self._offer(answered))
         self._offered.add(offered)
@@ -195,7 +198,7 @@ class CaptureSource:
             log.warning("an answer was not trained on: %s", error.message)
 
     async def stop(self) -> None:
-        """Give up the captures of live answers."""
+        """Cancel all captures of live answers, and wait for their end."""
         offered = list(self._offered)
         for task in offered:
             task.cancel()

@@ -1,5 +1,5 @@
-"""The configuration of a draft head: its sizes, the target that it belongs to, and the layers of
-the target that it taps.
+"""Configuration of a draft head: its sizes, its target model, and the target's layers whose inputs
+(taps) it reads.
 """
 
 import re
@@ -22,11 +22,11 @@ NUM_TAPS = 3
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, int, int]:
-    """Return the low, middle and high tap of a target: (2, L // 2, L - 3), and for fewer than seven
-    layers three that differ.
+    """Return the three layers that a head taps by default, for a target of `num_layers` (L) layers:
+    (2, L // 2, L - 3); with fewer than seven layers, three different ones.
 
-    Source: `SupportsEagle3.get_eagle3_default_aux_hidden_state_layers` of vLLM 0.32, in the same
-    counting.
+    Source: `SupportsEagle3.get_eagle3_default_aux_hidden_state_layers` of vLLM 0.32, counted in the
+    same way.
     Raises: ConfigError for a target with fewer than three layers.
     """
     if num_layers < NUM_TAPS:
@@ -41,14 +41,14 @@ def default_layer_ids(num_layers: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config:
-    """Configuration of a head.
+    """Configuration of a draft head.
 
-    `layer_ids`: tap i is the hidden states that enter layer i of the target, counted from 0.
-    `hidden_size`, `num_layers` and `vocab_size` are the target's. `target_hash` identifies the
-    target's weights, whose embedding the head shares. The head's keys and values are one more layer
-    of the target's KV pool if `num_kv_heads` and `head_dim` are the target's.
-    `norm_before_residual`: the layer adds its attention to the normed hidden state instead of the
-    hidden state itself.
+    `layer_ids`: the target's layers whose inputs the head reads, counted from 0. `hidden_size`,
+    `num_layers`, `vocab_size`: sizes of the target. `target_hash`: hash of the target's weights,
+    whose embedding the head shares. `num_kv_heads`, `head_dim`: must equal the target's if the
+    head's keys and values are to be one more layer of the target's KV pool. `norm_before_residual`:
+    True if the layer adds its attention to the normed hidden state instead of the hidden state
+    itself.
 
     Raises: ConfigError with the name of the field.
     """
@@ -128,8 +128,10 @@ class Eagle3Config:
 
     @staticmethod
     def from_json(values: Any, source: str) -> "Eagle3Config":
-        """Read what `as_json` returned. Raises: ConfigError with the name of a missing, unknown or
-        wrong field.
+        """Create a configuration from what `as_json` returned. `source`: name of the file in
+        errors.
+
+        Raises: ConfigError with the name of a missing, unknown or wrong field.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(
@@ -145,8 +147,10 @@ class Eagle3Config:
 
 
 def check_names(given: Mapping[str, object], wanted: list[str], source: str, kind: str) -> None:
-    """Raise ConfigError with the first name that is missing from `given`, or that is in it and not
-    wanted.
+    """Raise ConfigError if a name in `wanted` is missing from `given`, or `given` has an unknown
+    name.
+
+    `source`, `kind`: file and kind of name ("field") in the error.
     """
     missing = [name for name in wanted if name not in given]
     if missing:

@@ -1,7 +1,7 @@
-"""The draft head as a drafter of the batch loop: it reads the hidden states of each step, and
+"""The drafter that uses a draft head in the batch loop: reads the hidden states of each step, and
 drafts before the next one.
 
-Its keys and values are the last layer of the target's KV pool, so they move and end with a
+The head's keys and values are the last layer of the target's KV pool, so they move and end with a
 request's pages. Rows that the head has not read, such as an earlier worker's, make its guesses
 worse and nothing else. Legend: see the package.
 """
@@ -26,16 +26,17 @@ from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.program import DraftedTask
 
 MOST_UNREAD = 256
-"""Rows of one request that wait to be read while no drafts are wanted: together they take less
-time, but memory until then.
+"""Most rows of one request that wait to be read while no drafts are wanted. Reading many rows
+together takes less time, but they occupy memory until then.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class _Unread:
-    """Rows [start, stop) of a request that the head has not read, with their features in parts.
+    """Rows [start, stop) of a request that the head has not read. `features`: the target's hidden
+    states of these rows, in parts.
 
-    `num_backlog`: all but the answer's rows of the last pass.
+    `num_backlog`: number of unread rows, without the answer's rows of the last step.
     """
 
     task: DraftedTask
@@ -57,10 +58,10 @@ class _Unread:
 
 
 class HeadDrafter(Drafter):
-    """Drafts with a head, or not at all while there is none. `embed`: maps ids [n] to the target's
-    rows [n, H].
+    """Drafter that uses an EAGLE-3 head; without a head it makes no drafts.
 
-    The head's layer is the last one of `pool`.
+    `pool`: the target's KV pool, whose last layer is the head's. `embed`: maps ids [n] to the
+    target's embeddings [n, H].
     """
 
     costs_time = True
@@ -73,12 +74,12 @@ class HeadDrafter(Drafter):
         self._embed = embed
         self._layer = pool.shape.num_layers - 1
         self._hidden: dict[RequestId, tuple[int, Tensor]] = {}
-        """By request, the number of rows that the head has read, and its hidden row of the last of
-        them: [1, H].
+        """By request: the number of rows that the head has read, and its output at the last of
+        these rows, [1, H].
         """
         self._unread: dict[RequestId, _Unread] = {}
         self._read_times = PassTimes()
-        """By the number of rows that were read together."""
+        """Time to read rows, by the number of rows that were read together."""
 
     @property
     def head(self) -> Eagle3Head | None:
@@ -93,17 +94,17 @@ class HeadDrafter(Drafter):
         return self._head is not None
 
     def exchange(self, head: Eagle3Head | None) -> None:
-        """Draft with another head from the next pass on. Keys and values of the last one make the
-        first guesses worse.
+        """Use another head from the next step on; None ends drafting. Keys and values of the former
+        head make the first guesses worse.
         """
         self._head = head
         self.forget_requests()
 
     def on_computed(self, rows: Sequence[ComputedRows]) -> None:
-        """Keep the rows whose next token is known until drafts are wanted, and read them earlier
-        where there are many.
+        """Store a step's rows until drafts are wanted; read them now for requests with
+        `MOST_UNREAD` rows.
 
-        A request whose next token is not known has ended.
+        Rows whose next token is not known are skipped: their request has ended.
         """
         if self._head is None:
             return
@@ -123,8 +124,8 @@ class HeadDrafter(Drafter):
         self._read(many)
 
     def _read(self, requests: Sequence[RequestId]) -> float:
-        """Compute the rows of requests that the head has not read; return the seconds for their
-        backlog.
+        """Run the head on the unread rows of these requests; return the seconds that their backlog
+        took.
         """
         began_s = time.monotonic()
         unread = [self._unread.pop(request) for request in requests]
@@ -182,8 +183,8 @@ class HeadDrafter(Drafter):
         return found
 
     def _is_ready(self, asked: AskedDraft, most: int) -> bool:
-        """Return True if the head has read every row but the last token's, and pages are free for
-        the rows of drafts.
+        """Return True if the head has read every row before the last token, and pages for the
+        drafts' rows are free.
         """
         num_read, _ = self._hidden.get(asked.request, (-1, None))
         return (
@@ -202,8 +203,9 @@ class HeadDrafter(Drafter):
 
 
 def check_fit(config: Eagle3Config, shape: KVShape, source: str) -> None:
-    """Raise ConfigError unless a head's keys and values are of the size of its target's. `shape`:
-    of the target's layers.
+    """Raise ConfigError unless a head was made for a target with KV layers of this shape.
+
+    `shape`: shape of the target's keys and values. `source`: name of the head's file in the error.
     """
     for name, own, wanted in (
         ("num_layers", config.num_layers, shape.num_layers),

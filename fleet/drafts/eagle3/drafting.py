@@ -1,4 +1,4 @@
-"""Drafting step by step: the order of the head's calls, over layouts that the caller has made.
+"""Forward passes of a draft head, token by token, at positions (layouts) that the caller chooses.
 Knows no requests.
 
 Legend: see the package.
@@ -18,11 +18,11 @@ from fleet.engine.torch.layout import Layout
 def read_taps(
     head: Eagle3Head, embeddings_NH: Tensor, taps_NT: Tensor, layout: Layout, layer: int
 ) -> Tensor:
-    """Compute rows from the target's taps, which writes their keys and values: returns the hidden
-    states [N, H].
+    """Run the head on rows that the target has computed, which writes their keys and values; return
+    the head's hidden states [N, H].
 
-    `layout`: positions of the rows. `embeddings_NH`: embeddings of the tokens after these
-    positions. `layer`: layer of the head in the KV pool.
+    `taps_NT`: the target's hidden states. `embeddings_NH`: embeddings of the tokens after the rows'
+    positions. `layout`: positions of the rows. `layer`: layer of the head in the KV pool.
     """
     return head(embeddings_NH, head.fuse(taps_NT), layout.positions, partial(layout.attend, layer))
 
@@ -35,12 +35,13 @@ def draft_tokens(
     layer: int,
     embed: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Draft one token of each request, and one more for each layout: returns the target's ids,
-    int64 [S, drafts].
+    """Draft one token for each request, and one more per layout; return the target's ids, int64 [S,
+    drafts].
 
-    `hidden_SH`: last hidden states from `read_taps`. `layouts`: the positions after them in order,
-    one row of each request per layout. Their keys and values stay in the pool until `read_taps` of
-    the same positions overwrites them.
+    `hidden_SH`: last hidden states from `read_taps`. `layouts`: the following positions in order,
+    with one row of each request per layout. `layer`: layer of the head in the KV pool. `embed`:
+    maps ids to embeddings. The rows' keys and values stay in the pool until `read_taps` of the same
+    positions overwrites them.
     """
     drafts = [head.draft(hidden_SH)]
     for layout in layouts:

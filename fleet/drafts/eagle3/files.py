@@ -1,8 +1,7 @@
-"""Files of a head: weights as safetensors, and JSON with the configuration and the hash of the
-weights' bytes.
+"""Fleet's file format of a draft head: weights as safetensors, and JSON with the configuration and
+the hash of the weights' bytes.
 
-The embedding is the target's and is not stored. The format is Fleet's own; `speculators` and
-`sglang` write formats of other programs.
+The target's embedding is not stored. `speculators` and `sglang` write formats of other programs.
 """
 
 import hashlib
@@ -24,17 +23,18 @@ from fleet.drafts.eagle3.head import Eagle3Head, weight_shapes
 
 CONFIG_FILE, WEIGHTS_FILE = "eagle3.json", "eagle3.safetensors"
 FORMAT = 1
-"""Version of this format. A reader refuses others."""
+"""Version of the file format. Readers refuse other versions."""
 VOCABULARY = "vocabulary"
 HEADER_BYTES = 1 << 16
-"""Room for the JSON and for the names in the weights' file."""
+"""Upper bound of the JSON's size and of the safetensors header together."""
 
 
 def save_head(head: Eagle3Head, folder: Path) -> str:
-    """Write a head to a folder, which is created, and return the SHA-256 of the weights' bytes.
-    Equal heads give equal bytes.
+    """Write a head to `folder`, which is created; return the SHA-256 of the weights' bytes. Equal
+    heads give equal bytes.
 
-    Each file appears whole; the JSON file is last, and does not match other weights.
+    A reader never sees a part of a file. The JSON is written last, and its hash does not match
+    other weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = save({VOCABULARY: head.vocabulary_D.cpu()} | stored_weights(head))
@@ -48,18 +48,19 @@ def save_head(head: Eagle3Head, folder: Path) -> str:
 def load_head(
     folder: Path, *, device: torch.device | None = None, target_hash: str | None = None
 ) -> Eagle3Head:
-    """Load what `save_head` wrote.
+    """Load a head from a folder that `save_head` wrote.
 
-    Raises: ConfigError for a missing or damaged file, a missing or unknown field or weight, weights
-    that are not finite, and if `target_hash` is given and the head belongs to another target.
+    `target_hash`: hash of the target that the head must belong to, if given. Raises: ConfigError
+    for a missing or damaged file, a missing or unknown field or weight, weights that are not
+    finite, or another target.
     """
     packed = read_bytes(folder / CONFIG_FILE), read_bytes(folder / WEIGHTS_FILE)
     return _parse_head(*packed, folder / WEIGHTS_FILE, device=device, target_hash=target_hash)
 
 
 def pack_head(folder: Path) -> bytes:
-    """Return the files of a head as one piece: the length of the JSON (8 bytes, little-endian), the
-    JSON, the weights.
+    """Return a head's files as one byte string: length of the JSON (8 bytes, little-endian), JSON,
+    weights.
 
     Raises: ConfigError if a file cannot be read.
     """
@@ -70,8 +71,10 @@ def pack_head(folder: Path) -> bytes:
 def unpack_head(
     data: bytes, *, device: torch.device | None = None, target_hash: str | None = None
 ) -> tuple[Eagle3Head, str]:
-    """Load what `pack_head` returned; return the head and the hash of its weights. Raises:
-    ConfigError as `load_head`.
+    """Load a head from bytes that `pack_head` returned; return the head and the SHA-256 of its
+    weights.
+
+    Raises: ConfigError in the same cases as `load_head`.
     """
     stop = 8 + int.from_bytes(data[:8], "little")
     head = _parse_head(
@@ -81,7 +84,7 @@ def unpack_head(
 
 
 def packed_bytes(config: Eagle3Config) -> int:
-    """Return the most bytes that `pack_head` returns for a head of this configuration, in 32
+    """Return the largest size of `pack_head`'s result for this configuration, with weights of 32
     bits.
     """
     num_values = sum(math.prod(shape) for shape in weight_shapes(config).values())
@@ -124,7 +127,9 @@ def _parse_head(
 
 
 def in_dtype(head: Eagle3Head, dtype: str) -> Eagle3Head:
-    """Return a copy of a head in another dtype, for example one to serve of one that is trained.
+    """Return a copy of a head in another dtype, for example to serve a head that was trained in
+    float32.
+
     Raises: ConfigError.
     """
     config = Eagle3Config.from_json(head.config.as_json() | {"dtype": dtype}, "draft head")
@@ -140,10 +145,10 @@ def build_head(
     *,
     device: torch.device | None,
 ) -> Eagle3Head:
-    """Build a head from weights by the names of `weight_shapes`.
+    """Create a head with these weights, named as in `weight_shapes`.
 
-    Raises: ConfigError with the name of a weight that is missing, unknown, of another shape or not
-    finite.
+    `vocabulary_D`: the target's id of each draft id. `source`: name of the file in errors. Raises:
+    ConfigError with the name of a weight that is missing, unknown, of another shape or not finite.
     """
     shapes = weight_shapes(config)
     check_names(weights, list(shapes), source, "weight")
@@ -157,7 +162,11 @@ def build_head(
 
 
 def check_weight(name: str, weight: Tensor, shape: tuple[int, ...], source: str) -> None:
-    """Raises: ConfigError if the weight has another shape, or a value that is not finite."""
+    """Check a weight's shape, and that its values are finite. `source`: name of the file in the
+    error.
+
+    Raises: ConfigError.
+    """
     if tuple(weight.shape) != shape:
         raise ConfigError(
             f"{source}: {name} has the shape {tuple(weight.shape)}, the configuration means "
@@ -169,7 +178,9 @@ def check_weight(name: str, weight: Tensor, shape: tuple[int, ...], source: str)
 
 
 def stored_weights(head: Eagle3Head) -> dict[str, Tensor]:
-    """Return the weights on the host by name. Raises: ConfigError if one is not finite."""
+    """Return a head's weights by name, in host memory. Raises: ConfigError if a weight is not
+    finite.
+    """
     weights = {name: weight.detach().cpu().contiguous() for name, weight in head.named_parameters()}
     for name, shape in weight_shapes(head.config).items():
         check_weight(name, weights[name], shape, "draft head")
@@ -177,7 +188,9 @@ def stored_weights(head: Eagle3Head) -> dict[str, Tensor]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that no reader sees a part of it, also after a loss of power."""
+    """Write a file atomically and durably: readers see all of it or nothing, even after a power
+    failure.
+    """
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         file.write(data)
@@ -192,7 +205,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Raises: ConfigError if the file cannot be read."""
+    """Return a file's contents. Raises: ConfigError if the file cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -202,12 +215,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises: ConfigError unless the file is an object of JSON."""
+    """Return the JSON object in a file. Raises: ConfigError if it cannot be read or is not one."""
     return parse_json(read_bytes(path), path)
 
 
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """Parse an object of JSON. `path`: file named in the error. Raises: ConfigError."""
+    """Parse bytes as a JSON object. `path`: file named in the error. Raises: ConfigError."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -218,7 +231,10 @@ def parse_json(data: bytes, path: Path) -> dict[str, Any]:
 
 
 def parse_weights(data: bytes, path: Path) -> dict[str, Tensor]:
-    """Raises: ConfigError unless the bytes are safetensors."""
+    """Parse bytes as safetensors; return the tensors by name. `path`: file named in the error.
+
+    Raises: ConfigError.
+    """
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:

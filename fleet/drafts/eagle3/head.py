@@ -1,4 +1,5 @@
-"""The head as a torch module, without pages and training: attention and embedding are given.
+"""The draft head as a torch module, independent of KV pages and training: callers pass attention
+and embeddings.
 
 Source: vLLM 0.32, `llama_eagle3.py`. Legend: see the package.
 """
@@ -17,17 +18,17 @@ from fleet.engine.torch.layout import AttentionParams
 from fleet.engine.torch.linear import linear
 
 Attend = Callable[[Tensor, Tensor, AttentionParams], Tensor]
-"""Attention of one layer: queries [N, h, d], keys and values [N, 2 x k, d] (keys first) -> [N, h x
-d].
+"""Attention function of one layer: queries [N, h, d], keys and values [N, 2 x k, d] (keys first) ->
+[N, h x d].
 
-In the engine `partial(layout.attend, layer)` of a pass's layout, with the head's layer of the KV
+In the engine `partial(layout.attend, layer)` of a step's layout, with the head's layer of the KV
 pool; in training `UnrolledAttention`.
 """
 
 
 def weight_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by its name; queries, keys and values are one matrix, and so
-    are gate and up.
+    """Return the shape of each weight of a head by name. Queries, keys and values share one matrix,
+    and so do gate and up.
     """
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     return {
@@ -45,13 +46,12 @@ def weight_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 
 
 class Eagle3Head(nn.Module):
-    """A draft head. Weights are drawn from `seed`, each by its name, so that equal seeds give equal
-    bytes on every device.
+    """An EAGLE-3 draft head: a decoder layer with its input projection, norms and output head.
 
-    `vocabulary_D`: the target's id of each draft id. `target_head_VH`, `target_norm_H`: the
-    target's output head and final norm, with which the head's own begin if they are given: a good
-    start, since the rows predict tokens of the same target.
-
+    `vocabulary_D`: the target's id of each draft id. `seed`: seed of the initial weights; equal
+    seeds give equal bytes on every device. `target_head_VH`, `target_norm_H`: the target's output
+    head and final norm as initial values, a good start since the head predicts the same tokens;
+    None for random ones.
     Raises: ConfigError if the vocabulary does not fit the configuration.
     """
 
@@ -93,19 +93,19 @@ class Eagle3Head(nn.Module):
         self._params = AttentionParams(scale=config.head_dim**-0.5)
 
     def fuse(self, taps_NT: Tensor) -> Tensor:
-        """Return the hidden rows of the first step from the target's taps, low to high: [N, 3H] ->
-        [N, H].
+        """Project the target's three taps (low to high) to the hidden states that the first draft
+        step reads: [N, 3H] -> [N, H].
         """
         return linear(taps_NT, self.fc)
 
     def forward(
         self, embeddings_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, attend: Attend
     ) -> Tensor:
-        """Run the layer: [N, H] -> [N, H], the hidden states that the next step reads and that
-        `logits` are computed from.
+        """Run the layer: [N, H] -> [N, H]. The next draft step reads the result, and `logits` are
+        computed from it.
 
         `embeddings_NH`: embeddings of the tokens after the rows' positions. `hidden_NH`: result of
-        `fuse`, or of the step before.
+        `fuse`, or of the previous step. `attend`: attention function of the layer.
         """
         config = self.config
         normed_NH = self._normed(hidden_NH, self.hidden_norm)
@@ -150,8 +150,8 @@ class Eagle3Head(nn.Module):
 
 
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return a weight of a new head: ones for norms, otherwise normal with the inverse root of the
-    inputs as deviation.
+    """Return the random initial value of a weight: ones for a norm, else normal with standard
+    deviation 1 / sqrt(inputs). The generator is seeded by `seed` and the weight's name.
     """
     if len(shape) == 1:
         return torch.ones(shape)

@@ -1,8 +1,8 @@
-"""Names and settings of a Llama decoder layer, in which the formats of other programs describe a
-head.
+"""Weight names and settings of a Llama decoder layer, as which the formats of other programs
+describe a draft head.
 
-Weights are strict in both directions. Settings are too: one that is not listed here may change the
-result, as `norm_output` does, and is refused by name.
+Names of weights are checked in both directions. An unknown setting may change the result, as
+`norm_output` does, and is refused by name.
 """
 
 import json
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = frozenset(
     "output_hidden_states problem_type "
     "return_dict".split()
 )
-"""Settings of `transformers` that do not change what the layer computes."""
+"""Settings of `transformers` that do not change what a layer computes, and are ignored."""
 FIXED: dict[str, Any] = {
     "num_hidden_layers": 1,
     "hidden_act": "silu",
@@ -43,7 +43,7 @@ FIXED: dict[str, Any] = {
     "layer_types": None,
     "logit_scale": 1.0,
 }
-"""Settings that may be given, with the only value that this head computes."""
+"""Settings that a file may contain, with the only value that Fleet's draft head supports."""
 SIZES = {
     "hidden_size": "hidden_size",
     "num_heads": "num_attention_heads",
@@ -53,13 +53,15 @@ SIZES = {
     "vocab_size": "vocab_size",
     "max_positions": "max_position_embeddings",
 }
-"""Field of `Eagle3Config` -> setting."""
+"""Setting of `transformers` for each field of `Eagle3Config`."""
 ROPE = ("rope_theta", "rope_parameters")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 
 def write_folder(folder: Path, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a head's files to a folder, which is created; the settings are last."""
+    """Write a head's weights and settings to `folder`, which is created; the settings file is
+    written last.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / WEIGHTS_FILE, save(dict(weights), metadata={"format": "pt"}))
     write_whole(folder / CONFIG_FILE, (json.dumps(settings, indent=2) + "\n").encode())
@@ -73,11 +75,11 @@ def read_head(
     embedding_VH: Tensor | None,
     device: torch.device | None,
 ) -> Eagle3Head:
-    """Read the weights of a folder into a head. `layer`: prefix of the names of its layer;
-    `embedding_VH`: the target's.
+    """Read a head's weights from a folder in another program's format.
 
-    Raises: ConfigError with the name of a weight that is missing, unknown, of another shape, or not
-    the target's.
+    `config`: configuration, already read. `layer`: prefix of the layer's weight names.
+    `embedding_VH`: the target's embedding, to compare with a stored one. Raises: ConfigError with
+    the name of a weight that is missing, unknown, of another shape, or not the target's.
     """
     path = folder / WEIGHTS_FILE
     weights = parse_weights(read_bytes(path), path)
@@ -89,8 +91,8 @@ def read_head(
 
 
 def layer_settings(config: Eagle3Config) -> dict[str, Any]:
-    """Return the settings of the layer. The rotary base is written in the ways of transformers 4
-    and 5.
+    """Return a head's configuration as settings of a Llama layer. The rotary base is written in the
+    ways of both transformers 4 and 5.
     """
     return {
         "model_type": "llama",
@@ -110,10 +112,11 @@ def layer_settings(config: Eagle3Config) -> dict[str, Any]:
 def fields_of(
     settings: Mapping[str, Any], also_known: Iterable[str], source: str
 ) -> dict[str, Any]:
-    """Return the fields of `Eagle3Config` that a layer's settings give.
+    """Return the fields of `Eagle3Config` that a layer's settings determine.
 
-    `also_known`: names of settings that the caller reads. Raises: ConfigError with the name of a
-    setting that is missing, unknown, or has a value that this head does not compute.
+    `also_known`: names of settings that the caller reads. `source`: name of the file in errors.
+    Raises: ConfigError with the name of a setting that is missing, unknown, or has an unsupported
+    value.
     """
     check_known(settings, {*SIZES.values(), *FIXED, *ROPE, "head_dim", *also_known}, source)
     check_fixed(settings, FIXED, source)
@@ -138,7 +141,10 @@ def fields_of(
 
 
 def check_known(settings: Mapping[str, Any], known: Iterable[str], source: str) -> None:
-    """Raises: ConfigError with the name of a setting that is neither known nor without effect."""
+    """Check that every setting is in `known` or in `WITHOUT_EFFECT`.
+
+    Raises: ConfigError with the name of an unknown setting.
+    """
     unknown = sorted(set(settings) - WITHOUT_EFFECT - set(known))
     if unknown:
         raise ConfigError(
@@ -149,7 +155,10 @@ def check_known(settings: Mapping[str, Any], known: Iterable[str], source: str) 
 
 
 def check_fixed(settings: Mapping[str, Any], fixed: Mapping[str, Any], source: str) -> None:
-    """Raises: ConfigError with the name of a setting that has another value than the fixed one."""
+    """Check that each setting in `fixed` is missing, None, or has the value given there.
+
+    Raises: ConfigError with the name of a setting that differs.
+    """
     for name, value in fixed.items():
         given = settings.get(name, value)
         if given != value and given is not None:
@@ -178,7 +187,7 @@ def _rope_theta(settings: Mapping[str, Any], source: str) -> float:
 def named_weights(
     config: Eagle3Config, weights: Mapping[str, Tensor], layer: str
 ) -> dict[str, Tensor]:
-    """Return a head's weights by the names of the formats; `layer` is the prefix of its layer's
+    """Return a head's weights under the names of other programs. `layer`: prefix of the layer's
     names.
     """
     q, k, v = weights["qkv"].split(_qkv_heights(config))
@@ -233,8 +242,8 @@ def _qkv_heights(config: Eagle3Config) -> list[int]:
 
 
 def vocabulary_maps(config: Eagle3Config, ids_D: Tensor) -> dict[str, Tensor]:
-    """Return `d2t`, the offsets from draft ids to the target's, int64 [D], and `t2d`, the mask of
-    the target's ids, bool [V].
+    """Return the draft vocabulary as other programs store it: `d2t`, the target's id minus the
+    draft id, int64 [D], and `t2d`, True at target ids that the head can draft, bool [V].
     """
     ids_D = ids_D.cpu()
     return {"d2t": offsets_of(ids_D), "t2d": mask_of(ids_D, config.vocab_size)}
@@ -243,10 +252,11 @@ def vocabulary_maps(config: Eagle3Config, ids_D: Tensor) -> dict[str, Tensor]:
 def take_vocabulary(
     weights: dict[str, Tensor], vocab_size: int, draft_vocab_size: int, source: str
 ) -> Tensor:
-    """Remove `d2t` and `t2d` from the weights and return the target's ids: int64 [D].
+    """Remove `d2t` and `t2d` from `weights`, and return the target's id of each draft id: int64
+    [D].
 
-    Both may be missing where the draft vocabulary is the target's. Raises: ConfigError if one is
-    missing or they disagree, for example since `d2t` holds ids in the place of offsets.
+    The two may be missing if the draft vocabulary is the target's. Raises: ConfigError if only one
+    is missing or they disagree, for example because `d2t` holds ids instead of offsets.
     """
     if draft_vocab_size == vocab_size and not {"d2t", "t2d"} & set(weights):
         return torch.arange(vocab_size)
@@ -266,10 +276,10 @@ def take_vocabulary(
 
 
 def check_embedding(weights: dict[str, Tensor], embedding_VH: Tensor | None, source: str) -> None:
-    """Remove `embed_tokens.weight` from the weights, and check that it is the target's, which the
-    head shares.
+    """Remove `embed_tokens.weight` from `weights`, and check that it equals the target's embedding,
+    which the head shares.
 
-    Raises: ConfigError if it differs, or if there is nothing to compare it with.
+    Raises: ConfigError if it differs, or if `embedding_VH` is None.
     """
     stored_VH = weights.pop("embed_tokens.weight", None)
     if stored_VH is None:

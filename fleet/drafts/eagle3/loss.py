@@ -1,11 +1,11 @@
-"""The loss of a head over whole samples: several drafted tokens from every position, as in serving
-("training-time test").
+"""Training loss of a draft head over whole samples: several drafted tokens from every position, as
+in serving ("training-time test").
 
 Row i of step s, counted from 0, reads the embedding of token i + 1 + s and predicts token i + 2 +
-s, which the target predicts at position i + 1 + s. A row is trained if that token belongs to an
-answer and exists in the sample, and if the target's most likely token is in the draft vocabulary; a
-draft that the vocabulary lacks is counted as a wrong one. The first token of an answer counts too,
-although in serving the target samples it before the head is asked.
+s, which the target predicts at position i + 1 + s. A row is trained if the predicted token belongs
+to an answer and exists in the sample, and if the target's most likely token is in the draft
+vocabulary; a token that the vocabulary lacks counts as a wrong draft. The first token of an answer
+counts too, although in serving the target samples it before the head is asked.
 Source: SpecForge, `specforge/core/eagle3.py`; speculators 0.9, `models/eagle3/metrics.py`. Legend:
 see the package; n rows kept.
 """
@@ -24,13 +24,14 @@ from fleet.drafts.eagle3.unrolled import UnrolledAttention
 from fleet.drafts.eagle3.vocabulary import mask_of
 
 CHUNK_ROWS = 256
-"""Rows whose logits over the target's vocabulary exist at one time."""
+"""Most rows whose logits over the target's vocabulary are in memory at one time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRows:
-    """Predictions of the target at each position: its logits of the draft vocabulary [N, D], its
-    most likely token int64 [N].
+    """The target's predictions at each position of a sample.
+
+    `logits_ND`: logits of the draft vocabulary. `greedy_N`: most likely token, int64.
     """
 
     logits_ND: Tensor
@@ -40,8 +41,8 @@ class TargetRows:
     def of_hidden(
         last_NH: Tensor, target_head: Callable[[Tensor], Tensor], vocabulary_D: Tensor
     ) -> "TargetRows":
-        """Build from the final hidden rows, *after* the final norm, which `target_head` maps to
-        logits [n, V].
+        """Compute predictions from hidden states *after* the final norm. `target_head`: maps hidden
+        states [n, H] to logits [n, V].
         """
         parts = [
             TargetRows.of_logits(target_head(rows_nH), vocabulary_D)
@@ -59,11 +60,12 @@ class TargetRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """A sample on the trainer's device.
+    """A training sample on the trainer's device, with the target's predictions.
 
-    `embeddings_NH`: rows that enter the target's first layer; for audio, embeddings of its clips.
-    `taps_NT`: low to high. `is_answer_N`: True at tokens of an answer, bool. Answers are best the
-    target's greedy ones: in others a step follows a token that the head could not have drafted.
+    `embeddings_NH`: inputs of the target's first layer; for audio, embeddings of its clips.
+    `taps_NT`: the target's taps, low to high. `is_answer_N`: True at tokens of an answer, bool.
+    Greedy answers of the target are best: in other answers a step follows a token that the head
+    could not have drafted.
     """
 
     embeddings_NH: Tensor
@@ -74,10 +76,11 @@ class TrainingRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """Sums over rows, by step, which add up over batches; rates are computed from the sums.
+    """Sums over training or evaluation rows, by draft position; add sums of batches before
+    computing rates.
 
     `reached`: rows whose earlier drafts were all right. `accepted`: reached rows whose draft is
-    right too. `trained`, `loss_sum`: rows in the loss, and its sum in nats.
+    right too. `trained`: rows in the loss. `loss_sum`: sum of their losses, in nats.
     """
 
     reached: tuple[int, ...]
@@ -95,8 +98,8 @@ class DraftCounts:
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Rate at which the draft of a step equals the target's greedy token, given that all
-        earlier ones do.
+        """Rate at which the draft at each position equals the target's greedy token, given that all
+        earlier drafts do.
         """
         return tuple(
             right / max(tried, 1) for right, tried in zip(self.accepted, self.reached, strict=True)
@@ -104,8 +107,8 @@ class DraftCounts:
 
     @property
     def simulated_acceptance_length(self) -> float:
-        """Mean number of accepted drafts, a0 + a0 a1 + ...; the token that the target adds to them
-        is not counted.
+        """Mean number of accepted drafts per step, a0 + a0 a1 + ..., without the token that the
+        target samples itself.
         """
         return sum(
             itertools.accumulate(self.acceptance_by_position, lambda product, rate: product * rate)
@@ -127,7 +130,9 @@ def _added(one: tuple[Number, ...], other: tuple[Number, ...]) -> tuple[Number, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledLoss:
-    """Loss of samples. `loss`: a scalar to differentiate. `counts`: sums, on the host."""
+    """Loss of a batch of samples. `loss`: scalar to differentiate. `counts`: statistics of the
+    batch.
+    """
 
     loss: Tensor
     counts: DraftCounts
@@ -136,13 +141,13 @@ class UnrolledLoss:
 def unrolled_loss(
     head: Eagle3Head, samples: Sequence[TrainingRows], *, num_steps: int = 5, decay: float = 0.8
 ) -> UnrolledLoss:
-    """Compute the loss of samples: the mean over the rows of each step, times `decay` to the power
-    of the step, summed.
+    """Compute the loss of a batch of samples: the sum over draft steps s of `decay`**s times the
+    mean loss of the step's rows.
 
     A row's loss is the Kullback-Leibler divergence of the head's distribution from the target's,
-    restricted to the draft vocabulary.
-    The samples were checked (`DraftSample.check`). Raises: ArithmeticError if the loss is not
-    finite.
+    restricted to the draft vocabulary. The samples must have passed `DraftSample.check`.
+    `num_steps`: number of draft steps.
+    Raises: ArithmeticError if the loss is not finite.
     """
     steps = UnrolledSteps(head, samples, num_steps)
     loss, sums = head.fc.new_zeros(()), list[tuple[int, int, int, float]]()
@@ -176,7 +181,9 @@ def unrolled_loss(
 
 
 def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
-    """Return the divergence of each row, from logits: [n], in at least float32."""
+    """Return the Kullback-Leibler divergence of each row of drafted logits from the target's: [n],
+    in at least float32.
+    """
     wide = torch.promote_types(drafted_nD.dtype, torch.float32)
     target = target_nD.to(wide).log_softmax(-1)
     return F.kl_div(
@@ -185,10 +192,10 @@ def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
 
 
 class UnrolledSteps:
-    """The rows of each step. A sample of N positions has N - 1 rows; those that reach an answer
-    within the steps are kept.
+    """The draft head's rows in each draft step of training. A sample of N positions has N - 1 rows;
+    only rows that reach an answer within the steps are kept.
 
-    `kept`: the kept rows of each sample, ascending.
+    `kept`: indices of the kept rows of each sample, ascending.
     """
 
     def __init__(self, head: Eagle3Head, samples: Sequence[TrainingRows], num_steps: int) -> None:
@@ -200,7 +207,7 @@ class UnrolledSteps:
         self.kept = [_rows_before(sample.is_answer_N, num_steps) for sample in samples]
 
     def hidden_rows(self) -> list[Tensor]:
-        """Return the kept rows' hidden rows after each step: [n, H]."""
+        """Return the head's hidden states of the kept rows after each step: [n, H] per step."""
         head, dtype = self._head, self._head.fc.dtype
         attend = UnrolledAttention(self._lengths, self.kept)
         embeddings_NH = torch.cat([sample.embeddings_NH[1:] for sample in self._samples]).to(dtype)
@@ -223,8 +230,8 @@ class UnrolledSteps:
         return done
 
     def targets(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for the kept rows: whether their draft counts, and the target's logits and greedy
-        token for it.
+        """Return what a step's drafts are compared with, for each kept row: whether its draft
+        counts, the target's logits, and the target's greedy token.
         """
         pairs = [
             (sample, rows, self._tokens(rows, sample, step))
@@ -244,15 +251,15 @@ class UnrolledSteps:
 
     @staticmethod
     def _tokens(rows_n: Tensor, sample: TrainingRows, step: int) -> Tensor:
-        """Return the index of the token that each row reads; rows beyond the end read the last one,
-        and do not count.
+        """Return the index of the token that each row reads in a step. Rows beyond the sample's end
+        read the last token, and do not count.
         """
         return (rows_n + 1 + step).clamp(max=len(sample.taps_NT) - 1)
 
 
 def _rows_before(is_answer_N: Tensor, num_steps: int) -> Tensor:
-    """Return the rows of a sample that draft at least one token of an answer: row i drafts tokens i
-    + 2 to i + 1 + steps.
+    """Return the rows of a sample that draft at least one token of an answer. Row i drafts tokens i
+    + 2 to i + 1 + `num_steps`.
     """
     reaches_N = is_answer_N.clone()
     for step in range(1, num_steps):

@@ -1,9 +1,10 @@
-"""Export and import of a head in the format of SpecForge, which SGLang reads.
+"""Export and import of a draft head in the format of SpecForge, which SGLang reads.
 
-Layer ids name the layers that the rows *leave*, one below Fleet's: SGLang adds 1 to them and takes
-the rows that enter (`set_eagle3_layers_to_capture` of its models). vLLM reads the ids of this
-format without that addition: give vLLM the other format. The embedding is the target's and is not
-in the folder. The layer adds its attention to the row before the norm, always.
+Layer ids in this format name the layers that the tapped hidden states *leave*, one below Fleet's:
+SGLang adds 1 and takes the inputs of these layers (`set_eagle3_layers_to_capture` of its models).
+vLLM reads the ids of this format without adding 1: give vLLM the `speculators` format. The target's
+embedding is not in the folder. The layer always adds its attention to the hidden state before the
+norm.
 Source: SGLang, `models/llama_eagle3.py`, `models/llama.py`; SpecForge, `export/to_sglang.py`,
 `modeling/draft/llama3_eagle.py`.
 """
@@ -38,14 +39,14 @@ OFF = {
     "fc_norm": False,
     "norm_output": False,
 }
-"""Variants of the head that this format's reader computes only in part."""
+"""Settings of head variants that SGLang computes only in part; only these values are accepted."""
 
 
 def export_sglang(head: Eagle3Head, folder: Path) -> None:
-    """Write a head to a folder.
+    """Write a draft head to `folder` in SGLang's format.
 
-    Raises: ConfigError if a weight is not finite, for a head with `norm_before_residual`, and for
-    one that taps the rows that enter layer 0, which SGLang cannot take.
+    Raises: ConfigError if a weight is not finite, if the head has `norm_before_residual`, or if it
+    taps the input of layer 0, which SGLang cannot.
     """
     config = head.config
     if config.norm_before_residual:
@@ -77,12 +78,12 @@ def import_sglang(
     embedding_VH: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Eagle3Head:
-    """Read a head. `num_layers`: number of the target's layers, whose default ones are tapped where
-    the folder names none.
+    """Read a draft head from a folder in SGLang's format.
 
-    `embedding_VH`: the target's embedding, needed where the folder has one. Raises: ConfigError
-    with the name of a missing or unknown field or weight, or of one with which this head cannot
-    compute.
+    `num_layers`: number of the target's layers; if the folder names no tapped layers,
+    `default_layer_ids` of it are used. `target_hash`: hash of the target's weights. `embedding_VH`:
+    the target's embedding, needed if the folder contains one. Raises: ConfigError with the name of
+    a field or weight that is missing, unknown or unsupported.
     """
     path = folder / CONFIG_FILE
     config = _config_of(read_json(path), str(path), num_layers=num_layers, target_hash=target_hash)

@@ -1,7 +1,7 @@
-"""Export and import of a head in the format of the package `speculators`, which vLLM reads.
+"""Export and import of a draft head in the format of the package `speculators`, which vLLM reads.
 
-Layer ids have Fleet's meaning: `eagle_aux_hidden_state_layer_ids` i are the rows that enter layer
-i. vLLM appends them after layer i - 1, under the number i
+Layer ids have Fleet's meaning: an id i in `eagle_aux_hidden_state_layer_ids` names the input of
+layer i. vLLM appends this hidden state after layer i - 1, under the number i
 (`EagleModelMixin._maybe_add_hidden_state`, and `forward` of its models). `norm_before_residual` is
 always written: vLLM reads a missing one as true, the package itself as false.
 Source: speculators 0.9, `drafts/eagle3/config.py`, `models/eagle3/core.py`; vLLM 0.32,
@@ -38,7 +38,7 @@ OFF = {
     "norm_output": False,
     "embed_requires_grad": False,
 }
-"""Variants of the head that this one does not compute."""
+"""Settings of head variants that Fleet does not compute; only these values are accepted."""
 KNOWN = {
     *OFF,
     "speculators_model_type",
@@ -115,11 +115,11 @@ def import_speculators(
     embedding_VH: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Eagle3Head:
-    """Read a head. `num_layers`: number of the target's layers. `embedding_VH`: the target's
-    embedding, needed where the folder has one.
+    """Read a draft head from a folder in the format of the `speculators` library.
 
-    Raises: ConfigError with the name of a missing or unknown field or weight, or of one with which
-    this head cannot compute.
+    `num_layers`: number of the target's layers. `target_hash`: hash of the target's weights.
+    `embedding_VH`: the target's embedding, needed if the folder contains one. Raises: ConfigError
+    with the name of a field or weight that is missing, unknown or unsupported.
     """
     path = folder / CONFIG_FILE
     config = _config_of(read_json(path), str(path), num_layers=num_layers, target_hash=target_hash)

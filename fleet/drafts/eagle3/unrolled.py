@@ -1,9 +1,9 @@
-"""Attention of the unrolled steps of training: every row of a sample drafts, as the engine would
-from that row.
+"""Attention for the draft steps of training, in which every row of a sample drafts as the engine
+would from that row.
 
-In the first step a row sees the keys of the rows up to it. In each later step it also sees its own
-keys of the steps from the second one on, and no other row's: those are what the engine has at the
-positions that follow, where it drafted from this row.
+In the first step a row sees the keys of all rows up to it. In each later step it also sees its own
+keys of the second and later steps, but no other row's: in the engine, the positions after this row
+hold exactly these keys.
 Legend: see the package; n rows of a sample that keep drafting, L all rows of it, m later steps, g =
 h / k.
 """
@@ -17,11 +17,11 @@ from fleet.engine.torch.layout import AttentionParams
 
 
 class UnrolledAttention:
-    """Attention over samples that follow each other in the rows. Its calls are the steps, in order.
+    """Attention over a batch of samples that are concatenated along the rows. Called once for each
+    draft step, in order.
 
-    `lengths`: number of rows of each sample. `kept`: rows of each sample that run in the steps
-    after the first one, ascending; a sample may have none. Other rows are seen by them and need no
-    draft themselves.
+    `lengths`: number of rows of each sample. `kept`: indices of each sample's rows that run in the
+    steps after the first, ascending, possibly none; the other rows only provide keys and values.
     """
 
     def __init__(self, lengths: Sequence[int], kept: Sequence[Tensor]) -> None:
@@ -29,7 +29,7 @@ class UnrolledAttention:
         self._first: list[Tensor] = []
         """Keys and values of the first step, of each sample: [L, 2k, d]."""
         self._later: list[Tensor] = []
-        """Keys and values of each later step: [all n, 2k, d]."""
+        """Keys and values of each later step, for the kept rows of all samples: [all n, 2k, d]."""
 
     def __call__(self, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         if not self._first:

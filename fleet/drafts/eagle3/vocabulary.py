@@ -1,4 +1,4 @@
-"""The draft vocabulary: the ids of the target that a head can draft, as the sorted list of them."""
+"""The draft vocabulary: the target's token ids that a head can draft, as a sorted list."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -12,11 +12,12 @@ from fleet.core.errors import ConfigError
 def choose_vocabulary(
     answers: Iterable[Sequence[int]], end_ids: Collection[int], size: int, vocab_size: int
 ) -> Tensor:
-    """Return the `size` ids that are the most frequent in answers, always with the end ids, sorted:
+    """Return the `size` most frequent token ids in `answers`, always including `end_ids`, sorted:
     int64 [D].
 
-    Ties, and answers with fewer different ids, are resolved towards lower ids. Raises: ConfigError
-    if the end ids do not fit, or if an id is outside of the target's vocabulary.
+    Ties are resolved towards lower ids; if the answers have too few different ids, the lowest ids
+    are added. Raises: ConfigError if the end ids do not fit, or if an id is outside the target's
+    vocabulary.
     """
     if not len(end_ids) <= size <= vocab_size:
         raise ConfigError(
@@ -40,8 +41,8 @@ def choose_vocabulary(
 
 
 def check_vocabulary(ids_D: Tensor, size: int, vocab_size: int) -> None:
-    """Raises: ConfigError unless the ids are `size` different ones of the target's vocabulary,
-    sorted.
+    """Check that `ids_D` is `size` different ids of the target's vocabulary, sorted. Raises:
+    ConfigError.
     """
     is_valid = (
         ids_D.shape == (size,)
@@ -68,12 +69,14 @@ def offsets_of(ids_D: Tensor) -> Tensor:
 
 
 def ids_of(offsets_D: Tensor) -> Tensor:
-    """Return the target's ids from `d2t`: the reverse of `offsets_of`."""
+    """Return the target's id of each draft id from `d2t`: the reverse of `offsets_of`."""
     return offsets_D.long() + torch.arange(len(offsets_D), device=offsets_D.device)
 
 
 def mask_of(ids_D: Tensor, vocab_size: int) -> Tensor:
-    """Return `t2d`: True at the target's ids that are in the draft vocabulary, bool [V]."""
+    """Return the `t2d` mask of other programs' formats: True at target ids in the draft vocabulary,
+    bool [V].
+    """
     mask_V = torch.zeros(vocab_size, dtype=torch.bool, device=ids_D.device)
     mask_V[ids_D] = True
     return mask_V

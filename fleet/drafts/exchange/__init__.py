@@ -1,1 +1,1 @@
-"""Versions of the draft head, from the trainer to the workers that use it."""
+"""Distribution of draft head versions, from the trainer to the workers that draft with them."""

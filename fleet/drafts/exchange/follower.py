@@ -1,9 +1,9 @@
-"""The fleet's version of the draft head in one worker: read by NIXL from any worker that holds it,
-loaded, used, and given back if it is worse.
+"""Follows the fleet's version of the draft head in one worker: reads the version by NIXL from any
+worker that holds it, loads and uses it, and goes back to the version before if it is worse.
 
-Each worker that drafts with a head, and the trainer, holds one packed head in memory that is
-registered when the worker starts. Other workers read it there. The reader checks the hash of the
-version, so that a holder may change its memory at any time.
+All workers that draft with a head, and the trainer, hold a packed head in memory that is registered
+when the worker starts. Other workers read the head there, and check it against the version's hash,
+so that a holder may change its memory at any time.
 """
 
 import ctypes
@@ -42,10 +42,12 @@ LOADING_ERRORS = (
 
 
 class HeadMemory:
-    """Registered memory for one packed head."""
+    """Host memory, registered for transfers, for one packed draft head."""
 
     def __init__(self, capacity_bytes: int, transfer: Transfer) -> None:
-        """Raises: TransferError if the transfer refuses the memory."""
+        """Allocate and register `capacity_bytes`. Raises: TransferError if the transfer refuses the
+        memory.
+        """
         self._data = np.zeros(capacity_bytes, np.uint8)
         self.address = self._data.ctypes.data
         self.is_shared = transfer.register(Memory(self.address, capacity_bytes))
@@ -63,9 +65,9 @@ class HeadMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """Settings of a stage whose draft head is exchanged.
+    """Settings for the exchange of a stage's draft head.
 
-    `holder_roles`: roles whose workers may hold versions. `deadline_s`: limit of one read.
+    `holder_roles`: roles whose workers may hold versions. `deadline_s`: time limit of one read.
     `floor`: see `HeadWatch`.
     """
 
@@ -101,7 +103,11 @@ class HeadFollower:
         peer: Callable[[WorkerId], bytes],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`peer` returns the transfer metadata of another worker."""
+        """Start with the head that the worker was started with.
+
+        `heads`: loads and uses heads. `memory`: memory that holds the present version for other
+        workers. `peer`: returns the transfer metadata of another worker.
+        """
         self._settings = settings
         self._heads = heads
         self._memory = memory
@@ -109,7 +115,7 @@ class HeadFollower:
         self._peer, self._clock = peer, clock
         self._watch = HeadWatch(settings.floor)
         self._held: HeldHead | None = None
-        """The version in the memory; None while it changes."""
+        """The version in the memory; None while the memory is being written."""
         self._used = 0
         self._wanted: DraftVersion | None = None
         self._num_bytes = 0
@@ -123,14 +129,17 @@ class HeadFollower:
 
     @property
     def held(self) -> HeldHead | None:
-        """The version in this worker's memory, which other workers may read."""
+        """The version in this worker's memory, which other workers may read; None while there is
+        none.
+        """
         return self._held
 
     def advance(self, figures: SpeculationFigures | None) -> Sequence[Call]:
-        """Continue to follow the fleet's version, and return the scripts that are due; called
-        regularly. `figures`: counts of the present drafter.
+        """Take the next action towards the fleet's version, and return Redis scripts to run. Called
+        regularly.
 
-        A version that cannot be used is refused once, and the present version stays.
+        `figures`: draft counts of the present drafter, by which a worse version is recognized. A
+        version that cannot be used is refused once, and the present version stays.
         """
         try:
             if self._read is not None:
@@ -186,7 +195,9 @@ class HeadFollower:
         )
 
     def _reserve(self, num_bytes: int) -> None:
-        """Take the memory for the wanted version. Raises: TransferError if it is too small."""
+        """Prepare the memory for the wanted version. Raises: TransferError if the memory is too
+        small.
+        """
         if not 0 < num_bytes <= self._memory.capacity_bytes:
             raise TransferError(
                 f"version {self._number} has {num_bytes} bytes, there is room for "

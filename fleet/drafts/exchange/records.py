@@ -1,5 +1,5 @@
-"""Shared facts of trainers, in Redis: the last durable checkpoint, and the numbered versions of the
-draft head.
+"""Training records in Redis that all trainers share: the last durable checkpoint, and the numbered
+versions of the draft head.
 """
 
 from typing import cast
@@ -14,10 +14,12 @@ from fleet.drafts.trainer.records import TrainingRecords
 
 
 class RedisRecords(TrainingRecords):
-    """Records as the worker `trainer` writes them, each write fenced by its registration."""
+    """Training records in Redis, as worker `trainer` writes them. Writes are refused once the
+    worker is fenced.
+    """
 
     def __init__(self, client: redis.Redis, trainer: WorkerId, stage: StageName) -> None:
-        """`stage`: stage whose workers draft with the versions."""
+        """Use an open client. `stage`: stage whose workers draft with the versions."""
         self._client = client
         self._trainer = trainer
         self._stage = stage

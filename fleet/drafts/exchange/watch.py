@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fleet.drafts.figures.speculation import EAGLE3, SpeculationFigures
 
 FEWEST_DRAFTS, MOST_DRAFTS = 200, 2000
-"""Drafted steps that a comparison needs, and after which a version is no longer compared, since
-traffic changes too.
+"""Drafted steps that a comparison needs, and drafted steps after which a version is no longer
+compared, because traffic changes too.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollBack:
-    """The version in use is to give way to the version `before`."""
+    """Advice to return from `version` of the draft head, in use, to the version `before`."""
 
     version: int
     before: int
@@ -22,9 +22,10 @@ class RollBack:
 
 
 class HeadWatch:
-    """Finds versions that are worse than the version before.
+    """Detects versions of the draft head that are worse than the version before.
 
-    `floor`: least share of the earlier version's accepted drafts; 0 switches the comparison off.
+    `floor`: least ratio of accepted drafts per drafted step, new version to the version before; 0
+    switches the comparison off.
     """
 
     def __init__(self, floor: float) -> None:
@@ -34,7 +35,9 @@ class HeadWatch:
         """The version before the present one, and its accepted drafts per drafted step."""
 
     def observe(self, figures: SpeculationFigures) -> RollBack | None:
-        """Compare the present version; called regularly. Counts of other drafters are ignored."""
+        """Compare the present version with the one before; return a roll-back if it is worse, else
+        None. Called regularly; counts of drafters without a head are ignored.
+        """
         if figures.drafter != EAGLE3:
             return None
         last, self._last = self._last, figures

@@ -1,1 +1,1 @@
-"""Statistics of speculation and training, as workers publish them and readers see them. Pure."""
+"""Statistics of speculation and training, as workers publish and readers see them. Data only."""

@@ -1,10 +1,14 @@
-"""Packed draft heads in the memory of workers, as they publish them for others to read."""
+"""Records of the packed draft heads that workers hold in memory for other workers to read."""
 
 import msgspec
 
 
 class HeldHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A version of the draft head in a worker's registered host memory. Units: bytes."""
+    """A version of the draft head that a worker holds in registered host memory, for other workers
+    to read.
+
+    `address`: address in the worker's memory. `num_bytes`: size of the packed head.
+    """
 
     version: int
     address: int

@@ -1,33 +1,32 @@
-"""Counts of drafts that a worker's engine verified, as workers publish them, and the drafters of a
-fleet as readers see them.
-"""
+"""Draft statistics that a worker publishes, and the drafters of a fleet as readers see them."""
 
 import msgspec
 
 from fleet.core.ids import StageName, WorkerId
 
 OFF = "off"
-"""In place of a drafter's name: none."""
+"""Name used for "no drafter"."""
 NGRAM, SUFFIX, EAGLE3 = "ngram", "suffix", "eagle3"
 DRAFTERS = (NGRAM, SUFFIX, EAGLE3)
 AUTO = "auto"
-"""In place of a drafter's name: the fastest at present, by measure; maybe none."""
+"""Name used for the drafter that is the fastest at present by measurement, which may be none."""
 CONFIGURED = "configured"
-"""In an operator's order, in place of a drafter's name: the one that the configuration names."""
+"""Name used in an operator's order for the drafter that the configuration names."""
 ORDERS = (OFF, *DRAFTERS, AUTO, CONFIGURED)
-"""The orders of an operator."""
+"""Names that an operator may order."""
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the drafter is in use; `drafter` is its name, or `off`.
+    """Draft statistics of a worker since its present drafter came into use; `drafter` is its name,
+    or `off`.
 
     `automatic`: the drafter was chosen by measured speed, and the counts include its earlier uses.
     `num_draws`: steps of one request that ended in a sampled token, with or without drafts.
-    `gains`: tokens/s with a drafter relative to tokens/s without, in decode steps; with
-    `automatic`, of each drafter at its last trial. `drafted`, `accepted`: counts by position of the
-    draft, from the first on; a draft counts as accepted if all drafts before it were, too.
-    `version`: version of the draft head; 0 for the configured one, or none. `failed`: the drafter
-    whose `failure` ended drafting.
+    `drafted`, `accepted`: number of drafts by position in a step; a draft counts as accepted if all
+    drafts before it were accepted too. `gains`: tokens/s with a drafter divided by tokens/s
+    without, in decode steps; with `automatic`, for each drafter at its last trial. `version`:
+    version of the draft head; 0 for the configured head, or none. `failed`: drafter that was
+    switched off by the error `failure`.
     """
 
     drafter: str
@@ -42,12 +41,14 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ordered(self) -> str:
-        """The order that it follows: a drafter's name, `off` or `auto`."""
+        """The order that the worker follows: a drafter's name, `off` or `auto`."""
         return AUTO if self.automatic else self.drafter
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean number of tokens of one request in one pass; None before the first one."""
+        """Mean number of tokens per request and step, including the sampled one; None before the
+        first step.
+        """
         return 1 + sum(self.accepted) / self.num_draws if self.num_draws else None
 
     @property
@@ -63,8 +64,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerDrafts(msgspec.Struct, frozen=True, kw_only=True):
-    """The drafts of one worker. `acceptance_length`: mean tokens of one request in one pass; None
-    before the first one.
+    """Draft statistics of one worker. `acceptance_length`: mean number of tokens per request and
+    step; None before the first step.
     """
 
     worker: WorkerId
@@ -73,10 +74,10 @@ class WorkerDrafts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageDrafts(msgspec.Struct, frozen=True, kw_only=True):
-    """The drafter that the configuration names for a stage, the one that an operator chose instead
-    ("": none), and its workers.
+    """Drafters of a stage: the configured one, the one that an operator chose instead ("" for
+    none), and the statistics of its workers.
 
-    A worker follows a choice within a second.
+    Workers follow an operator's choice within a second.
     """
 
     stage: StageName

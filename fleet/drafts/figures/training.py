@@ -1,6 +1,4 @@
-"""Figures of a trainer, as it publishes them, and versions of its draft head as readers see
-them.
-"""
+"""Statistics that a trainer publishes, and versions of its draft head as readers see them."""
 
 import msgspec
 
@@ -10,11 +8,12 @@ from fleet.core.ids import WorkerId
 class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of the active trainer since it was started.
 
-    `windows`: optimizer steps of its head; `loss`: loss of the last one. `accepted`, `refused`:
-    samples. `waiting`: samples that wait for a checkpoint which contains them. `replay_samples`,
-    `replay_bytes`: samples held to be trained on again. `checkpoint`: windows in the last durable
-    checkpoint. `acceptance`: simulated acceptance length on held-out samples at the last
-    evaluation, None before.
+    `windows`: optimizer steps of its head. `loss`: loss of the last step; `losses`: losses of the
+    latest steps. `accepted`, `refused`: samples. `waiting`: samples that wait to be in a durable
+    checkpoint. `held_out`: samples kept for evaluation. `replay_samples`, `replay_bytes`: samples
+    held to be trained on again. `checkpoint`: optimizer steps in the last durable checkpoint.
+    `acceptance`: simulated acceptance length on held-out samples at the last evaluation, None
+    before. `shares`: acceptance rate by draft position in the last step.
     """
 
     windows: int = 0
@@ -32,12 +31,12 @@ class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A numbered version of a draft head. `sha256`: hash of its weights' bytes. `target`: hash of
-    the target that it belongs to.
+    """A numbered version of a draft head.
 
-    `acceptance`: simulated acceptance length on held-out samples; None without any. `windows`,
-    `samples`: numbers that it was trained on. `source`: the training run, or the file that it was
-    imported from. `note`: why a worker promoted or replaced it.
+    `sha256`: hash of its weights' bytes. `target`: hash of the target model's weights. `windows`,
+    `samples`: optimizer steps and samples that it was trained on. `acceptance`: simulated
+    acceptance length on held-out samples; None without any. `source`: training run that made it, or
+    file that it was imported from. `note`: why a worker promoted or replaced it.
     """
 
     number: int
@@ -53,13 +52,14 @@ class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
-    """Training in a fleet. `trainer`: the active one, "" without; it has no `figures` before its
-    first.
+    """State of draft head training in a fleet.
 
-    `checkpoint`: name of the last durable checkpoint, made at `saved_us` by Redis's clock.
-    `acknowledged`, `shed`, `failed`: samples that were trained on, were not submitted since
-    requests waited, and failed. `versions`: the newest first. `version`: version that the workers
-    of the main stage are to use, 0 for the head of their start; `last_version`: the one before.
+    `trainer`: the active trainer, "" without one. `figures`: statistics of the active trainer; None
+    until first published. `checkpoint`: name of the last durable checkpoint, made at `saved_us` by
+    Redis's clock. `acknowledged`: samples that were trained on. `shed`: live answers not submitted
+    because requests waited. `failed`: samples that failed. `versions`: the newest first. `version`:
+    version that the workers of the main stage should use, 0 for the head that they started with;
+    `last_version`: the version in use before.
     """
 
     enabled: bool

@@ -19,7 +19,7 @@ CHECKPOINTS, VERSIONS = "checkpoints", "versions"
 
 
 class Checkpoints:
-    """The folder of one trainer."""
+    """Writer and reader of one trainer's checkpoints and versions, under the shared folder."""
 
     def __init__(self, trainer: Trainer, folder: Path) -> None:
         self._trainer = trainer
@@ -28,8 +28,9 @@ class Checkpoints:
     def save(self, samples: TrainedSamples, previous: str, *, is_trained: bool) -> str:
         """Write a checkpoint and return its name. Raises: OSError.
 
-        `previous`: the checkpoint before. Unless `is_trained` since then, the new one has the same
-        files of weights and moments.
+        `samples`: ids of the samples that it contains. `previous`: name of the checkpoint before.
+        `is_trained`: False if no optimizer step was made since `previous`; the files of weights and
+        moments are then shared.
         """
         name = f"{self._trainer.num_windows:08d}-{secrets.token_hex(4)}"
         folder, last = self._checkpoints / name, self._checkpoints / previous
@@ -40,7 +41,10 @@ class Checkpoints:
         return name
 
     def restore(self, name: str) -> TrainedSamples:
-        """Continue from a checkpoint. Raises: ConfigError if it is not in the folder."""
+        """Load a checkpoint into the trainer; return the samples that it contains.
+
+        Raises: ConfigError if the checkpoint is not in the folder.
+        """
         folder = self._checkpoints / name
         if not folder.is_dir():
             raise ConfigError(
@@ -51,7 +55,7 @@ class Checkpoints:
         return restore_trainer(self._trainer, folder)
 
     def keep_only(self, name: str) -> None:
-        """Delete all other checkpoints."""
+        """Delete all checkpoints except `name`."""
         for folder in self._checkpoints.iterdir():
             if folder.name != name:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -59,7 +63,9 @@ class Checkpoints:
     def write_version(
         self, source: str, num_samples: int, acceptance: float | None
     ) -> DraftVersion:
-        """Write the head as a version, in a folder that its hash names. `source`: training run."""
+        """Write the trainer's head as a version, in a folder named by its hash; return the
+        version's record, without a number yet. `source`: training run that made it.
+        """
         head = self._trainer.head
         folder = self._versions / secrets.token_hex(8)
         sha256 = save_head(head, folder)
@@ -81,8 +87,8 @@ class Checkpoints:
         )
 
     def acceptance_of(self, version: DraftVersion | None, held_out: Sequence[DraftSample]) -> float:
-        """Return the simulated acceptance length of a version on samples; 0 without samples, a
-        version, or its files.
+        """Return the simulated acceptance length of a version on held-out samples; 0 if there are
+        no samples, no version, or its files are missing.
         """
         folder = self._versions / version.sha256 if version is not None else None
         if folder is None or not folder.is_dir() or not held_out:

@@ -1,10 +1,10 @@
-"""The trainer as a worker's engine: hidden states of answers in, an acknowledgement out once a
-durable checkpoint contains the sample.
+"""The trainer as a worker's engine: receives hidden states of answers, and acknowledges each sample
+once a durable checkpoint contains it.
 
 A sample is trained on at least once before the checkpoint that acknowledges it, and at most once as
-a new one: a successor that receives it again finds its id in the checkpoint. A thread computes
-windows and writes checkpoints, one after another, so that samples arrive meanwhile. Knows no Redis:
-what trainers share is in `TrainingRecords`.
+a new one: a successor that receives it again finds its id in the checkpoint. A window is the
+samples of one optimizer step. A thread trains windows and writes checkpoints, one after another,
+while samples arrive. Knows no Redis: what trainers share is in `TrainingRecords`.
 """
 
 import logging
@@ -34,24 +34,22 @@ from fleet.graphs.training import PUBLISH
 log = logging.getLogger(__name__)
 
 WINDOWS, VERSION = "windows", "version"
-"""Arrays of an acknowledgement: windows in the checkpoint, and the number of the version that was
-made of it, 0: none.
+"""Arrays of an acknowledgement: windows in the checkpoint, and the number of the draft head version
+made of it, 0 if none was made.
 """
 ANSWER_START = "answer_start"
 """Request parameter: index of the answer's first token."""
 IDLE_S = 0.1
-"""Time without a new sample after which those that there are count as a window."""
+"""Time without a new sample after which an incomplete window is trained."""
 RETRY_S = 5.0
 MOST_IDS, MOST_WINDOWS, MOST_HELD_OUT, MOST_LOSSES = 1024, 1024, 64, 100
 UNKNOWN = "?"
-"""In place of the name of a checkpoint: the trainer's state may contain samples that were not
-acknowledged.
-"""
+"""Placeholder for a checkpoint's name while the trainer may contain unacknowledged samples."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Arriving:
-    """A sample whose hidden states have not all arrived."""
+    """A sample whose hidden states are still arriving."""
 
     request: EngineRequest
     parts: list[Arrays] = field(default_factory=list[Arrays])
@@ -60,7 +58,9 @@ class _Arriving:
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """A sample that is not acknowledged. `is_contained`: it is in the trainer's present state."""
+    """A sample that is not acknowledged yet. `is_contained`: True if the trainer's present state
+    contains it. `publish`: source of the version to make with it, or "".
+    """
 
     request: RequestId
     walk: Walk
@@ -70,11 +70,11 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """A checkpoint on disk: its name, the samples in it, those to acknowledge, the windows, and the
-    version to add, if any.
+    """A checkpoint that was written to disk but is not in the records yet.
 
-    `present`: the version in use, and `present_acceptance` its simulated acceptance length on the
-    same held-out samples.
+    `done`: samples to acknowledge. `windows`: optimizer steps in it. `version`: version to add, if
+    any. `present`: version in use; `present_acceptance`: acceptance length of that version on
+    held-out samples.
     """
 
     name: str
@@ -107,7 +107,7 @@ class TrainerEngine(Engine):
         self._folder, self._checkpoints = folder, Checkpoints(trainer, folder)
         self._records: TrainingRecords | None = None
         self._name = UNKNOWN
-        """The checkpoint that the trainer's state continues."""
+        """Name of the checkpoint from which the trainer's state continues."""
         self._contained: tuple[str, ...] = ()
         self._drawn: tuple[str, ...] = ()
         self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
@@ -123,8 +123,8 @@ class TrainerEngine(Engine):
         self._window: Future[WindowRecord] | None = None
         self._saving: Future[_Saved] | None = None
         self._owed, self._num_since = 0.0, 0
-        """Windows that the accepted samples are still worth, and those since the last
-        checkpoint.
+        """`_owed`: windows still to be trained for the accepted samples. `_num_since`: windows
+        since the last checkpoint.
         """
         self._arrived_s = self._retry_s = -math.inf
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
@@ -136,19 +136,17 @@ class TrainerEngine(Engine):
 
     @property
     def trainer(self) -> Trainer:
-        """For who trains without a fleet."""
+        """The trainer itself, for callers that train without a fleet."""
         return self._trainer
 
     def begin(self, records: TrainingRecords) -> None:
-        """Continue under the records of the next incarnation of the worker. Samples of the last one
-        are forgotten.
-        """
+        """Forget all samples, and use the training records of the worker's next incarnation."""
         self._records = records
         self._forget()
 
     def submit(self, request: EngineRequest) -> None:
-        """Expect the sample of a request. If no other sample is expected or waits, first follow the
-        checkpoint that the records name, which another trainer may have written.
+        """Expect the sample of a request. If there is no other unacknowledged sample, first load
+        the checkpoint that the records name, which another trainer may have written.
 
         Raises: ConfigError if the last durable checkpoint is not in the folder; errors of Redis.
         """
@@ -178,7 +176,7 @@ class TrainerEngine(Engine):
         return 0
 
     def _receive(self, arriving: _Arriving) -> None:
-        """Take a whole sample. Raises: SampleRefused."""
+        """Check a complete sample; queue it for training or hold it out. Raises: SampleRefused."""
         request = arriving.request
         sample = sample_of(request.request_id, int(request.params[ANSWER_START]), arriving.parts)
         sample.check(self._trainer.head.config)
@@ -204,7 +202,7 @@ class TrainerEngine(Engine):
             self._owed += self._schedule.passes / self._schedule.window_samples
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
-        """Acknowledgements are single items: no credit can be missing."""
+        """Do nothing: acknowledgements are single items, which never lack credit."""
 
     def is_ready(self) -> bool:
         work = self._work
@@ -217,7 +215,7 @@ class TrainerEngine(Engine):
 
     @property
     def _work(self) -> "Future[WindowRecord] | Future[_Saved] | None":
-        """Work of the thread, which does one thing at a time."""
+        """The window or checkpoint that the thread is working on; None if it is idle."""
         return self._window or self._saving
 
     def due_in_s(self) -> float:
@@ -271,7 +269,7 @@ class TrainerEngine(Engine):
         return outputs
 
     def _samples_with(self, done: Sequence[_Waiting]) -> TrainedSamples:
-        """Return the samples of a checkpoint in which these are new."""
+        """Return the sample ids of a checkpoint that newly contains `done`."""
         contained = tuple(
             dict.fromkeys([*self._contained, *(waiting.request for waiting in done)])
         )[-MOST_IDS:]
@@ -289,8 +287,8 @@ class TrainerEngine(Engine):
             del self._queue[sample_id]
 
     def _window_size(self) -> int:
-        """Return the number of samples of the next window: a whole one, or what there is while no
-        more come; 0: none.
+        """Return the number of samples of the next window: a whole window, or fewer if no more
+        arrive; 0 if none is due.
         """
         buffer, whole = self._trainer.buffer, self._schedule.window_samples
         is_due = buffer.num_fresh >= whole or self._owed >= 1
@@ -303,8 +301,8 @@ class TrainerEngine(Engine):
         )
 
     def _is_settled(self) -> bool:
-        """Return True if no sample can come soon: all slots are taken, or none has come for a
-        while.
+        """Return True if no sample can arrive soon: all slots are taken, or none arrived for
+        `IDLE_S`.
         """
         is_full = len(self._waiting) >= self._schedule.num_slots or bool(self._queue)
         return is_full or (not self._arriving and self._clock() - self._arrived_s >= IDLE_S)
@@ -316,9 +314,9 @@ class TrainerEngine(Engine):
         return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
 
     def _saves_first(self, contained: Sequence[_Waiting]) -> bool:
-        """Return True if a checkpoint comes before further windows. Half of the slots are freed
-        once they wait for that only, so that sources work while the trainer trains. A version is
-        made after all windows.
+        """Return True if a checkpoint comes before further windows: it is due, or half of the slots
+        wait for it only, so that sources can send while the trainer trains. Before a version, all
+        windows are trained first.
         """
         if not contained or any(waiting.publish for waiting in contained):
             return False
@@ -328,7 +326,7 @@ class TrainerEngine(Engine):
         )
 
     def _end_window(self, window: Future[WindowRecord]) -> None:
-        """Count a window. The samples of one whose gradient is not finite are refused."""
+        """Count a window. If its gradient was not finite, refuse its samples."""
         try:
             record = window.result()
         except NotFinite as error:
@@ -360,8 +358,10 @@ class TrainerEngine(Engine):
     def _save(
         self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None
     ) -> _Saved:
-        """Write a checkpoint, and the version of the head that a sample asks for. Runs in the
-        thread. Raises: OSError.
+        """Write a checkpoint, and a version of the head if a sample asks for it. Runs in the
+        thread.
+
+        Raises: OSError.
         """
         files, held_out = self._checkpoints, list(self._held_out.values())
         is_trained = self._trainer.num_windows != self._num_saved
@@ -382,8 +382,8 @@ class TrainerEngine(Engine):
         )
 
     def _end_save(self, saving: Future[_Saved]) -> Sequence[EngineOutput]:
-        """Return the acknowledgements of the samples in a checkpoint; none if another trainer is
-        active, or the disk is full.
+        """Record a written checkpoint, and return the acknowledgements of its samples; empty if
+        another trainer is active, or the disk is full.
         """
         records = self._records
         assert records is not None, "a trainer without records"
@@ -423,7 +423,7 @@ class TrainerEngine(Engine):
         ]
 
     def _follow_checkpoint(self) -> None:
-        """Continue from the last durable checkpoint, if another trainer made it."""
+        """Load the last durable checkpoint if another trainer made it."""
         if self._records is None or (name := self._records.checkpoint()) == self._name:
             return
         if name:
@@ -435,7 +435,7 @@ class TrainerEngine(Engine):
         self._name, self._num_saved = name, self._trainer.num_windows
 
     def _forget(self) -> None:
-        """Forget all samples, once the thread has ended what it does."""
+        """Forget all samples, after the thread has ended its present work."""
         self._await_work(None)
         self._arriving.clear()
         self._waiting.clear()
@@ -447,11 +447,9 @@ class TrainerEngine(Engine):
         self._name = UNKNOWN
 
     def forget_samples(self) -> int:
-        """Forget every sample that is held to be trained on again, or to compare versions by;
-        return their number.
+        """Forget every sample that is held for training or evaluation; return their number.
 
-        Samples that wait to be acknowledged are refused unless the trainer's state contains them
-        already.
+        Samples that the trainer's state does not contain yet are refused.
         """
         num_samples = len(self._trainer.buffer) + len(self._held_out) + len(self._queue)
         self._trainer.buffer.clear()
@@ -474,7 +472,7 @@ class TrainerEngine(Engine):
             self._held_out.pop(request_id, None)
 
     def check(self) -> None:
-        """A failed window fails its samples only."""
+        """Do nothing: a failed window fails only its samples."""
 
     def stats(self) -> EngineStats:
         buffer = self._trainer.buffer

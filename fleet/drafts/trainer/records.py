@@ -1,5 +1,5 @@
-"""Facts of training that the whole fleet shares, as the trainer reads and writes them. The worker
-keeps them in Redis (`fleet.drafts.exchange.records`).
+"""Interface to the training records that all trainers of a fleet share. The worker keeps them in
+Redis (`fleet.drafts.exchange.records`).
 """
 
 import logging
@@ -11,28 +11,37 @@ log = logging.getLogger(__name__)
 
 
 class TrainingRecords(Protocol):
-    """Writes are refused, with None or False, once another trainer is active."""
+    """Training records of a fleet: the last durable checkpoint, and the versions of the draft head.
+
+    Writes return None or False once another trainer is active.
+    """
 
     def checkpoint(self) -> str:
         """Return the name of the last durable checkpoint; "" before the first one."""
         ...
 
     def note_checkpoint(self, name: str) -> bool:
-        """Make a checkpoint the last durable one."""
+        """Record that checkpoint `name` is the last durable one; return False if another trainer is
+        active.
+        """
         ...
 
     def add_version(self, version: DraftVersion) -> DraftVersion | None:
-        """Add a version, and return it with its number. A version of the same bytes is returned as
-        it is.
+        """Add a version, and return it with its number. If a version with the same bytes exists,
+        return the existing one.
         """
         ...
 
     def version_in_use(self) -> DraftVersion | None:
-        """Return the version that the fleet drafts with; None for the workers' first head."""
+        """Return the version that the fleet drafts with; None if workers use the head they started
+        with.
+        """
         ...
 
     def promote(self, version: DraftVersion, present: DraftVersion | None, reason: str) -> bool:
-        """Let the fleet draft with a version, if `present` is still in use."""
+        """Make `version` the one that the fleet drafts with, if `present` is still in use; return
+        whether it is.
+        """
         ...
 
 
@@ -43,8 +52,8 @@ def promote_if_better(
     present_acceptance: float,
     margin: float | None,
 ) -> None:
-    """Promote a version whose simulated acceptance length on held-out samples is longer than the
-    present version's by the margin; None promotes no version.
+    """Promote a version if its simulated acceptance length on held-out samples exceeds
+    `present_acceptance` by at least `margin`. A margin of None promotes nothing.
     """
     if margin is None or version.acceptance is None:
         return

@@ -1,4 +1,6 @@
-"""A bounded buffer of samples, from which windows are drawn. Knows no training."""
+"""A bounded buffer of training samples, from which windows (the samples of one optimizer step) are
+drawn. Knows no training.
+"""
 
 import itertools
 import random
@@ -9,12 +11,13 @@ from fleet.drafts.trainer.samples import DraftSample
 
 
 class ReplayBuffer:
-    """Samples by id, at most `max_samples` of them and `max_bytes` of tensors. Equal seeds and
+    """Training samples by id, at most `max_samples` and `max_bytes` of tensors. Equal seeds and
     samples give equal windows.
 
-    A sample that was not drawn yet is `fresh`: it comes first, and is not dropped for a newer one.
-    Invariants: `num_bytes` is the sum over the samples that it has; `num_dropped` counts those that
-    left it for newer ones.
+    A sample that was not in a window yet is `fresh`: it is drawn first, and never dropped for a
+    newer one.
+    Invariants: `num_bytes` is the total size of the samples; `num_dropped` counts samples that were
+    dropped for newer ones.
     """
 
     def __init__(self, *, max_samples: int, max_bytes: int, seed: int = 0) -> None:
@@ -39,8 +42,8 @@ class ReplayBuffer:
         return sample.num_bytes <= self._max_bytes
 
     def add(self, sample: DraftSample) -> bool:
-        """Add a sample; return False without effect if one of its id is here, or if fresh samples
-        leave no room for it.
+        """Add a sample; return False and change nothing if its id is present, or if fresh samples
+        leave no room.
         """
         if sample.sample_id in self._samples or not self._make_room(sample):
             return False
@@ -50,8 +53,8 @@ class ReplayBuffer:
         return True
 
     def _make_room(self, sample: DraftSample) -> bool:
-        """Drop the oldest samples that were drawn before, if that makes room; return False without
-        effect if it does not.
+        """Drop the oldest samples that are not fresh until there is room; return False and change
+        nothing if that is not enough.
         """
         fresh_bytes = sum(self._samples[each].num_bytes for each in self._fresh)
         if (
@@ -69,7 +72,7 @@ class ReplayBuffer:
         return True
 
     def remove(self, sample_id: str) -> None:
-        """Remove a sample, if it is here."""
+        """Remove a sample, if it is in the buffer."""
         self._fresh.pop(sample_id, None)
         removed = self._samples.pop(sample_id, None)
         self.num_bytes -= removed.num_bytes if removed is not None else 0
@@ -80,14 +83,14 @@ class ReplayBuffer:
         self.num_bytes = 0
 
     def fresh_ids(self, most: int) -> tuple[str, ...]:
-        """Return the ids of the fresh samples that a window of at most `most` samples will have."""
+        """Return the ids of the fresh samples that `draw(most)` would return."""
         return tuple(itertools.islice(self._fresh, most))
 
     def draw(self, num_samples: int) -> list[DraftSample]:
-        """Return `num_samples` different samples: fresh ones, the oldest first, then others in
-        random order. All stay here.
+        """Return `num_samples` different samples: fresh ones first, the oldest first, then others
+        at random. All of them stay in the buffer.
 
-        Raises: ValueError if there are fewer.
+        Raises: ValueError if the buffer has fewer.
         """
         first = list(self._fresh)[:num_samples]
         others = [each for each in self._samples if each not in self._fresh]

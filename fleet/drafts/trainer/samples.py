@@ -1,5 +1,5 @@
-"""Training samples of a target, their check at the door, and their rows on the trainer's device.
-Legend: see `fleet.drafts.eagle3`.
+"""Training samples of a target model, their checks on arrival, and their move to the trainer's
+device. Legend: see `fleet.drafts.eagle3`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,17 +18,18 @@ from fleet.engine.base import Arrays
 
 HASH_BYTES = 32
 MIN_POSITIONS = 3
-"""A head drafts token i + 2 from position i, and the target confirms it there."""
+"""Fewest positions of a sample: at position i a head drafts token i + 2, so a draft needs three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSample:
-    """A prompt and its answer, as the target computed them.
+    """A training sample: a prompt with its answer, and the hidden states that the target computed.
 
-    `ids_N`: int64. `taps_NT`: low to high. Either `last_NH`, the final hidden states after the
-    final norm, or `logits_NV`. `embeddings_NH`: rows that entered the first layer, where they are
-    not the embeddings of the ids, as for audio. `answer_start`: index of the answer's first token.
-    `layer_ids`: tapped layers. `target_hash`: hash of the target that computed the sample.
+    `ids_N`: token ids, int64. `taps_NT`: inputs of the tapped layers, low to high. `last_NH`:
+    hidden states after the final norm; alternatively `logits_NV`. `embeddings_NH`: inputs of the
+    first layer, if they are not the embeddings of the ids, as for audio. `answer_start`: index of
+    the answer's first token. `layer_ids`: tapped layers. `target_hash`: hash of the target's
+    weights.
     """
 
     sample_id: str
@@ -46,8 +47,9 @@ class DraftSample:
         return sum(part.nbytes for part in self._parts().values())
 
     def check(self, config: Eagle3Config) -> None:
-        """Raises: SampleRefused with the sample's id and the cause, unless the sample fits a head
-        of this configuration.
+        """Check that the sample fits a head of this configuration.
+
+        Raises: SampleRefused with the sample's id and the cause.
         """
         cause = self._mismatch(config) or self._wrong_shape(config) or self._wrong_value(config)
         if cause:
@@ -106,11 +108,11 @@ class DraftSample:
 
 
 def sample_of(sample_id: str, answer_start: int, parts: Sequence[Arrays]) -> DraftSample:
-    """Join the chunks of a capture: `ids`, rows by position, and in each chunk `layer_ids` [3] and
-    `target` [32].
+    """Join the chunks of a received sample.
 
-    Raises: SampleRefused if a tensor is missing, or if the chunks were computed by different
-    targets.
+    `answer_start`: index of the answer's first token. `parts`: arrays of each chunk: `ids` and
+    hidden states by position, `layer_ids` [3] and `target` [32]. Raises: SampleRefused if an array
+    is missing, or if different targets computed the chunks.
     """
     layer_ids = {
         tuple(row) for row in _joined(sample_id, "layer_ids", parts).reshape(-1, NUM_TAPS).tolist()
@@ -148,9 +150,10 @@ def _tensor(sample_id: str, name: str, parts: Sequence[Arrays]) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetParts:
-    """The parts of the target that training reads.
+    """The two functions of the target model that training needs.
 
-    `embed` maps ids [n] to rows [n, H], `head` final hidden rows [n, H] to logits [n, V].
+    `embed`: maps ids [n] to embeddings [n, H]. `head`: maps final hidden states [n, H] to logits
+    [n, V].
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -159,7 +162,7 @@ class TargetParts:
 
 @torch.no_grad()
 def training_rows(sample: DraftSample, target: TargetParts, vocabulary_D: Tensor) -> TrainingRows:
-    """Move a checked sample to the device of the vocabulary, and compute what the target predicts
+    """Move a checked sample to the device of `vocabulary_D`, and compute the target's predictions
     at its positions.
     """
     device = vocabulary_D.device

@@ -1,4 +1,4 @@
-"""When the trainer trains, saves and promotes. Pure."""
+"""Schedule of training: when to train windows, write checkpoints and promote versions. Pure."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from fleet.drafts.trainer.samples import DraftSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSchedule:
-    """When windows are trained, checkpoints made and versions promoted; see `TrainingConfig`.
+    """Settings of when windows are trained, checkpoints written and versions promoted; see
+    `TrainingConfig`.
 
-    `num_slots`: most samples that are not acknowledged. `margin`: gain of acceptance length that
-    promotes a version; the trainer promotes none if it is None.
+    `num_slots`: most unacknowledged samples. `margin`: gain of acceptance length that promotes a
+    version; None promotes no version.
     """
 
     num_slots: int
@@ -32,6 +33,8 @@ class TrainingSchedule:
             )
 
     def holds_out(self, sample: DraftSample) -> bool:
-        """Return True for samples to compare versions by: always the same ones of equal texts."""
+        """Return True if a sample is kept for evaluation instead of training. The choice depends on
+        the token ids only, so that equal texts give equal choices.
+        """
         digest = hashlib.blake2b(sample.ids_N.numpy().tobytes(), digest_size=4).digest()
         return int.from_bytes(digest, "little") < self.held_out * 2**32

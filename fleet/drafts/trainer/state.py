@@ -1,5 +1,5 @@
-"""The state of a trainer on disk: its head, beside it the optimizer's moments, and which samples it
-was trained on.
+"""A trainer's state on disk: the head, the optimizer's moments, and the ids of samples that it was
+trained on.
 
 A folder is complete when its JSON file exists, which is written last and has the hash of the
 moments' bytes.
@@ -34,10 +34,11 @@ STATE_FILE, MOMENTS_FILE = "trainer.json", "moments.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSamples:
-    """Ids of samples in a state, the latest ones.
+    """Ids of the latest samples in a trainer's state.
 
-    `contained`: samples that need not be trained on again, held-out ones included. `windows`:
-    samples that were new in each window, in order. `first`: number of the first of these windows.
+    `contained`: samples that need not be trained on again, including held-out ones. `windows`:
+    samples that were new in each window, in order. `first`: number of the first window in
+    `windows`.
     """
 
     contained: tuple[str, ...] = ()
@@ -46,8 +47,11 @@ class TrainedSamples:
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON file of a state. `first_window`, `new_samples`: see `TrainedSamples`; hashes of the
-    head and of the moments.
+    """Contents of a state's JSON file.
+
+    `windows`: optimizer steps made. `samples`: see `TrainedSamples.contained`. `first_window`,
+    `new_samples`: see `first` and `windows` of `TrainedSamples`. `head_sha256`, `sha256`: hashes of
+    the head's weights and of the moments.
     """
 
     windows: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -67,7 +71,9 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
 def save_trainer(
     trainer: Trainer, folder: Path, samples: TrainedSamples = TrainedSamples()
 ) -> None:
-    """Write the state to a folder, which is created; it is durable when this returns."""
+    """Write a trainer's state to `folder`, which is created; the state is durable when this
+    returns.
+    """
     head_sha256 = save_head(trainer.head, folder)
     of_parameters = trainer.optimizer.state_dict()["state"]
     moments: dict[str, Tensor] = {
@@ -89,8 +95,8 @@ def save_trainer(
 
 
 def save_samples(folder: Path, samples: TrainedSamples, previous: Path) -> None:
-    """Write a state that differs from the one in `previous` by its samples only, with the same
-    files of weights and moments.
+    """Write a state with new sample ids, and with the weights and moments of the state in
+    `previous` (hard links).
     """
     stored = _read_state(previous)
     folder.mkdir(parents=True)
@@ -113,8 +119,9 @@ def _write_state(folder: Path, state: StoredState) -> None:
 
 
 def read_samples(folder: Path) -> TrainedSamples:
-    """Return which samples a state contains. Raises: ConfigError if its file is missing or
-    damaged.
+    """Return the ids of the samples that a stored state contains.
+
+    Raises: ConfigError if its JSON file is missing or damaged.
     """
     return _read_state(folder).trained
 
@@ -130,10 +137,9 @@ def _read_state(folder: Path) -> StoredState:
 
 
 def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
-    """Continue from a state: the trainer's head gets the weights, its optimizer the moments. Return
-    which samples it contains.
+    """Load a stored state into a trainer, head and optimizer; return the samples that it contains.
 
-    Raises: ConfigError if a file is missing, damaged or of another save, or if the head's
+    Raises: ConfigError if a file is missing, damaged or from another save, or if the head's
     configuration differs.
     """
     described = _read_state(folder)
@@ -161,7 +167,9 @@ def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
 def _moments_of(
     trainer: Trainer, given: Mapping[str, Tensor], folder: Path
 ) -> dict[int, dict[str, Tensor]]:
-    """Return the moments of each parameter. Raises: ConfigError if they do not fit the head."""
+    """Return the optimizer's moments for each parameter, by its index. Raises: ConfigError if they
+    do not fit the head.
+    """
     shapes = [weight.shape for weight in trainer.head.parameters()]
     state: dict[int, dict[str, Tensor]] = {}
     for name, part in given.items():

@@ -1,5 +1,5 @@
-"""The trainer of a draft head: windows of samples, one step of the optimizer for each. Knows no
-source of samples.
+"""The trainer of a draft head: one optimizer step for each window of samples. Knows no source of
+samples.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ TRAINED_DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Settings of training. A window has `window_samples` samples, computed `batch_samples` at a
-    time.
+    """Settings of training. A window, the samples of one optimizer step, has `window_samples`
+    samples, computed `batch_samples` at a time.
 
     `num_steps`, `decay`: see `unrolled_loss`. `warmup_windows`: windows over which the learning
-    rate grows from 0, linearly.
+    rate grows linearly from 0.
     Raises: ConfigError with the name of the field.
     """
 
@@ -58,8 +58,8 @@ class TrainerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """Record of one window, numbered from 1. `loss`: mean over its batches, before the step;
-    `counts`: sums over its samples.
+    """Result of training one window, numbered from 1. `loss`: mean over its batches, before the
+    optimizer step. `counts`: sums over its samples.
     """
 
     window: int
@@ -71,7 +71,7 @@ class WindowRecord:
 
 
 class NotFinite(ArithmeticError):
-    """The gradient of a window is not a number. `sample_ids`: samples of the window."""
+    """The loss or gradient of a window is not finite. `sample_ids`: samples of the window."""
 
     def __init__(self, message: str, sample_ids: Sequence[str]) -> None:
         super().__init__(message)
@@ -79,9 +79,9 @@ class NotFinite(ArithmeticError):
 
 
 class Trainer:
-    """Trains a head with AdamW.
+    """Trains a draft head with AdamW on the samples in a replay buffer.
 
-    Raises: ConfigError for a head in less than 32 bits, in which small updates are lost; serve a
+    Raises: ConfigError for a head of fewer than 32 bits, in which small updates are lost; serve a
     copy (`in_dtype`).
     """
 
@@ -106,10 +106,10 @@ class Trainer:
         )
         self._first = [weight.detach().clone() for weight in head.parameters()]
         self.num_windows = 0
-        """Steps of the optimizer so far."""
+        """Number of optimizer steps made so far."""
 
     def reset(self) -> None:
-        """Return to the state before the first window."""
+        """Return head and optimizer to their state before the first window."""
         with torch.no_grad():
             for weight, first in zip(self.head.parameters(), self._first, strict=True):
                 weight.copy_(first)
@@ -117,21 +117,25 @@ class Trainer:
         self.num_windows = 0
 
     def add(self, sample: DraftSample) -> bool:
-        """Check a sample and add it to the buffer, as `ReplayBuffer.add`. Raises: SampleRefused if
-        it does not fit the head.
+        """Check a sample and add it to the replay buffer; return whether it was added, see
+        `ReplayBuffer.add`.
+
+        Raises: SampleRefused if the sample does not fit the head.
         """
         sample.check(self.head.config)
         return self.buffer.add(sample)
 
     def train_window(self) -> WindowRecord:
-        """Draw a whole window and make one step of the optimizer. Raises: ValueError if there are
-        fewer samples; NotFinite.
+        """Make one optimizer step on a whole window drawn from the replay buffer.
+
+        Raises: ValueError if the buffer has too few samples; NotFinite.
         """
         return self.train_on(self.buffer.draw(self.settings.window_samples))
 
     def train_on(self, samples: Sequence[DraftSample]) -> WindowRecord:
-        """Make one step of the optimizer. Raises: NotFinite if the loss or a gradient is not
-        finite, without a step.
+        """Make one optimizer step on these samples.
+
+        Raises: NotFinite if the loss or a gradient is not finite; the head is then unchanged.
         """
         settings, sample_ids = self.settings, tuple(sample.sample_id for sample in samples)
         batches = [
@@ -177,9 +181,10 @@ class Trainer:
     def evaluate(
         self, samples: Sequence[DraftSample], head: Eagle3Head | None = None
     ) -> DraftCounts:
-        """Return the counts over samples that are not trained on, of another head if one is given.
+        """Return the draft counts over samples without training on them, for `head`, or for the
+        trained head if it is None.
 
-        Raises: SampleRefused if one does not fit.
+        Raises: SampleRefused if a sample does not fit the head.
         """
         counts: DraftCounts | None = None
         head, settings = head or self.head, self.settings

@@ -21,11 +21,11 @@ DECODE = Walk("decode")
 
 
 class TokenAnswer:
-    """Tokens of one answer. As in `transformers`, the repetition penalty counts the prompt, the
-    other penalties the answer only.
+    """Tokens of one answer. As in `transformers`, the repetition penalty counts prompt and answer,
+    the other penalties the answer only.
 
-    `ids`: the tokens drawn, after `prompt_ids`; `replayed`: outputs of the request's history, to be
-    returned once the prompt's rows are computed.
+    `ids`: the sampled tokens, which follow `prompt_ids`; `replayed`: outputs of the request's
+    history, to be returned once the prompt is computed.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class TokenAnswer:
 
     @property
     def num_left(self) -> int:
-        """The most tokens that may still be drawn."""
+        """The largest number of tokens that may still be sampled."""
         return 0 if self.ended else self._request.sampling.max_tokens - len(self.ids)
 
     def next_draw(self, drafts: Sequence[int] = ()) -> RowSampling:
-        """Return the parameters of the draw that follows `drafts`, tokens that are assumed to be
-        drawn before it.
+        """Return the sampling parameters of the token that follows the answer so far and `drafts`,
+        which are tokens assumed to be sampled first.
         """
         sampling, number = self._request.sampling, len(self.ids) + len(drafts)
         key = noise_key(sampling.seed, self._salt, 0, number)
@@ -66,8 +66,8 @@ class TokenAnswer:
         return row
 
     def record_draw(self, token: int) -> EngineOutput:
-        """Record a draw and return its output: `final` at the end token or the length limit, an
-        error for non-finite logits.
+        """Append a sampled token to the answer and return its output: `final` at an end token or
+        the length limit, an error if `token` is negative (the logits were not finite).
         """
         request = self._request
         if token < 0:
@@ -83,12 +83,14 @@ class TokenAnswer:
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
-    """Return the tokens that an earlier owner drew, [n]."""
+    """Return the tokens that an earlier owner sampled for a request: int32 [n]."""
     return np.asarray(request.history.get(TOKEN, ()), np.int32)
 
 
 class AnsweringTask(GraphTask, DraftedTask):
-    """Base of a task that answers in tokens. `answer` is set with the prompt."""
+    """Base class of a program's task that answers in tokens. `answer` is None until the prompt is
+    fed.
+    """
 
     def __init__(self) -> None:
         self.answer: TokenAnswer | None = None
@@ -123,7 +125,9 @@ class AnsweringTask(GraphTask, DraftedTask):
         return self.answer.next_draw(drafts)
 
     def record_draw(self, token: int, row_1H: Tensor) -> EngineOutput:
-        """Record a draw and the row of the drawn token, and return the output."""
+        """Append a sampled token to the answer, and its embedding `row_1H` to the task's input;
+        return the output.
+        """
         assert self.answer is not None, "a draw before the prompt"
         output = self.answer.record_draw(token)
         if not output.final and output.error is None:
@@ -131,7 +135,7 @@ class AnsweringTask(GraphTask, DraftedTask):
         return output
 
     def grow(self, row_1H: Tensor) -> None:
-        """Append the row of a drawn token."""
+        """Append the embedding of a sampled token to the task's input."""
         self._rows.append(row_1H)
 
 
@@ -142,8 +146,8 @@ def draw_answers(
     *,
     one_by_one: bool,
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Draw a token for each task. Shapes: rows of `logits_SV` beyond the tasks only pad; `embed`
-    maps ids [S] to rows [S, H].
+    """Sample the next token of each task and return the outputs. Shapes: `logits_SV` may have
+    padding rows after the tasks' rows; `embed` maps token ids [S] to embeddings [S, H].
     """
     tokens_S = draw(
         logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one=one_by_one
@@ -154,7 +158,7 @@ def draw_answers(
 def record_answers(
     tasks: Sequence[AnsweringTask], tokens: Sequence[int], rows_SH: Tensor
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Record a drawn token, and its row, of each task."""
+    """Record one sampled token per task, with its embedding in `rows_SH`; return the outputs."""
     return [
         (task.record_draw(token, row_1H),)
         for task, token, row_1H in zip(tasks, tokens, rows_SH.split(1), strict=True)
@@ -169,11 +173,13 @@ def draw_drafted(
     *,
     one_by_one: bool,
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Draw for each task the token after its last known one, and after each of its drafts; record
-    them up to the first that is not the draft at its place.
+    """Sample, for each task, the token after its last known one and after each of its draft tokens;
+    record the sampled tokens up to the first that differs from the draft token at its place, this
+    one included.
 
-    Each draw has the parameters, counts and noise of its index, so the answer is the one without
-    drafts. Shapes: R rows of logits, for each task one more than it has drafts.
+    A token is sampled with the parameters, counts and noise of its index, so the answer is the same
+    as without drafts. Shapes: `logits_RV` has, for each task, one row more than the task has
+    drafts.
     """
     rows = [
         task.next_draw(guessed[:number])

@@ -1,8 +1,9 @@
-"""Attention for throughput: decode rows of all requests, and drafts beside them, in one call, each
-prompt extent in one call. Results vary with the batch.
+"""Attention for throughput. Short extents (decode positions, with their draft tokens) of all
+requests share one call; each longer extent of a prompt has a call of its own. Results vary with the
+batch.
 
-Legend: N rows, D short extents, r rows of each, h query heads, k key/value heads, g = h / k, q = g
-x r, d head size, L longest context, P pages.
+Legend: N rows, D short extents, r rows per extent, h query heads, k key/value heads, g = h / k, q =
+g x r, d head size, L longest context, P pages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +26,14 @@ from fleet.engine.torch.layout import (
 )
 
 SHORT_ROWS = 16
-"""Rows up to which the extents of several requests are computed together."""
+"""Largest number of rows of a short extent; short extents are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PromptRows:
-    """Rows [first, first + rows) of the pass: the last `rows` positions of a context."""
+    """A long extent, computed alone: `num_rows` rows of the step from row `first` on, which are the
+    last positions of a context of `context` positions.
+    """
 
     first: int
     num_rows: int
@@ -39,8 +42,8 @@ class _PromptRows:
     masks: dict[int | None, Tensor] = field(default_factory=dict[int | None, Tensor])
 
     def seen(self, window: int | None) -> Tensor:
-        """Return the attention mask, bool [rows, L], computed once per pass instead of once per
-        layer.
+        """Return the attention mask, bool [rows, L], cached per `window` so that it is computed
+        once per step instead of once per layer.
         """
         if window not in self.masks:
             at_L = torch.arange(self.context, device=self.pages_P.device)
@@ -52,10 +55,10 @@ class _PromptRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShortRows:
-    """Extents of `num_rows` rows each, from row `first` of the pass on. `contexts`: positions up to
-    the end of each extent.
+    """Consecutive short extents of `num_rows` rows each, computed together; the first begins at row
+    `first` of the step. `contexts`: number of positions up to the end of each extent.
 
-    Shapes: `pages_DP` is flattened, `contexts_D` are the contexts as a tensor.
+    Shapes: `pages_DP` is flattened; `contexts_D` holds `contexts` as a tensor.
     """
 
     first: int
@@ -70,8 +73,8 @@ class _ShortRows:
         return self.first + len(self.contexts) * self.num_rows
 
     def seen(self, window: int | None) -> Tensor | None:
-        """Return the attention mask, bool [D, rows, L], or None if every row attends to
-        everything.
+        """Return the attention mask, bool [D, rows, L], or None if every row attends to all
+        positions.
         """
         longest = max(self.contexts)
         if (
@@ -94,8 +97,8 @@ class _ShortRows:
 
 
 class FastLayout:
-    """Layout of a pass. Consecutive extents with the same number of rows, at most `SHORT_ROWS`, are
-    computed together.
+    """`Layout` of a step in fast numerics. Consecutive extents with the same number of rows, up to
+    `SHORT_ROWS`, are computed together.
     """
 
     def __init__(self, pool: KVPool, extents: Sequence[Extent]) -> None:
@@ -119,7 +122,9 @@ class FastLayout:
     def _short(
         self, layer: int, q_Nhd: Tensor, part: _ShortRows, params: AttentionParams
     ) -> Tensor:
-        """Attend from short extents: each row is one more query of its group of heads."""
+        """Compute attention of short extents of equal length in one call: the rows of an extent
+        become further queries of each group of heads.
+        """
         _, heads, dim = q_Nhd.shape
         number, rows, groups = len(part.contexts), part.num_rows, self._pool.shape.num_kv_heads
         kv = (
@@ -190,7 +195,7 @@ def _padded(pages: list[int], num_pages: int, scratch: int) -> list[int]:
 
 
 def batching_order(extent: Extent) -> int:
-    """Return a key that sorts extents so that those computed together are consecutive."""
+    """Return a sort key that places extents next to each other if they are computed together."""
     return min(extent.num_rows, SHORT_ROWS + 1)
 
 

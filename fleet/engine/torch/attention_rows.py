@@ -1,9 +1,9 @@
-"""Attention whose result for a row does not depend on the rest of the pass: one path for prompt and
-decode.
+"""Attention whose result for a row does not depend on the other rows of the step; prompt and decode
+use the same code.
 
-The kernels see a row's context at a length that depends on the context alone, and each row is an
-item of its own in a batch, whose size does not affect an item (measured on CPU in float32;
-tests/unit/test_lm_attention.py). Rows whose lengths are equal share their calls.
+The kernels see a row's context padded to a length that depends on the context alone, and a row is
+an item of its own in a batch, whose size does not affect an item (measured on CPU in float32;
+tests/unit/test_lm_attention.py). Rows with equal padded lengths share a call.
 Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, R rows of a call, L their
 padded context length.
 """
@@ -29,15 +29,17 @@ from fleet.engine.torch.layout import (
 )
 
 UNIT = 16
-"""Contexts are padded to whole units of positions, independent of the size of a page."""
+"""Number of positions to a multiple of which contexts are padded, independent of the page size."""
 CALL_BYTES = 2 * 2**20
-"""Keys and values of a call, in a layer. More do not stay in the caches between their kernels."""
+"""Largest size of the keys and values of one call in one layer. Larger calls do not stay in the CPU
+caches between their kernels.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Context:
-    """The positions [first, stop) that row `row` of the tile attends to, of which those at `slots`
-    of the pool are padded.
+    """Context of one row: row `row` of the tile attends to positions [first, stop). `slots`: KV
+    pool slots of the context, padded at both ends to multiples of `UNIT`.
     """
 
     row: int
@@ -53,11 +55,11 @@ class _Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AlikeRows:
-    """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to
-    all positions.
+    """Rows with contexts of equal padded length, computed in one call. `hidden`: mask of the
+    padding, bool [R, 1, 1, L], or None if every row attends to all positions.
 
-    `vectors_2RkL`, flattened: numbers of their keys, then of their values, among all vectors of the
-    pool.
+    `vectors_2RkL`, flattened: indices of the rows' keys, then of their values, among all vectors of
+    the layer in the pool.
     """
 
     rows_R: Tensor
@@ -66,7 +68,9 @@ class _AlikeRows:
 
 
 class RowLayout:
-    """A tile of at most `num_rows` rows, padded to exactly that many; padding rows return zeros."""
+    """`Layout` of a tile of at most `num_rows` rows, padded to exactly that number; padding rows
+    return zeros.
+    """
 
     def __init__(self, pool: KVPool, extents: Sequence[Extent], num_rows: int) -> None:
         device = pool.data.device
@@ -94,8 +98,8 @@ class RowLayout:
         return out_Nkgd.flatten(1)
 
     def _groups_of(self, window: int | None) -> Sequence[_AlikeRows]:
-        """Return the rows as a layer with this window computes them; other layers with it share the
-        result.
+        """Return the rows in groups of equal padded context length for layers with this attention
+        window; the result is cached for all layers with the same window.
         """
         if window not in self._groups:
             self._groups[window] = list(_groups(self._contexts(window), self._pool))
@@ -117,8 +121,8 @@ class RowLayout:
 
 
 def _padded_slots(extent: Extent, pool: KVPool) -> NDArray[np.int64]:
-    """Return the slots of a table's positions up to whole units; beyond the pages the last slot
-    stands in for them.
+    """Return the slots of an extent's positions from 0 on, padded to a multiple of `UNIT`;
+    positions beyond the last page repeat the last slot.
     """
     pages = np.array(extent.table.pages[: pool.pages_for(extent.stop)], np.int64)
     slots = (pages[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
@@ -127,7 +131,7 @@ def _padded_slots(extent: Extent, pool: KVPool) -> NDArray[np.int64]:
 
 
 def _groups(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_AlikeRows]:
-    """Divide rows by the length of their contexts, and further by the bytes of a call."""
+    """Divide rows into groups of equal padded context length, each of at most `CALL_BYTES`."""
     alike: dict[int, list[_Context]] = defaultdict(list)
     for context in contexts:
         alike[len(context.slots)].append(context)

@@ -1,8 +1,8 @@
-"""Attention of a decode step, by tensors only: one row per request, over the pages that a table
-names.
+"""Attention of a decode step, by tensor operations only: one row per request, over the pages that a
+page table names.
 
-On a GPU one kernel reads the pages in place; elsewhere they are gathered, up to the size of the
-table.
+On a GPU one kernel reads the pages in place; on other devices they are gathered, up to the size of
+the table.
 Legend: B rows, h query heads, k key/value heads, g = h / k, d head size, P pages of a request, L =
 P x page size.
 """
@@ -17,7 +17,7 @@ from fleet.engine.torch.step_inputs import StepInputs
 
 
 class StepLayout:
-    """Layout of a decode step."""
+    """`Layout` of a decode step, whose rows and page tables are tensors of fixed shape."""
 
     def __init__(self, pool: KVPool, inputs: StepInputs) -> None:
         self._pool = pool

@@ -1,4 +1,4 @@
-"""The device and precision of a stage, as its numerics require."""
+"""Choice of a stage's device and precision, as its numerics require."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeDevice:
-    """A stage's device and precision. `tiled`: rows in fixed tiles (numerics invariant)."""
+    """Device and precision at which a stage computes. `tiled`: True if rows are computed in tiles
+    of fixed size (numerics invariant).
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -24,8 +26,8 @@ class ComputeDevice:
 
 
 def open_device(*, device: str, dtype: str, numerics: str, threads: int) -> ComputeDevice:
-    """Set the process's threads and choose the device. Raises: ConfigError naming settings that
-    exclude each other.
+    """Set the number of the process's CPU threads and return the stage's device and precision.
+    Raises: ConfigError naming settings that exclude each other.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}", param="dtype")

@@ -1,8 +1,8 @@
-"""Requests whose computed rows are returned instead of draws, to train on, and the time that they
-may take from others.
+"""Scheduling of requests for hidden states ("captures"), which a trainer uses, and the time that
+they may take from other requests.
 
-A pass has either captures or other requests: so its time is known, and no answer waits for rows
-that only a trainer needs.
+A step has either captures or other requests: so the time of captures is known, and no answer waits
+for hidden states that only a trainer needs.
 """
 
 import math
@@ -20,8 +20,8 @@ from fleet.engine.torch.program import TaskT
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest
 
 QUIET_S = 0.2
-"""Captures run freely once no other request could be computed for so long. Under load the gaps
-between answers are shorter.
+"""Captures run without a time limit once no other request could be computed for this time. Under
+load the gaps between answers are shorter.
 """
 
 
@@ -40,7 +40,7 @@ class Captures:
         self._is_bounded = False
 
     def check(self, request: EngineRequest) -> None:
-        """Raise BadInput for a capture where they are refused."""
+        """Raise BadInput if the request is a capture and this worker refuses captures."""
         if request.captured and self._share is None:
             raise BadInput(
                 "this worker computes no captures: set training.enabled: true for the whole fleet",
@@ -50,8 +50,9 @@ class Captures:
     def choose(
         self, requests: Collection[ScheduledRequest[TaskT]]
     ) -> Collection[ScheduledRequest[TaskT]]:
-        """Return the requests of the next pass: others before captures, except within the share of
-        time, and then one capture.
+        """Return the requests from which the next step is chosen: all requests but captures; or one
+        capture, if captures have not used up their share of time; or all captures, if there was no
+        other work for `QUIET_S`.
         """
         captures = [each for each in requests if each.request.captured]
         others = [each for each in requests if not each.request.captured] if captures else requests
@@ -66,19 +67,21 @@ class Captures:
         return able[:1] if is_bounded else captures
 
     def due_in_s(self, requests: Collection[ScheduledRequest[TaskT]]) -> float:
-        """Return the seconds until `choose` returns captures, unless others are computed meanwhile;
-        infinite without captures.
+        """Return the seconds until `choose` returns captures, provided that no other request is
+        computed meanwhile; infinite if no capture waits.
         """
         if not any(each.request.captured and each.can_begin() for each in requests):
             return math.inf
         return max(0.0, min(self._next_s, self._free_s()) - self._clock())
 
     def _free_s(self) -> float:
-        """Return the time from which captures run freely."""
+        """Return the time, on the clock, from which captures run without a limit."""
         return self._others_at_s + QUIET_S
 
     def record(self, planned: Sequence[Planned[TaskT]], took_s: float) -> bool:
-        """Count the time of a pass; return True if it had captures."""
+        """Count the time of a finished step against the captures' share; return True if the step
+        computed captures.
+        """
         is_of_captures = bool(planned) and bool(planned[0][0].request.captured)
         if is_of_captures and self._is_bounded and self._share:
             self._next_s = self._clock() + took_s * (1 / self._share - 1)
@@ -87,8 +90,8 @@ class Captures:
     def outputs(
         self, scheduled: ScheduledRequest[TaskT], extent: Extent, done: PassDone
     ) -> Sequence[EngineOutput]:
-        """Return the rows of a pass that were not returned before; the last ones end the
-        request.
+        """Return the hidden states of a capture's positions that a step computed and that were not
+        returned before; the output with the last position ends the request.
         """
         first, task = max(extent.start, scheduled.reported), scheduled.task
         if first >= extent.stop:

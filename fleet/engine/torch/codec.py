@@ -1,8 +1,8 @@
-"""The batch loop of a stateful decoder: frames of codes in, samples out, window by window.
+"""The batch loop of a stateful audio decoder: frames of codes in, samples out, window by window.
 
-Each step runs one pass over windows of equal length. Windows of different lengths run in different
-passes: on a CPU padding costs more than a pass. Knows no model: the decoder defines states, and
-which windows may share a pass.
+A step decodes one window of each of several requests, all of equal length. Windows of different
+lengths are decoded in different steps, since on a CPU padding costs more than a further step. Knows
+no model: the decoder defines states, and which windows may share a step.
 """
 
 import logging
@@ -23,7 +23,9 @@ _BEFORE_ANY_INPUT = Walk("")
 
 
 class WindowDecoder(Protocol[StateT]):
-    """The model behind the loop. A state is immutable: a failed pass changes none."""
+    """Model behind the loop, which decodes windows of codec frames to audio. A state is immutable,
+    so a failed call changes no state.
+    """
 
     @property
     def num_codebooks(self) -> int: ...
@@ -32,16 +34,16 @@ class WindowDecoder(Protocol[StateT]):
     def codebook_size(self) -> int: ...
 
     def open(self) -> StateT:
-        """The state before the first frame."""
+        """Return a request's state before its first frame."""
         ...
 
     @property
     def settling_samples(self) -> int:
-        """Number of samples after skipped windows that are not exact yet."""
+        """Number of samples after skipped windows whose values are not exact yet."""
         ...
 
     def group(self, state: StateT) -> Hashable:
-        """Return the state's group: only states of one group may share a pass."""
+        """Return the group of a state: only states of the same group may be decoded in one call."""
         ...
 
     def num_samples(self, state: StateT, num_frames: int) -> int:
@@ -49,31 +51,32 @@ class WindowDecoder(Protocol[StateT]):
         ...
 
     def skip(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> Sequence[StateT]:
-        """Return the next states after windows whose audio is known; one pass, much cheaper than
-        decoding.
+        """Return the states after windows whose audio is known already, without decoding them: one
+        call, much cheaper than `decode`.
         """
         ...
 
     def decode(
         self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]
     ) -> tuple[Sequence[StateT], NDArray[np.float32]]:
-        """Run one pass over B windows of T frames; return the next states, and the samples, B x
-        samples.
+        """Decode B windows of T frames, one per state; return the next states, and the audio
+        samples, float32 [B, samples].
         """
         ...
 
     def check(self) -> None:
-        """Raise EngineStopped if the device fails every computation."""
+        """Raise EngineStopped if every computation on the decoder's device fails."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPolicy:
-    """Sizes of windows. `ramp` counts frames per window; its last number repeats.
+    """Rule for the sizes of windows. `ramp`: number of frames of each window, from the first on;
+    the last number repeats.
 
-    `invariant`: window k has ramp[k] frames however they arrive, and waits until it is full or the
-    input has ended; windows run one by one. Otherwise a window is all frames that have arrived, at
-    most the longest of the ramp, so that none starves.
+    `invariant`: if True, window k has ramp[k] frames however they arrive, and waits until it is
+    full or the input has ended; windows are decoded one at a time. If False, a window is all frames
+    that have arrived, at most the largest number of the ramp, so that no request starves.
     Raises: ConfigError if the ramp is empty or not positive.
     """
 
@@ -88,7 +91,10 @@ class WindowPolicy:
             )
 
     def num_frames(self, window_index: int, num_waiting: int, *, ended: bool) -> int:
-        """Return the frames of the next window; 0 while it must wait for more."""
+        """Return the number of frames of the next window; 0 while it must wait for more input.
+        `num_waiting`: number of frames that have arrived and are not decoded; `ended`: True if the
+        input is complete.
+        """
         if not self.invariant:
             return min(num_waiting, max(self.ramp))
         size = self.ramp[min(window_index, len(self.ramp) - 1)]
@@ -97,8 +103,8 @@ class WindowPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream(Generic[StateT]):
-    """A request in the loop. `waiting_TQ`: frames fed and not yet decoded; `known`: an earlier
-    owner's samples, still to be returned.
+    """State of a request in the loop. `waiting_TQ`: frames fed and not yet decoded; `known`:
+    samples decoded by an earlier owner, still to be returned.
     """
 
     request_id: RequestId
@@ -115,17 +121,17 @@ class _Stream(Generic[StateT]):
         return self.error is not None or (self.ended and not len(self.waiting_TQ))
 
     def replace_known(self, wave: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the window's samples, with the known ones in place of the computed ones."""
+        """Return a decoded window `wave` with known samples in place of the decoded ones."""
         known, self.known = self.known[: len(wave)], self.known[len(wave) :]
         return np.concatenate((known, wave[len(known) :])) if len(known) else wave
 
 
 class CodecEngine(Engine, Generic[StateT]):
-    """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave`
-    float32 [samples].
+    """Engine that decodes codec frames to audio. Input arrays: `codes` int32 [frames, codebooks],
+    any number of frames. Output arrays: `wave` float32 [samples].
 
-    History is the `wave` of the first samples: they are returned again, and only the state needed
-    to continue is computed.
+    A request's history is the `wave` of its first samples. The engine returns these samples again,
+    and computes only the state needed to continue.
     """
 
     def __init__(
@@ -138,7 +144,7 @@ class CodecEngine(Engine, Generic[StateT]):
         self._streams: dict[RequestId, _Stream[StateT]] = {}
 
     def submit(self, request: EngineRequest) -> None:
-        """Add a request. Raises: BadInput if it is in the loop already."""
+        """Add a request. Raises: BadInput if a request with this id is in the loop already."""
         if request.request_id in self._streams:
             raise BadInput(f"request {request.request_id} was submitted twice")
         known = request.history.get("wave", np.zeros(0, np.float32))
@@ -194,7 +200,9 @@ class CodecEngine(Engine, Generic[StateT]):
         return EngineStats(running=len(self._streams), ready=ready)
 
     def _frames(self, arrays: Arrays) -> NDArray[np.int32]:
-        """Return the frames of an input. Raises: EngineError naming the invalid codes."""
+        """Return the codec frames of an input, int32 [frames, codebooks]. Raises: EngineError
+        naming the invalid codes.
+        """
         codes = arrays.get("codes", self._no_frames)
         num_codebooks, codebook_size = self._decoder.num_codebooks, self._decoder.codebook_size
         if (
@@ -232,15 +240,15 @@ class CodecEngine(Engine, Generic[StateT]):
         )
 
     def _is_known(self, stream: _Stream[StateT]) -> bool:
-        """Return True if the next window's audio is known, and enough after it for the state to
-        settle.
+        """Return True if the audio of the stream's next window is known already, and enough samples
+        after it for the decoder's state to settle.
         """
         num_samples = self._decoder.num_samples(stream.state, self._window_frames(stream))
         return len(stream.known) >= num_samples + self._decoder.settling_samples
 
     def _run(self, batch: list[_Stream[StateT]]) -> list[EngineOutput]:
-        """Run one pass over windows of one kind; if it fails, run each alone, so that only the one
-        at fault fails.
+        """Decode the next windows of streams that may share a step. If that fails, decode each
+        window alone, so that only the faulty request fails.
         """
         num_frames = self._window_frames(batch[0])
         try:
@@ -282,8 +290,8 @@ class CodecEngine(Engine, Generic[StateT]):
         )
 
     def _end(self, stream: _Stream[StateT]) -> EngineOutput:
-        """Return the last output of a stream without frames to decode: its error, or an empty
-        end.
+        """Remove a stream without frames to decode; return its last output: its error, or an empty
+        final output.
         """
         del self._streams[stream.request_id]
         final = stream.error is None

@@ -8,7 +8,7 @@ from fleet.core.errors import EngineStopped
 
 
 def check_device(device: torch.device) -> None:
-    """Compute one value on the device. Raises: EngineStopped if that fails."""
+    """Raise EngineStopped if the device cannot compute a single value any more."""
     try:
         torch.ones(1, device=device).add_(1).item()
     except RuntimeError as error:

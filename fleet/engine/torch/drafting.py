@@ -1,6 +1,7 @@
 """Interface between the batch loop and speculative decoding, which `fleet.drafts` implements.
 
-A loop without it verifies no drafts. Drafts change the speed of a loop, never its answers.
+A batch loop without an implementation samples one token per request and step. Draft tokens change
+the speed of a loop, never its answers.
 """
 
 from collections.abc import Sequence
@@ -15,15 +16,17 @@ from fleet.engine.torch.program import DraftedTask, TaskT
 
 
 class Drafting(Protocol):
-    """Drafts for the requests of one batch loop. Not thread-safe."""
+    """Source of draft tokens for the requests of one batch loop. Not thread-safe."""
 
     @property
     def reads_features(self) -> bool:
-        """True if hidden states of each step are needed, which a captured graph does not return."""
+        """True if the drafter needs hidden states of each step, which a captured graph does not
+        return.
+        """
         ...
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next step on. Raises: BadInput for an unknown
+        """Switch to the drafter `name` from the next step on. Raises: BadInput for an unknown
         name.
         """
         ...
@@ -31,19 +34,23 @@ class Drafting(Protocol):
     def with_drafts(
         self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], pool: KVPool
     ) -> list[PassEntry[TaskT]]:
-        """Return the entries of the next step, with drafts where a token will be sampled."""
+        """Return the entries of the next step, with draft tokens added where a token will be
+        sampled. `pool`: KV pool in which the draft tokens get pages.
+        """
         ...
 
     def record(
         self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float
     ) -> None:
-        """Count the accepted drafts of a step, and its time."""
+        """Count the accepted draft tokens of a finished step, and its duration in `seconds`."""
         ...
 
     def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
-        """Forget a request. A complete answer may serve for later drafts."""
+        """Forget an ended request. `complete`: True if its answer is complete, so that later
+        requests may use it as a source of draft tokens.
+        """
         ...
 
     def figures(self) -> SpeculationFigures:
-        """Return the counts since the present drafter is in use."""
+        """Return the statistics of the present drafter, counted since it came into use."""
         ...

@@ -1,7 +1,7 @@
-"""Mixture-of-experts products: grouped by expert (fast), or every chosen expert over the whole tile
-(invariant).
+"""Mixture-of-experts layers by two methods: matrix products grouped by expert (fast numerics), or
+every chosen expert over the whole tile (invariant numerics).
 
-Legend: N rows, H hidden size, I expert width, E experts, k experts a row.
+Legend: N rows, H hidden size, I expert width, E experts, k experts per row.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertWeights:
-    """Shapes: `gate_up` [E, 2 x I, H], `down` [E, H, I]."""
+    """Weight matrices of all experts of a layer. Shapes: `gate_up` [E, 2 x I, H], `down` [E, H,
+    I].
+    """
 
     gate_up: Tensor
     down: Tensor
@@ -30,8 +32,8 @@ class ExpertWeights:
 
 
 Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights], Tensor]
-"""The weighted sum of each row's experts: (rows [N, H], expert ids [N, k], weights [N, k],
-matrices) -> [N, H].
+"""Function that returns the weighted sum of each row's experts: (rows [N, H], expert ids [N, k],
+weights [N, k], matrices) -> [N, H].
 """
 
 
@@ -43,7 +45,9 @@ def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:
 def grouped_experts(
     rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
 ) -> Tensor:
-    """Run the chosen experts as two grouped products where that is possible and faster."""
+    """Return the weighted sum of each row's experts: by `grouped_products` where that is possible
+    and faster, else by `looped_experts`.
+    """
     if not matrices.is_aligned or (len(rows_NH) == 1 and rows_NH.device.type == "cpu"):
         # one row: twice as fast on a CPU (measured)
         return looped_experts(rows_NH, ids_Nk, weights_Nk, matrices)
@@ -53,8 +57,8 @@ def grouped_experts(
 def grouped_products(
     rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
 ) -> Tensor:
-    """Run all chosen experts as two grouped products. Their number of kernels does not depend on
-    the routing, and the host need not know it.
+    """Return the weighted sum of each row's experts, computed as two grouped products. The number
+    of kernels does not depend on the routing, which the host need not know.
     """
     k = ids_Nk.shape[1]
     expert_of_pair, order = ids_Nk.flatten().sort(stable=True)
@@ -68,8 +72,8 @@ def grouped_products(
 def looped_experts(
     rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
 ) -> Tensor:
-    """Run each chosen expert once, over its rows only, one after another: the slow twin of
-    `grouped_products`.
+    """Return the weighted sum of each row's experts, running one chosen expert after another over
+    its rows only: the slow twin of `grouped_products`.
     """
     num_rows, k = ids_Nk.shape
     if num_rows == 1:
@@ -85,8 +89,8 @@ def looped_experts(
 
 
 def _weighted_sum(outs: Tensor, order: Tensor, weights_Nk: Tensor) -> Tensor:
-    """Sum the experts' outputs of each row. Shapes: `outs` [N x k, H], ordered by expert; `order`
-    [N x k].
+    """Return the weighted sum of the experts' outputs for each row. Shapes: `outs` [N x k, H],
+    ordered by expert; `order` [N x k], the permutation that ordered them.
     """
     by_pair = torch.empty_like(outs)
     by_pair[order] = outs
@@ -96,8 +100,8 @@ def _weighted_sum(outs: Tensor, order: Tensor, weights_Nk: Tensor) -> Tensor:
 def tiled_experts(
     rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
 ) -> Tensor:
-    """Run every chosen expert over all rows, summed in order of expert: no shape depends on the
-    routing.
+    """Return the weighted sum of each row's experts by running every expert that some row chose
+    over all rows, in order of expert, so that no shape depends on the routing.
 
     An expert that a row did not choose adds an exact zero to it.
     """

@@ -1,9 +1,9 @@
-"""Execution of decode steps without the host: on a GPU a step is replayed as one captured graph per
-number of rows.
+"""Execution of decode steps without the host: on a GPU a step is replayed as a captured CUDA graph,
+one graph per batch size.
 
-Rows that draw next are computed, and drawn from, by the program's `decode`; all others (prompts,
-replays) by `FastRunner`, the slow twin of this one. Legend: B rows of a step, the last ones
-padding; S rows in use.
+Rows after which a token is sampled are computed and sampled by the program's `decode`; all other
+rows (prompts, replays) by `FastRunner`, the slow twin of this runner. Legend: B rows of a step, the
+last ones padding; S rows in use.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,16 +23,17 @@ from fleet.engine.torch.step_inputs import StepBuffers, StepInputs
 
 Step = Callable[[StepInputs], StepOutputs]
 NUM_WARM_UPS = 2
-"""Runs before a capture, which allocate and compile what must not be allocated or compiled within
-it.
+"""Number of runs before a capture: they allocate and compile what must not be allocated or compiled
+during the capture.
 """
 
 
 def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if a decode step with experts can be captured on a device.
+    """Return True if a decode step with mixture-of-experts layers can be captured as a graph on a
+    device.
 
-    On others grouped products copy the groups' sizes to the host, which a capture refuses. Source:
-    torch 2.13, aten/native/cuda/GroupedBlas.cpp.
+    On other devices grouped products copy the groups' sizes to the host, which a capture refuses.
+    Source: torch 2.13, aten/native/cuda/GroupedBlas.cpp.
     """
     if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
         return False
@@ -40,20 +41,22 @@ def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def buckets_up_to(max_batch: int) -> list[int]:
-    """Return the numbers of rows for which graphs are captured: powers of two, and the largest
-    batch.
+    """Return the batch sizes for which graphs are captured: powers of two below `max_batch`, and
+    `max_batch` itself.
     """
     powers = [1 << n for n in range(max_batch.bit_length()) if 1 << n < max_batch]
     return [*powers, max_batch]
 
 
 class GraphRunner(Generic[GraphTaskT]):
-    """Runs the rows of a pass that draw in one decode step, padded to the next bucket.
+    """Pass runner that computes all rows after which a token is sampled in one decode step, padded
+    to the next captured batch size.
 
-    `step` computes a step from its inputs; it is captured on a GPU, and called elsewhere. The page
-    table of a captured step covers the whole pool, elsewhere as many pages as are needed, in powers
-    of two. `reads_features`: returns True while a draft head reads the rows of passes, which a step
-    does not return; all rows are then computed by `FastRunner`.
+    `step`: function that computes a step from its inputs; captured as a graph on a GPU, called
+    directly on other devices. The page table of a captured step covers the whole pool; on other
+    devices it has the pages needed, rounded up to a power of two. `reads_features`: function that
+    returns True while a draft head reads hidden states of steps, which a captured step does not
+    return; all rows are then computed by `FastRunner`.
     """
 
     def __init__(
@@ -99,7 +102,9 @@ class GraphRunner(Generic[GraphTaskT]):
         return PassDone(tapped=tapped, drawn=drawn, features=rows.features(), last=rows.last())
 
     def _run(self, decoding: Sequence[tuple[GraphTaskT, Extent]]) -> StepOutputs:
-        """Start a step and return copies of its outputs, since the next step overwrites them."""
+        """Start a decode step and return copies of its outputs, since the next step overwrites the
+        originals.
+        """
         used, extents = len(decoding), [extent for _, extent in decoding]
         num_rows = next(bucket for bucket in self._buckets if bucket >= used)
         buffers, run = self._prepare(num_rows, self._num_pages(extents))
@@ -118,7 +123,9 @@ class GraphRunner(Generic[GraphTaskT]):
         )
 
     def _record(self, decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs) -> Drawn:
-        """Read the codes, the one value of a step for which the host waits, and record them."""
+        """Copy the sampled codes to the host, which waits for nothing else of a step, and record
+        them; return the outputs.
+        """
         codes_SQ = stepped.codes_BQ.cpu().numpy()
         outputs = self._program.record([task for task, _ in decoding], codes_SQ, stepped.rows_BH)
         return {id(extent): output for (_, extent), output in zip(decoding, outputs, strict=True)}
@@ -132,7 +139,9 @@ class GraphRunner(Generic[GraphTaskT]):
     def _prepare(
         self, num_rows: int, num_pages: int
     ) -> tuple[StepBuffers, Callable[[], StepOutputs]]:
-        """Return the buffers of a step, and a call that runs the step on them."""
+        """Return the input buffers of a step of this size, and a function that runs the step on
+        them; both are created at the first call.
+        """
         key = (num_rows, num_pages)
         if key not in self._ready:
             buffers = StepBuffers(self._program.step_shape, self._pool, num_rows, num_pages)
@@ -146,12 +155,13 @@ class GraphRunner(Generic[GraphTaskT]):
 
     @torch.inference_mode()
     def _captured(self, inputs: StepInputs) -> Callable[[], StepOutputs]:
-        """Capture a step on a GPU; return a call that replays it and returns the tensors to which
-        it writes.
+        """Capture a step as a graph on a GPU; return a function that replays the graph and returns
+        its output tensors.
 
-        The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool,
-        where an input that is not filled yet is padding and touches the scratch page alone. Graphs
-        share their memory: one step runs at a time, and none reads what another left.
+        The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool. An
+        input that is not filled yet is padding and touches only the scratch page. All graphs share
+        their memory, which is safe since one step runs at a time, and no step reads what an earlier
+        one left.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._pool.data.device):

@@ -1,4 +1,4 @@
-"""Number of KV pages that a worker's share of a GPU holds beside its weights. Knows no
+"""Number of KV pages that fit into a worker's share of a GPU beside its weights. Knows no
 scheduling.
 """
 
@@ -9,7 +9,7 @@ import torch
 
 GIB = 1 << 30
 PASS_SHARE = 0.1
-"""Part of the memory beside the weights that is left for the intermediate values of a pass."""
+"""Share of the memory beside the weights that is left for the intermediate values of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,9 @@ def allocated_bytes(device: torch.device) -> int:
 
 
 def read_memory(device: torch.device, allocated_before: int) -> DeviceMemory:
-    """Read a GPU's memory. `allocated_before`: `allocated_bytes` before the weights were loaded."""
+    """Return the memory of a GPU after the weights were loaded. `allocated_before`: value of
+    `allocated_bytes` before they were loaded.
+    """
     torch.cuda.empty_cache()  # the buffers of loading are free memory
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(
@@ -38,19 +40,19 @@ def read_memory(device: torch.device, allocated_before: int) -> DeviceMemory:
 
 
 def num_pages(memory: DeviceMemory, share: float, page_bytes: int) -> int:
-    """Return how many pages fit into a worker's share of a GPU, less one for the pool's scratch
-    page; 0 or less if none do.
+    """Return the number of pages that fit into a worker's share of a GPU, less one for the pool's
+    scratch page; 0 or less if no page fits.
 
-    The share is one of the whole memory, so that the order in which the workers of a GPU start does
-    not matter.
+    `share` is a share of the GPU's whole memory, so that the order in which the workers of a GPU
+    start does not matter.
     """
     rest = min(int(share * memory.total) - memory.own, memory.free)
     return int(rest * (1 - PASS_SHARE)) // page_bytes - 1
 
 
 def share_for(memory: DeviceMemory, pages: int, page_bytes: int) -> float:
-    """Return the share that holds `pages`, rounded up to hundredths; above 1 if the GPU is too
-    small.
+    """Return the share of a GPU's memory in which `pages` KV pages fit, rounded up to hundredths;
+    above 1 if the GPU is too small.
     """
     needed = memory.own + (pages + 1) * page_bytes / (1 - PASS_SHARE)
     return math.ceil(100 * needed / memory.total) / 100

@@ -16,7 +16,7 @@ from fleet.core.pages import Memory, PagesRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """Size of one position: keys and values of every layer."""
+    """Sizes of the keys and values that one position has in all layers."""
 
     num_layers: int
     num_kv_heads: int
@@ -39,8 +39,8 @@ class PageTable:
 
 @dataclass(slots=True, kw_only=True)
 class PoolChanges:
-    """Changes of a pool that the pools of other spans of the model make too, in the order of the
-    passes.
+    """Recorded changes of a mirrored KV pool, which `apply` makes in the pools of all spans of the
+    model, in the order of the steps.
 
     `zeroed`: parts of pages to be zeroed, as (page, first position in it). `closed`: numbers of
     closed tables.
@@ -51,10 +51,10 @@ class PoolChanges:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros. Raises: MemoryError, RuntimeError.
+    """Return a tensor of zeros. Raises: MemoryError, RuntimeError.
 
-    On a CPU the kernel provides each page at its first use: writing all of them is a fifth of a
-    restart.
+    On a CPU the kernel provides each page of memory at its first use, since writing all of it would
+    take a fifth of a restart.
     """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
@@ -67,7 +67,8 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
 
 
 class KVPool:
-    """A pool allocated once. Page `num_pages` is scratch: padding rows of a tile write there.
+    """Paged memory for keys and values, allocated once. Page `num_pages` is a scratch page, to
+    which padding rows write.
 
     Shapes: `data` is [layers, pages + 1, page_size, 2 (keys, values), kv_heads, head_dim].
     Invariants: every page is free or in exactly one open table; `check()` holds between calls.
@@ -83,8 +84,8 @@ class KVPool:
         device: torch.device,
         mirrored: bool = False,
     ) -> None:
-        """`mirrored`: changes are recorded, and made by `apply`; other pools have the same
-        pages.
+        """Allocate the pool. `mirrored`: True if the pools of other spans of the model have the
+        same pages; changes are then only recorded, and `apply` makes them in all these pools.
         """
         self.shape = shape
         self.num_pages = num_pages
@@ -94,8 +95,8 @@ class KVPool:
         self.data = _zeros(size, dtype, device)
         self.pages_of_layer = list(self.data)
         self.slots_of_layer = list(self.data.flatten(1, 2).flatten(2, 3))
-        """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x
-        kv_heads, head_dim].
+        """Views of `data` per layer: `pages_of_layer` is [pages + 1, page_size, 2, kv_heads,
+        head_dim], `slots_of_layer` is [slots, 2 x kv_heads, head_dim].
         """
         self._free = list(range(num_pages - 1, -1, -1))
         self._tables: list[PageTable] = []
@@ -117,7 +118,9 @@ class KVPool:
 
     @property
     def layout(self) -> str:
-        """Layout of a page's bytes; pools can read each other's pages only if it is equal."""
+        """Description of the layout of a page's bytes; two pools can read each other's pages only
+        if their layouts are equal.
+        """
         return f"{str(self.data.dtype).removeprefix('torch.')}, {self.page_size} positions a page"
 
     def pages_for(self, num_positions: int) -> int:
@@ -132,15 +135,17 @@ class KVPool:
 
     @property
     def memory(self) -> Memory | None:
-        """The pool's memory, if it is the host's or an Nvidia GPU's."""
+        """Address and size of the pool's memory, if it is in host memory or on an Nvidia GPU; else
+        None.
+        """
         kind, number = self.data.device.type, self.data.device.index
         if kind not in ("cpu", "cuda"):
             return None
         return Memory(self.data.data_ptr(), self.data.nbytes, number if kind == "cuda" else None)
 
     def locate(self, table: PageTable) -> PagesRef:
-        """Return the location of a table's pages, once no pass that was started before writes to
-        them.
+        """Return the location of a table's pages, once no step that was started before still writes
+        to them.
         """
         if self.data.device.type == "cuda":
             # reads of other processes are not ordered with this one's kernels
@@ -157,9 +162,10 @@ class KVPool:
         )
 
     def grow(self, table: PageTable, num_positions: int, *, clean: bool = True) -> bool:
-        """Allocate pages for `num_positions`; return False without effect if too few are free.
+        """Allocate pages to a table, up to `num_positions` positions; return False without effect
+        if too few pages are free.
 
-        Without `clean` new pages are not zeroed: the caller overwrites them before anything is
+        If `clean` is False, new pages are not zeroed: the caller overwrites them before anything is
         computed from them.
         """
         missing = self.pages_for(num_positions) - len(table.pages)
@@ -185,13 +191,17 @@ class KVPool:
         return [table.number for table in self._tables]
 
     def take_changes(self) -> PoolChanges:
-        """Return the changes of a mirrored pool since the last call."""
+        """Return the changes of a mirrored pool since the last call, for the pools of other
+        spans.
+        """
         assert self._changes is not None, "not a mirrored pool"
         changes, self._changes = self._changes, PoolChanges()
         return changes
 
     def apply(self, changes: PoolChanges) -> None:
-        """Zero what the changes name."""
+        """Make recorded changes of a mirrored pool: zero the parts of pages that `changes`
+        names.
+        """
         whole = [page for page, first in changes.zeroed if first == 0]
         if whole:
             self.data[:, whole] = 0
@@ -200,7 +210,7 @@ class KVPool:
                 self.data[:, page, first:] = 0
 
     def shrink(self, table: PageTable, num_positions: int) -> None:
-        """Free the pages beyond `num_positions` and zero the rest of the last one, as in a new
+        """Free a table's pages beyond `num_positions` positions and zero the rest of its last
         page.
         """
         num_pages, rest = self.pages_for(num_positions), num_positions % self.page_size
@@ -217,7 +227,9 @@ class KVPool:
             self._changes.closed.append(table.number)
 
     def read_rows(self, table: PageTable, num_rows: int) -> list[NDArray[np.uint8]]:
-        """Copy the first rows of a table: for each layer uint8 [bytes], row by row."""
+        """Return a copy of the keys and values of a table's first `num_rows` positions: per layer
+        uint8 [bytes], position by position.
+        """
         return [
             self._rows_of(layer, table)[:num_rows]
             .contiguous()
@@ -232,14 +244,16 @@ class KVPool:
         return layer[table.pages].flatten(0, 1)
 
     def write_rows(self, table: PageTable, layers: Sequence[NDArray[np.uint8]]) -> None:
-        """Write what `read_rows` returned into a table's pages, and zero their rest. Raises:
-        RuntimeError if sizes differ.
+        """Write keys and values in the form of `read_rows` to a table's pages, and zero the rest of
+        the pages. Raises: RuntimeError if sizes differ.
         """
         for at, rows in enumerate(layers):
             self.write_layer(at, table, rows)
 
     def write_layer(self, at: int, table: PageTable, rows: NDArray[np.uint8]) -> None:
-        """Write one layer's rows as `write_rows` does."""
+        """Write the keys and values of layer `at`, in the form of `read_rows`, to a table's pages,
+        and zero the rest of the pages.
+        """
         layer = self.data[at]
         given = (
             torch.from_numpy(np.array(rows))
@@ -252,13 +266,15 @@ class KVPool:
         layer[table.pages] = pages.view(-1, *layer.shape[1:])
 
     def read(self, table: PageTable, num_positions: int) -> NDArray[np.uint8]:
-        """Copy the pages of a table's first positions: uint8 [bytes], layer by layer."""
+        """Return a copy of the pages of a table's first `num_positions` positions: uint8 [bytes],
+        layer by layer.
+        """
         pages = table.pages[: self.pages_for(num_positions)]
         return self.data[:, pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
 
     def write(self, table: PageTable, data: NDArray[np.uint8], num_positions: int) -> bool:
-        """Write the data that `read` returned for `num_positions` into a table's pages, which may
-        be fewer.
+        """Write the pages that `read` returned for `num_positions` positions to a table's pages, of
+        which there may be fewer.
 
         Return False without effect if the size of the data does not fit the pages of this pool, for
         example because the pool has another dtype.

@@ -18,13 +18,15 @@ from fleet.engine.torch.scheduled import ScheduledRequest, failed
 
 log = logging.getLogger(__name__)
 LENDING_SHARE = 0.5
-"""Share of the pool that must be free to lend pages: running requests come first, and a copy serves
-as well.
+"""Share of the pool's pages that must be free before pages are lent: running requests need pages
+more, and a hand-off works by a copy as well.
 """
 
 
 class LoopKVTransfer(Generic[TaskT]):
-    """Hand-offs of the requests of one loop. A request whose pages are lent is removed."""
+    """Hand-offs of the requests of one batch loop. A request whose pages are lent is removed from
+    the loop.
+    """
 
     def __init__(
         self,
@@ -103,15 +105,17 @@ class LoopKVTransfer(Generic[TaskT]):
         return True
 
     def _importable(self, request_id: RequestId, num_rows: int) -> ScheduledRequest[TaskT] | None:
-        """Return the request if it has not begun and would continue after these rows."""
+        """Return the request if it can continue after `num_rows` imported positions: nothing of it
+        is computed yet, and its rotary embeddings are scaled alike. Else return None.
+        """
         scheduled = self._requests.get(request_id)
         if scheduled is None or scheduled.computed or _num_usable(scheduled, num_rows) <= 0:
             return None
         return scheduled if scheduled.task.rope_len(num_rows) == scheduled.rope_len else None
 
     def _write(self, scheduled: ScheduledRequest[TaskT], blocks: KVBlocks) -> bool:
-        """Write a copy as the request's first rows; return False if it has no room or does not
-        fit.
+        """Write copied keys and values as the request's first positions; return False if the pool
+        has no room or the copy does not fit its pages.
         """
         try:
             if not self._pool.grow(scheduled.table, _num_usable(scheduled, blocks.num_rows)):
@@ -135,14 +139,14 @@ class LoopKVTransfer(Generic[TaskT]):
 
 
 def _can_share(scheduled: ScheduledRequest[TaskT]) -> bool:
-    """Return True if another engine that has the computed rows would continue with them."""
+    """Return True if another engine could continue after the request's computed positions."""
     num_rows = scheduled.computed
     return num_rows > 0 and scheduled.task.rope_len(num_rows) == scheduled.rope_len
 
 
 def _num_usable(scheduled: ScheduledRequest[TaskT], num_rows: int) -> int:
-    """Return the number of imported rows that are used: all but the last one, which must be
-    computed here for the next token.
+    """Return the number of imported positions that the request uses: all but its last position,
+    which must be computed here to sample the next token.
     """
     return min(num_rows, scheduled.task.num_rows - 1)
 

@@ -1,8 +1,8 @@
-"""Positions of a pass's rows in the KV pool, where they write keys and values and what they attend
-to. Knows no model.
+"""Where the rows of a step are in the KV pool: where they write keys and values and which positions
+they attend to. Knows no model.
 
-Legend: N rows of the pass (positions of any requests), h query heads, k key/value heads, d head
-size, L context length.
+Legend: N rows of the step (one row is one position of a request), h query heads, k key/value heads,
+d head size, L context length.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions [start, stop) of one request, consecutive rows of the pass. `drafts`: token ids of
-    the last rows, which are guesses about the answer.
-    `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least, if the
-    model scales them by length.
+    """Consecutive positions [start, stop) of one request that a step computes. `drafts`: draft
+    token ids, which stand at the last of these positions.
+    `rope_len`: text length for which the rotary embeddings of the positions are scaled at least, if
+    the model scales them by length.
     """
 
     table: PageTable
@@ -36,8 +36,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParams:
-    """A layer's attention parameters. `window` counts positions, the row's own included; `softcap`
-    bounds scores.
+    """Attention parameters of a layer. `window`: number of positions that a row attends to, its own
+    included; `softcap`: bound of the attention scores.
 
     `sinks_h`: per head, a score that takes part in the softmax and contributes no value.
     """
@@ -49,7 +49,7 @@ class AttentionParams:
 
 
 def attention_weights(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
-    """Return the softmax of scores, without the share of the sinks.
+    """Return the softmax of attention scores and sinks, with the sinks' share left out.
 
     Shapes: scores [..., a, b, L], sinks broadcastable to [a, b].
     """
@@ -60,24 +60,26 @@ def attention_weights(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
 
 
 class Layout(Protocol):
-    """The places of a step's rows in the KV pool, and attention over the rows stored there."""
+    """Where the rows of one step are in the KV pool, and attention over the keys and values stored
+    there.
+    """
 
     @property
     def positions(self) -> Tensor:
-        """int64 [N]."""
+        """Position of each row in its request: int64 [N]."""
         ...
 
     @property
     def rope_lens(self) -> Sequence[int]:
-        """For each row, the length of the text by which its rotary embedding is scaled.
+        """For each row, the text length for which its rotary embedding is scaled.
 
-        Empty in layouts of models that do not scale them by length.
+        Empty for models that do not scale rotary embeddings by length.
         """
         ...
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
-        """Store the rows' keys and values ([N, 2 x k, d], keys first), then attend from each row.
-        Returns [N, h x d].
+        """Store the rows' keys and values `kv_Nkd` ([N, 2 x k, d], keys first) in a layer of the
+        pool, then compute attention from each row. Returns [N, h x d].
         """
         ...
 
@@ -88,7 +90,9 @@ def positions_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[i
 
 
 def rope_lens_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
-    """Return `Layout.rope_lens`: the text up to each row, or more of it by `Extent.rope_len`."""
+    """Return `Layout.rope_lens` for extents: per row its position + 1, or `Extent.rope_len` if
+    greater; padded to `pad_to` rows.
+    """
     lens: list[int] = []
     for extent in extents:
         lens += [max(extent.rope_len, stop) for stop in range(extent.start + 1, extent.stop + 1)]
@@ -96,7 +100,9 @@ def rope_lens_of(extents: Sequence[Extent], pad_to: int | None = None) -> list[i
 
 
 def slots_of(extents: Sequence[Extent], pool: KVPool, pad_to: int | None = None) -> list[int]:
-    """Return each row's slot, page x page_size + offset; padding uses the scratch page."""
+    """Return the KV pool slot of each row, page x page_size + offset; padding up to `pad_to` rows
+    uses the scratch page.
+    """
     size = pool.page_size
     slots = [
         extent.table.pages[position // size] * size + position % size

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MOST_ROWS = 4
-"""Numbers of rows up to which a CPU multiplies the other way round in 32 bits, one row twice: with
-MKL on an AMD CPU 1.5 to 3 times as fast where the weights fit into the cache; with 1,024 inputs
-four rows took a sixth longer (measured).
+"""Largest number of rows for which a CPU computes weight times rows in 32 bits, instead of rows
+times weight, with a single row doubled. With MKL on an AMD CPU this is 1.5 to 3 times as fast where
+the weights fit into the cache; with 1,024 inputs four rows took a sixth longer (measured).
 """
 
 
 def linear(rows_NH: Tensor, weight_OH: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return what `F.linear` returns, apart from rounding: [N, O]. The order of operations depends
-    on N only.
+    """Return `F.linear` of the arguments up to rounding: [N, O]. The order of operations depends on
+    N only.
     """
     num_rows, is_float32 = len(rows_NH), rows_NH.dtype == weight_OH.dtype == torch.float32
     if (

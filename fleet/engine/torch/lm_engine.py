@@ -1,12 +1,12 @@
 """The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and
-decode rows share a pass.
+decode positions share a step.
 
-Memory: pages are allocated as rows are computed. When they run out, cached prefixes are dropped
-first; then the youngest request with pages is evicted, captures before others, and recomputed later
-from its rows (its draws stand). The oldest is never evicted, so the loop makes progress. Several
-passes may run at a time, if other processes compute parts of them; they end in the order in which
-they began, and each process computes them in that order, so that pages may be allocated again as
-soon as they are free. Knows no model.
+Memory: pages are allocated as positions are computed. When they run out, cached prefixes are
+dropped first; then the youngest request with pages is evicted, requests for hidden states
+("captures") before others, and recomputed later (its sampled tokens stand). The oldest is never
+evicted, so the loop makes progress. Several steps may run at a time, if other processes compute
+parts of them; they end in the order in which they began, and each process computes them in that
+order, so that pages may be allocated again as soon as they are free. Knows no model.
 """
 
 import logging
@@ -51,9 +51,10 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
     """Limits of a batch loop. `max_batch`: the largest number of requests in a step.
-    `prefill_chunk_tokens`: the largest number of rows of one request in a step, without its draft
-    tokens. `max_positions`: the largest number of positions of one request, if the program supports
-    fewer than the pool holds. `capture_share`: see `Captures`; captures are refused if it is None.
+    `prefill_chunk_tokens`: the largest number of positions of one request in a step, without its
+    draft tokens. `max_positions`: the largest number of positions of one request, if the program
+    supports fewer than the pool holds. `capture_share`: the share of the time that requests for
+    hidden states may take while others are computed; if None, such requests are refused.
     """
 
     max_batch: int
@@ -63,8 +64,9 @@ class LoopLimits:
 
 
 class LMEngine(Engine, Generic[TaskT]):
-    """The batch loop of a stage. Not thread-safe. `speculation`: the source of draft tokens, which
-    requires a `DraftedProgram`.
+    """Engine of an autoregressive stage: the batch loop around a program. Not thread-safe.
+    `passes`: queue of running steps; `speculation`: source of draft tokens, which requires a
+    `DraftedProgram`.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class LMEngine(Engine, Generic[TaskT]):
             self.remote = self.background = RemoteLayers(passes, self._requests, self._running)
 
     def submit(self, request: EngineRequest) -> None:
-        """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput."""
+        """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput if the
+        program refuses it or its id is in use.
+        """
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
         self._captures.check(request)
@@ -141,9 +145,11 @@ class LMEngine(Engine, Generic[TaskT]):
             return 0
 
     def _reuse_cached(self, scheduled: ScheduledRequest[TaskT], kept: CachedPrefix) -> int:
-        """Count new rows as computed as far as they equal the session's prefix; return how many.
+        """Count new positions as computed as far as they equal the session's cached prefix `kept`;
+        return the number of reused positions.
 
-        The last row is always computed: the next draw, or the end, needs it.
+        The last position is always computed, since the next token or the end needs its hidden
+        state.
         """
         task, before = scheduled.task, scheduled.computed
         known = task.prefix().keys[: task.num_rows - (task.wants_draw or scheduled.fed_final)]
@@ -158,9 +164,9 @@ class LMEngine(Engine, Generic[TaskT]):
         return scheduled.computed - before
 
     def _report_whole_chunks(self, scheduled: ScheduledRequest[TaskT]) -> None:
-        """Report reused rows in the chunks in which they would have been computed, as an engine
-        without the prefix does that continues the request. An incomplete chunk is reported with its
-        rest.
+        """Report reused positions to the task in the chunks in which they would have been computed,
+        so that outputs are the same as in an engine without the prefix. An incomplete chunk is
+        reported later, with its rest.
         """
         size = self.limits.prefill_chunk_tokens
         while scheduled.reported + size <= scheduled.computed:
@@ -261,8 +267,8 @@ class LMEngine(Engine, Generic[TaskT]):
             self.pool.close_table(scheduled.table)
 
     def _plan(self) -> list[Planned[TaskT]]:
-        """Choose rows, oldest request first, as pages allow; those with the same number of rows
-        come together in the pass.
+        """Choose the positions of the next step, oldest request first, as pages allow. Entries with
+        equal numbers of positions are next to each other in the result.
         """
         planned: list[Planned[TaskT]] = []
         requests = self._captures.choose(self._requests.values())
@@ -292,10 +298,10 @@ class LMEngine(Engine, Generic[TaskT]):
         return sorted(planned, key=lambda entry: batching_order(entry[1].extent))
 
     def _begin(self, planned: list[Planned[TaskT]]) -> Sequence[EngineOutput]:
-        """Begin a pass; if that fails, each of its requests runs alone from then on, so that only
-        the one at fault fails.
+        """Begin a step; if that fails, each of its requests is computed in a step of its own from
+        then on, so that only the faulty one fails.
 
-        Raises: the error of the pass, if a request advanced in it: its output is lost, and another
+        Raises: the error of the step, if a request advanced in it: its output is lost, and another
         attempt would skip it.
         """
         before, began_s = progress_of(planned), time.monotonic()
@@ -326,8 +332,8 @@ class LMEngine(Engine, Generic[TaskT]):
         return ()
 
     def _collect(self) -> list[EngineOutput]:
-        """Return the outputs of the passes that have ended. Raises: as `PassQueue.take_ended`; the
-        pass is lost.
+        """Return the outputs of the steps that have ended. Raises: the errors of
+        `PassQueue.take_ended`; the outputs of that step are lost.
         """
         outputs: list[EngineOutput] = []
         while self._passes.has_ended:
@@ -390,7 +396,9 @@ class LMEngine(Engine, Generic[TaskT]):
     def _settle_or_hold(
         self, scheduled: ScheduledRequest[TaskT], outputs: list[EngineOutput]
     ) -> Sequence[EngineOutput]:
-        """Hold the outputs of a request that was paused while its pass ran."""
+        """Return the outputs of a request for a finished step; keep them until it is resumed if it
+        was paused meanwhile.
+        """
         if scheduled.paused:
             scheduled.waiting += outputs
             return ()
@@ -399,7 +407,9 @@ class LMEngine(Engine, Generic[TaskT]):
     def _settle(
         self, scheduled: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]
     ) -> Sequence[EngineOutput]:
-        """Free a request that ends with these outputs; nothing follows its end."""
+        """Return the outputs up to the request's end, if they contain it; the request is then
+        removed from the loop.
+        """
         for number, output in enumerate(outputs):
             if output.final or output.error is not None:
                 self._drop(scheduled.request.request_id, keep=output.error is None)

@@ -1,5 +1,5 @@
-"""Pages for the rows of the next step: free pages first, then cached prefixes, then the pages of
-the youngest request, which is computed again later.
+"""Allocation of pages for the next step: free pages first, then pages of cached prefixes, then
+pages of the youngest request, which is computed again later.
 """
 
 from typing import Generic
@@ -25,8 +25,9 @@ class PageAllocator(Generic[TaskT]):
         self._requests = requests
 
     def allocate(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
-        """Give a request pages for its rows up to `stop`, evicting other requests if necessary;
-        return False if it must wait. A new request waits until all its rows fit.
+        """Allocate pages for a request's positions up to `stop`, evicting other requests if
+        necessary; return False if the request must wait. A new request waits until all its
+        positions fit.
         """
         if not scheduled.table.pages and not self._has_room(scheduled):
             return False
@@ -40,8 +41,9 @@ class PageAllocator(Generic[TaskT]):
         return True
 
     def _has_room(self, scheduled: ScheduledRequest[TaskT]) -> bool:
-        """Return True if all rows of a new request fit, or if no other request will leave it more
-        room.
+        """Return True if all positions of a new request fit, at the cost of requests for hidden
+        states if necessary, or if all requests with pages are paused, so that waiting would not
+        help.
         """
         num_free = self._pool.num_free + self._cache.num_pages
         lacking = self._pool.pages_for(scheduled.task.num_rows) - num_free
@@ -54,8 +56,8 @@ class PageAllocator(Generic[TaskT]):
         return lacking <= evictable or all(other.paused for other in holders)
 
     def _next_victim(self, scheduled: ScheduledRequest[TaskT]) -> ScheduledRequest[TaskT] | None:
-        """Return the request that gives up its pages: a capture first, then a paused request, which
-        waits for its client, then the youngest.
+        """Return the request whose pages are taken for `scheduled`: a request for hidden states
+        first, then a paused one (which waits for its client), then the youngest.
         """
         youngest_first = reversed(self._requests.values())
         holders = [

@@ -1,9 +1,9 @@
-"""Attention of single rows over pages in place, as a Triton kernel: the pages of a context are read
-once, and not copied.
+"""Attention of single rows as a Triton kernel that reads the pages in place: a context is read once
+and not copied.
 
-Each program computes one part of one context for the query heads that share a key/value head; the
-parts are then weighted by their share of the softmax. Needs Triton, which comes with torch for
-CUDA. Slow twin: `StepLayout` with its gathered pages.
+A program of the kernel computes one part of one context for the query heads that share a key/value
+head; the parts are then weighted by their share of the softmax. Needs Triton, which comes with
+torch for CUDA. Slow twin: `StepLayout` with gathered pages.
 Legend: B rows, h query heads, k key/value heads, d head size, P pages of a request, C parts of a
 context.
 """
@@ -14,11 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 NUM_PARTS = 8
-"""Parts of a context, computed in parallel."""
+"""Number of parts of a context, which are computed in parallel."""
 BLOCK = 32
-"""Positions that a program reads in one turn of its loop."""
+"""Number of positions that a kernel program reads per iteration of its loop."""
 MIN_HEADS = 16
-"""Fewest rows of a matrix product on a GPU; query heads are padded to so many."""
+"""Smallest number of rows of a matrix product on a GPU; fewer query heads are padded to this
+number.
+"""
 
 
 @triton.jit
@@ -41,7 +43,7 @@ def attend_parts(  # pyright: ignore
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write each part's output, and the logarithm of the sum of its exponentials.
+    """Write each part's attention output, and the logarithm of the part's sum of exponentials.
 
     Shapes: `q` [B, h, d], a row's heads contiguous; `kv` [slots, 2 x k, d]; `pages` [B, num_pages];
     `out` [B, h, C, d]; `weight` [B, h, C].
@@ -92,8 +94,8 @@ def attend_parts(  # pyright: ignore
 def attend_in_place(
     q_Bhd: Tensor, kv: Tensor, pages_BP: Tensor, contexts_B: Tensor, page_size: int, scale: float
 ) -> Tensor:
-    """Attend from each row to the first `contexts_B` positions of its pages, at least one. Returns
-    [B, h x d].
+    """Compute attention from each row to the first `contexts_B` positions (at least 1) of its
+    pages. Returns [B, h x d].
 
     Shapes: `kv` is [slots, 2 x k, d], keys first; `pages_BP` int32; rows of `q_Bhd` may be further
     apart than their size.

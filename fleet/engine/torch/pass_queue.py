@@ -21,15 +21,15 @@ from fleet.engine.torch.program import TaskT
 from fleet.spans.protocol.figures import SpanFigures
 
 FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryError)
-"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug, and
-handled by the worker.
+"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug,
+which the worker handles.
 """
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PassEntry(Generic[TaskT]):
-    """The rows of one request in a step. `is_void`: True if no token is sampled from them, because
-    the request has ended or the rows will be computed again.
+    """Positions of one request in a step. `is_void`: True if no token is sampled from them, because
+    the request has ended or the positions will be computed again.
     """
 
     task: TaskT
@@ -39,8 +39,8 @@ class PassEntry(Generic[TaskT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassFailure:
-    """A pass that failed after it began. `loses_rows`: the earlier rows of its requests must be
-    computed again too.
+    """Result of a step that failed after it began. `loses_rows`: True if the earlier positions of
+    its requests must be computed again too.
     """
 
     error: Exception
@@ -48,8 +48,8 @@ class PassFailure:
 
 
 class PassQueue(Protocol[TaskT]):
-    """Not thread-safe. `num_free`: passes that may begin now. `retry_s`: time after which to look
-    again if none may.
+    """Queue of the steps that a batch loop has begun. Not thread-safe. `num_free`: number of steps
+    that may begin now. `retry_s`: seconds after which to ask again if no step may begin.
     """
 
     @property
@@ -57,12 +57,12 @@ class PassQueue(Protocol[TaskT]):
 
     @property
     def has_ended(self) -> bool:
-        """True if `take_ended` would return a pass."""
+        """True if `take_ended` would return a step."""
         ...
 
     @property
     def is_open(self) -> bool:
-        """False while no pass can run, since layers are missing."""
+        """False while no step can run, since layers are missing."""
         return True
 
     @property
@@ -70,10 +70,10 @@ class PassQueue(Protocol[TaskT]):
         return math.inf
 
     def follow_route(self) -> None:
-        """Continue with the next chain of other processes, if there is one."""
+        """Switch to the next chain of processes with the other layers, if there is one."""
 
     def take_suspects(self) -> Sequence[TaskT]:
-        """Return, once, the tasks of the passes that ran when another process died."""
+        """Return, once, the tasks of the steps that were running when another process died."""
         return ()
 
     @property
@@ -83,15 +83,17 @@ class PassQueue(Protocol[TaskT]):
 
     @property
     def num_other_layers(self) -> int:
-        """Number of the model's layers that other processes have."""
+        """Number of the model's layers that other processes compute."""
         return 0
 
     def figures(self) -> SpanFigures | None:
-        """Return the figures of the passes, if other processes compute parts of them."""
+        """Return statistics of the steps if other processes compute parts of them, else None."""
         return None
 
     def outage(self) -> FleetError | None:
-        """Return the error for requests that have waited too long for missing layers."""
+        """Return the error with which to fail requests if layers have been missing for too long,
+        else None.
+        """
         return None
 
     def max_requests(self, num_open: int) -> int:
@@ -99,15 +101,15 @@ class PassQueue(Protocol[TaskT]):
         return max(1, num_open)
 
     def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
-        """Begin a pass. Raises: errors of the part that is computed here; the pass has not begun
-        then.
+        """Begin a step. Raises: errors of the part that is computed in this process; the step has
+        not begun then.
         """
         ...
 
     def take_ended(self) -> PassDone | PassFailure:
-        """Remove and return the first pass that has ended; its draws are made by this call.
+        """Remove the oldest step, which has ended; sample its tokens and return its results.
 
-        Raises: the error of a draw after which a task of the pass has advanced.
+        Raises: the error of sampling, if a task of the step has already advanced.
         """
         ...
 
@@ -118,22 +120,23 @@ class PassQueue(Protocol[TaskT]):
         keys: NDArray[np.int64],
         layers: Sequence[NDArray[np.uint8]] | None,
     ) -> bool:
-        """Begin to read the rows of the layers of other processes, or to write `layers` there if
-        they are given. Return False if no other process has layers.
+        """Begin to copy the keys and values that other processes have for a session: to read them
+        if `layers` is None, else to write `layers` there. Return False if no other process has
+        layers.
 
-        `number`: a number by which `take_copied` identifies the copy. `keys`: the keys that
-        identify the rows.
+        `number`: identifier of the copy in `take_copied`. `table`: the session's pages. `keys`:
+        keys that identify the session's positions.
         """
         return False
 
     def take_copied(self) -> Sequence[tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]]:
-        """Return the copies that have ended: their numbers, the rows of each layer, why they
-        failed.
+        """Return, once, the finished copies: for each its number, the bytes of each layer that was
+        read, and the error if it failed.
         """
         return ()
 
     def await_ended(self, timeout_s: float) -> bool:
-        """Wait for a pass to end; return True if one may have."""
+        """Wait up to `timeout_s` for a step to end; return True if one may have ended."""
         return False
 
 

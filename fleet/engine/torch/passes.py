@@ -1,7 +1,7 @@
-"""Execution of a pass by calls of the program: all rows in one call (fast), or in fixed tiles
-(invariant). Knows no requests. `graph_runner` has a third runner, for GPUs.
+"""Execution of a step by calls of the program: all rows in one call (fast numerics), or in fixed
+tiles (invariant numerics). Knows no requests. `graph_runner` has a third runner, for GPUs.
 
-Legend: N rows, H hidden size, S rows drawn from.
+Legend: N rows, H hidden size, S rows after which a token is sampled.
 """
 
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
 
 Drawn = dict[int, Sequence[EngineOutput]]
-"""Outputs of draws by `id` of the extent after which they were drawn."""
+"""Outputs with sampled tokens, by `id` of the extent after which they were sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRows:
-    """Hidden rows of a pass. `first` maps an extent to its first row."""
+    """Hidden states of all rows of a step. `first` maps the `id` of an extent to its first row."""
 
     forwarded: Forwarded
     first: dict[int, int]
 
     def last_rows(self, extents: Sequence[Extent]) -> Tensor:
-        """Return the hidden rows after which the extents draw: of their last position, or of those
-        before and at each draft.
+        """Return the hidden states from which the extents' next tokens are sampled: per extent, at
+        its last position that is not a draft token and at each draft token.
         """
         stops = [
             (self.first[id(extent)] + extent.num_rows, len(extent.drafts)) for extent in extents
@@ -53,15 +53,19 @@ class PassRows:
         return last_NH.index_select(0, index_tensor(rows, last_NH.device))
 
     def tapped(self) -> dict[int, Tensor]:
-        """Return each extent's tapped rows, if the program taps any."""
+        """Return the hidden states of each extent that enter the tapped layer, by `id` of the
+        extent; empty if the program taps no layer.
+        """
         return self._divided(self.forwarded.tapped_NH)
 
     def features(self) -> dict[int, Tensor]:
-        """Return each extent's rows for a draft head, if there is one."""
+        """Return the hidden states of each extent for a draft head, by `id` of the extent; empty if
+        there is no draft head.
+        """
         return self._divided(self.forwarded.features_NT)
 
     def last(self) -> dict[int, Tensor]:
-        """Return each extent's final hidden rows."""
+        """Return the final hidden states of each extent, by `id` of the extent."""
         return self._divided(self.forwarded.last_NH)
 
     def _divided(self, rows_N: Tensor | None) -> dict[int, Tensor]:
@@ -76,8 +80,8 @@ class PassRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDone:
-    """Results of a pass by `id` of the extent: tapped rows, outputs of the draws that were due,
-    rows for a draft head, and final hidden rows.
+    """Results of a step, each by `id` of the extent: hidden states that enter the tapped layer,
+    outputs with sampled tokens, hidden states for a draft head, and final hidden states.
     """
 
     tapped: dict[int, Tensor]
@@ -86,23 +90,27 @@ class PassDone:
     last: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     def tapped_rows(self, extent: Extent, start: int, stop: int) -> Tensor | None:
-        """Return the extent's tapped rows of positions [start, stop)."""
+        """Return the extent's hidden states that enter the tapped layer, at positions [start,
+        stop); None if no layer is tapped.
+        """
         tapped_NH = self.tapped.get(id(extent))
         return None if tapped_NH is None else tapped_NH[start - extent.start : stop - extent.start]
 
     def num_rejected(self, extent: Extent) -> int:
-        """Return how many of the extent's last rows are drafts that were not drawn."""
+        """Return the number of the extent's draft tokens that the model did not sample."""
         num_drawn = len(self.drawn.get(id(extent), ()))
         return max(0, len(extent.drafts) - max(0, num_drawn - 1))
 
 
 def is_due(task: ProgramTask, extent: Extent) -> bool:
-    """Return True if a draw follows the extent's last row that is known."""
+    """Return True if the extent reaches the task's last known position and the task wants a token
+    sampled there.
+    """
     return extent.stop - len(extent.drafts) == task.num_rows and task.wants_draw
 
 
 def rows_of(program: Program[TaskT], task: TaskT, extent: Extent) -> Tensor:
-    """Return the input rows of an extent: [rows, H]."""
+    """Return the input embeddings of an extent, draft tokens included: [rows, H]."""
     if not extent.drafts:
         return task.rows(extent.start, extent.stop)
     drafted = cast("DraftedProgram[DraftedTask]", program).draft_rows(extent.drafts)
@@ -113,7 +121,7 @@ def draw_drafted(
     program: Program[TaskT], due: Sequence[tuple[TaskT, Extent]], last_RH: Tensor, *, tiled: bool
 ) -> Sequence[Sequence[EngineOutput]]:
     """Sample a token after the last known row of each extent and after each of its draft tokens.
-    `last_RH`: the hidden states from `PassRows.last_rows`.
+    `last_RH`: the hidden states from `PassRows.last_rows`; `tiled`: compute logits in fixed tiles.
     """
     drafted = cast("DraftedProgram[DraftedTask]", program)
     logits_RV = in_tiles(drafted.logits, last_RH) if tiled else drafted.logits(last_RH)
@@ -125,14 +133,14 @@ SomeTask = TypeVar("SomeTask", bound=ProgramTask, contravariant=True)
 
 
 class PassRunner(Protocol[SomeTask]):
-    """Computes a pass: each request's rows, then the draws that are due."""
+    """Runner of a step: computes the rows of every entry, then samples the tokens that are due."""
 
     def forward(self, entries: Sequence[tuple[SomeTask, Extent]]) -> PassDone: ...
 
 
 class FastRunner(Generic[TaskT]):
-    """Runs every row of the pass in one call. Results of a row vary in the last bits with the other
-    rows of the batch.
+    """Pass runner that computes all rows of a step in one call. Results of a row vary in the last
+    bits with the other rows of the batch.
     """
 
     def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
@@ -168,8 +176,8 @@ class FastRunner(Generic[TaskT]):
 
 
 class TileRunner(Generic[TaskT]):
-    """Runs rows in tiles of exactly `TILE_ROWS`, padded, so that no shape depends on other rows of
-    the pass.
+    """Pass runner that computes rows in tiles of exactly `TILE_ROWS`, padded, so that no shape
+    depends on other rows of the step.
     """
 
     def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
@@ -220,7 +228,7 @@ class TileRunner(Generic[TaskT]):
 
 
 def _all_joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate the parts; return None if any part is missing."""
+    """Concatenate the parts; return None if any part is None."""
     found = [part for part in parts if part is not None]
     return torch.cat(found) if len(found) == len(parts) else None
 
@@ -229,7 +237,7 @@ AnyTask = TypeVar("AnyTask")
 
 
 def tiles(entries: Sequence[tuple[AnyTask, Extent]]) -> list[list[tuple[AnyTask, Extent]]]:
-    """Cut extents, in order, into groups of `TILE_ROWS` rows."""
+    """Cut extents, in order, into groups of `TILE_ROWS` rows; the last group may have fewer."""
     groups: list[list[tuple[AnyTask, Extent]]] = [[]]
     room = TILE_ROWS
     for task, extent in entries:

@@ -1,5 +1,5 @@
-"""Cache of ended requests' rows for the next request of their session: the pages, and keys that
-identify the rows.
+"""Cache of the keys and values of ended requests, for the next request of their session: pages of
+the KV pool, and keys that identify the positions stored in them.
 
 Pages are moved and never shared, so a prefix serves one request at a time. Knows no scheduling and
 no clock.
@@ -15,15 +15,18 @@ from numpy.typing import NDArray
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 
 _NO_ID = -(1 << 63)
-"""Set in every key made from contents: token ids are not negative."""
+"""Bit that is set in every key made from contents, which makes it negative; token ids are not
+negative.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """Identity of a task's leading rows, to find how many of them another request begins with.
+    """Identity of a task's leading positions, by which the number of equal positions at the
+    beginning of another request is found.
 
-    Shapes: `keys` int64 [N], one per row from the first on; if keys are equal up to a row, so are
-    the rows.
+    Shapes: `keys` int64 [N], one per position from the first on; if two prefixes have equal keys up
+    to a position, their inputs are equal up to it.
     `tapped`: the hidden states of the tapped layer that are sent to the next stage, by position.
     """
 
@@ -34,12 +37,12 @@ class Prefix:
 
 
 def content_key(content: bytes) -> int:
-    """Return the key of a row that is identified by its contents instead of a token id."""
+    """Return the key of a position whose input is `content` instead of a token id."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little", signed=True) | _NO_ID
 
 
 def content_keys(rows_NH: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return keys of rows by their bytes: [N, H] -> int64 [N]."""
+    """Return the keys of input rows that are identified by their bytes: [N, H] -> int64 [N]."""
     return np.array([content_key(row.tobytes()) for row in np.ascontiguousarray(rows_NH)], np.int64)
 
 
@@ -48,7 +51,7 @@ def joined_keys(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def num_equal_keys(keys: NDArray[np.int64], others: NDArray[np.int64]) -> int:
-    """Return the length of the common beginning."""
+    """Return the number of leading elements in which two key arrays are equal."""
     length = min(len(keys), len(others))
     different = np.flatnonzero(keys[:length] != others[:length])
     return int(different[0]) if len(different) else length
@@ -56,14 +59,16 @@ def num_equal_keys(keys: NDArray[np.int64], others: NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPrefix:
-    """A prefix and the pages that hold its rows. Invariant: one key a computed row."""
+    """A prefix and the pages that hold its keys and values. Invariant: `prefix.keys` has one key
+    per computed position.
+    """
 
     prefix: Prefix
     table: PageTable
 
 
 class PrefixCache:
-    """Cached prefixes by session, the least recently used first."""
+    """Cached prefixes by session, in order of last use, the oldest first."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
@@ -78,7 +83,9 @@ class PrefixCache:
         return len(cached.prefix.keys) if cached is not None else 0
 
     def put(self, session: str, prefix: Prefix, table: PageTable, num_computed: int) -> None:
-        """Move a request's table into the cache, replacing an earlier prefix of the session."""
+        """Move an ended request's page table into the cache, replacing an earlier prefix of the
+        session. `num_computed`: number of its computed positions.
+        """
         self.drop(session)
         num_rows = min(len(prefix.keys), num_computed)
         if num_rows == 0:
@@ -91,11 +98,13 @@ class PrefixCache:
         )
 
     def take(self, session: str) -> CachedPrefix | None:
-        """Remove and return a prefix, whose pages now belong to the caller."""
+        """Remove and return the prefix of a session, whose pages now belong to the caller; None if
+        nothing is cached.
+        """
         return self._prefixes.pop(session, None)
 
     def put_back(self, session: str, cached: CachedPrefix) -> None:
-        """Return a prefix to the cache unchanged."""
+        """Return an unchanged prefix, which `take` removed, to the cache."""
         self.drop(session)
         self._prefixes[session] = cached
 

@@ -1,12 +1,12 @@
-"""Interface of an autoregressive model to the batch loop: one task per request, and the two
-computations that they share.
+"""Interface between an autoregressive model and the batch loop: one task per request, and two
+computations that all tasks share (hidden states, and sampling).
 
-A task's input is rows, one per position. The loop computes rows in order, any number at a time;
-once all known rows are computed and the task wants a draw, the program draws, and the task grows by
-a row or ends. A program may also compute a whole decode step, rows and draws, from tensors alone,
-for capture as a graph (`GraphProgram`).
-Legend: N rows of a pass, H hidden size, S rows drawn from, B rows of a decode step, Q codes of a
-draw.
+A task's input is a sequence of rows: one embedding per position. The loop computes rows in order,
+any number per step. Once all known rows are computed and the task wants a token, the program
+samples it, and the task grows by a row or ends. A program may also compute a whole decode step,
+hidden states and sampling, from tensors alone, for capture as a graph (`GraphProgram`).
+Legend: N rows of a step, H hidden size, S rows after which a token is sampled, B rows of a decode
+step, Q codes of a sampled token.
 """
 
 from collections.abc import Sequence
@@ -40,63 +40,68 @@ class Forwarded:
 
 
 class ProgramTask(Protocol):
-    """The state of one request inside a program."""
+    """State of one request inside a program: its input rows (one embedding per position) and its
+    answer so far.
+    """
 
     @property
     def num_rows(self) -> int:
-        """Number of input rows known so far; it only grows."""
+        """Number of input rows known so far, which only grows."""
         ...
 
     @property
     def wants_draw(self) -> bool:
-        """True if a draw is due once every known row is computed."""
+        """True if a token is to be sampled once every known row is computed."""
         ...
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """Add input; return its immediate output (an end without an answer, mostly nothing).
-        Raises: BadInput.
+        """Add a piece of input; return outputs that are ready at once: mostly nothing, or the end
+        of a request without an answer. Raises: BadInput.
         """
         ...
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return embeddings of rows [start, stop): [rows, H]. Called again for old rows whose pages
-        the loop freed.
+        """Return the input embeddings of positions [start, stop): [rows, H]. The loop asks again
+        for old positions whose pages it freed.
         """
         ...
 
     def on_computed(
         self, start: int, stop: int, tapped_NH: Tensor | None
     ) -> Sequence[EngineOutput]:
-        """Return the output of newly computed rows [start, stop). May be called twice for a row.
+        """Return the outputs that follow from newly computed positions [start, stop). A position
+        may be reported twice.
 
-        `tapped_NH` are the last of these rows: those before were reused, and the task has their
-        tapped rows.
+        `tapped_NH`: hidden states of the last of these positions in the tapped layer; positions
+        before them were reused, and the task has their hidden states.
         """
         return ()
 
     def needs_tapped(self, start: int, stop: int) -> bool:
-        """Return True if `on_computed` uses tapped rows of [start, stop): others need not come from
-        the process that has them.
+        """Return True if `on_computed` uses the tapped layer's hidden states of positions [start,
+        stop); if not, the process that computes the layer need not send them.
         """
         return False
 
     def rope_len(self, num_rows: int) -> int:
-        """Return the length by which all rotary embeddings are scaled while `num_rows` are known.
+        """Return the text length for which all rotary embeddings are scaled while `num_rows` rows
+        are known.
 
-        Later rows use their own length if it is greater. Rows that were computed with a different
-        length are computed again. 0: the model does not scale rotary embeddings by length.
+        Later positions use their own length if it is greater. Positions that were computed with a
+        different length are computed again. 0: the model does not scale rotary embeddings by
+        length.
         """
         return 0
 
     def prefix(self) -> Prefix:
-        """Return the leading rows, with which another request may begin. Called only for a request
-        with a session.
+        """Return the identity of the task's leading positions, with which the next request of its
+        session may begin. Called only for a request with a session.
         """
         ...
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Handle that rows [start, stop) are reused from an earlier request of the session: by
-        default, they need no output.
+        """Handle the reuse of positions [start, stop) from an earlier request of the session, whose
+        prefix is `prefix`. The default does nothing.
         """
 
 
@@ -104,14 +109,16 @@ TaskT = TypeVar("TaskT", bound=ProgramTask)
 
 
 class Program(Protocol[TaskT]):
-    """A model that the loop runs."""
+    """Model that the batch loop runs."""
 
     @property
     def kv_shape(self) -> KVShape: ...
 
     @property
     def tapped_width(self) -> int:
-        """Number of values in a tapped row that cached prefixes keep; 0 if they keep none."""
+        """Number of values per position of the tapped layer that cached prefixes keep; 0 if
+        prefixes keep none.
+        """
         ...
 
     def open(self, request: EngineRequest) -> TaskT:
@@ -119,12 +126,14 @@ class Program(Protocol[TaskT]):
         ...
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TaskT]) -> Forwarded:
-        """Run every layer. `tasks`: the tasks whose rows are in the step."""
+        """Run every layer over the rows of a step. `layout`: places of the rows in the KV pool;
+        `tasks`: tasks whose rows are in the step.
+        """
         ...
 
     def draw(self, tasks: Sequence[TaskT], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
-        """Draw once for each task from its last hidden row. An output that is `final` or has an
-        `error` ends its task.
+        """Sample the next token of each task from the final hidden state of its last position. An
+        output that is `final` or has an `error` ends its task.
         """
         ...
 
@@ -137,12 +146,12 @@ class DraftedTask(ProgramTask, Protocol):
 
     @property
     def answer_ids(self) -> Sequence[int]:
-        """Ids drawn so far."""
+        """Token ids sampled so far."""
         ...
 
     @property
     def most_drafts(self) -> int:
-        """The most draws that may follow the next one."""
+        """Largest number of draft tokens: tokens that may still be sampled after the next one."""
         ...
 
 
@@ -150,39 +159,40 @@ DraftedTaskT = TypeVar("DraftedTaskT", bound=DraftedTask)
 
 
 class DraftedProgram(Program[DraftedTaskT], Protocol[DraftedTaskT]):
-    """A program that computes rows of drafts beside known ones, and draws after each. Legend: R
-    rows drawn from, V vocabulary.
+    """Program that computes the rows of draft tokens beside known rows, and samples a token after
+    each. Legend: R rows after which a token is sampled, V vocabulary.
     """
 
     def read_features(self, layers: Sequence[int]) -> None:
-        """Return the rows that enter these layers from each later `forward`: [N, T]. Raises:
-        ConfigError where it cannot.
+        """Make each later `forward` return the hidden states that enter `layers`, side by side: [N,
+        T]. Raises: ConfigError if the program cannot.
         """
         ...
 
     def draft_rows(self, ids: Sequence[int]) -> Tensor:
-        """Return the embeddings of drafts: [n, H]."""
+        """Return the input embeddings of draft tokens: [n, H]."""
         ...
 
     def logits(self, last_RH: Tensor) -> Tensor:
-        """Return logits [R, V]."""
+        """Return the logits of final hidden states: [R, V]."""
         ...
 
     def draw_drafted(
         self, tasks: Sequence[DraftedTaskT], drafts: Sequence[Sequence[int]], logits_RV: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
-        """Draw for each task after its last known row and after each of its drafts, and record the
-        draws up to the first that is not the draft: at least one, as `draw`.
+        """Sample, for each task, a token after its last known row and after each of its draft
+        tokens; record the tokens up to and including the first that differs from the draft token.
+        At least one token per task is recorded, as by `draw`.
         """
         ...
 
 
 class GraphTask(ProgramTask, Protocol):
-    """The state of a request inside a program whose decode step is a graph."""
+    """State of a request inside a `GraphProgram`."""
 
     @property
     def num_drawn(self) -> int:
-        """Number of draws made so far, which keys the next one's noise."""
+        """Number of tokens sampled so far, which determines the noise of the next one."""
         ...
 
     def next_draw(self) -> RowSampling: ...
@@ -207,19 +217,21 @@ class StepOutputs:
 
 
 class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
-    """A program whose decode step is one graph: no value of a tensor is read by the host, and no
-    shape depends on one.
+    """Program whose decode step can be captured as one graph: the host reads no value of a tensor,
+    and no shape depends on one.
     """
 
     @property
     def step_shape(self) -> StepShape: ...
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
-        """Compute every row's layers and its draw."""
+        """Compute the layers of every row of a decode step, and sample its next token."""
         ...
 
     def record(
         self, tasks: Sequence[GraphTaskT], codes_SQ: NDArray[np.int32], rows_SH: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
-        """Record the draws of a decode step and return their outputs, as `draw`."""
+        """Record the tokens that a decode step sampled, with their embeddings `rows_SH`; return the
+        tasks' outputs, as `draw` does.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Remote passes of a loop whose other layers are in span workers, as the worker sees them."""
+"""View of a batch loop whose other layers are in span workers, for the worker around it."""
 
 from collections.abc import Mapping, Sequence, Sized
 from typing import Generic
@@ -11,7 +11,9 @@ from fleet.engine.torch.scheduled import ScheduledRequest
 
 
 class RemoteLayers(Generic[TaskT]):
-    """The remote passes of one loop. `running`: steps that the loop has begun and not completed."""
+    """Implements `RemotePasses` and `BackgroundWork` for one batch loop. `running`: steps that the
+    loop has begun and not completed.
+    """
 
     def __init__(
         self,

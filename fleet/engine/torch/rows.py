@@ -1,4 +1,6 @@
-"""A request's input rows, stored until it ends so that freed pages can be recomputed."""
+"""A request's input rows (embeddings, one per position), stored until the request ends so that
+freed pages can be recomputed.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +9,7 @@ from torch import Tensor
 
 
 class Rows:
-    """A growing list of rows. Shapes: each row is [1, H]."""
+    """Growing list of a request's input rows. Shapes: each row is [1, H]."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
@@ -22,7 +24,7 @@ class Rows:
         self._rows.append(row_1H)
 
     def cut(self, start: int, stop: int) -> Tensor:
-        """[stop - start, H]."""
+        """Return the rows of positions [start, stop): [stop - start, H]."""
         return self._rows[start] if stop - start == 1 else torch.cat(self._rows[start:stop])
 
 
@@ -31,8 +33,8 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def side_by_side(parts: Mapping[int, Tensor | None]) -> Tensor | None:
-    """Join parts [N, H] along the columns, in their order; None without any, or if one is
-    missing.
+    """Concatenate parts [N, H] along the columns, in the order of the mapping; None if there are no
+    parts or a part is None.
     """
     found = [part for part in parts.values() if part is not None]
     return torch.cat(found, -1) if found and len(found) == len(parts) else None

@@ -3,7 +3,7 @@ order. Knows no request.
 
 Source: transformers 5.23, generation/utils.py `_get_logits_processor`. Logits are float32; ties go
 to the lowest id.
-Legend: S draws, V vocabulary.
+Legend: S rows (one sampled token each), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ MAX_COUNT = 32767
 
 
 class TokenCounts:
-    """Ids that penalties apply to: `seen` for repetition (which may count the prompt), `drawn` for
-    frequency and presence.
+    """Counts of token ids for penalties: `seen` for repetition (may include the prompt), `drawn`
+    (times sampled) for frequency and presence.
     """
 
     def __init__(self, seen: Sequence[int] = ()) -> None:
@@ -38,7 +38,9 @@ class TokenCounts:
             self._dense[token] = min(self.drawn[token], MAX_COUNT)
 
     def followed_by(self, tokens: Sequence[int]) -> "TokenCounts":
-        """Return the counts as they will be if these ids are drawn next."""
+        """Return the counts as they will be once these tokens are sampled next; this object stays
+        unchanged.
+        """
         counts = TokenCounts()
         counts.seen, counts.drawn = set(self.seen), dict(self.drawn)
         for token in tokens:
@@ -46,8 +48,8 @@ class TokenCounts:
         return counts
 
     def dense(self, num_tokens: int) -> NDArray[np.int16]:
-        """Return how often each id was drawn, `UNSEEN` for ids that no penalty applies to: [V].
-        Later draws update it.
+        """Return how often each token id was sampled, with `UNSEEN` for ids that no penalty applies
+        to: [V]. The array is shared: `add` updates it.
         """
         if self._dense is None:
             self._dense = np.full(num_tokens, UNSEEN, np.int16)
@@ -58,8 +60,8 @@ class TokenCounts:
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters of one row. `noise_key` is used only if `temperature` > 0. `banned`: ids
-    that are not drawn.
+    """Sampling parameters of one row (one token to be sampled). `noise_key` is used only if
+    `temperature` > 0. `banned`: token ids that must not be sampled.
     """
 
     sampling: Sampling
@@ -86,11 +88,11 @@ def draw(
     suppressed_V: Tensor | None = None,
     one_by_one: bool = False,
 ) -> Tensor:
-    """Draw one id per row (int64 [S]); -1 if the row's logits are not finite. May overwrite the
-    logits.
+    """Sample one token id per row (int64 [S]); -1 if the row's logits are not finite. May overwrite
+    the logits.
 
-    `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result is
-    independent of other rows' settings, to the last bit.
+    `suppressed_V` is -inf at ids that are never sampled, else 0. If `one_by_one` is True, a row's
+    result is independent of other rows' settings, to the last bit.
     """
     logits_SV = logits_SV.float()
     highest = logits_SV.amax(-1)
@@ -105,8 +107,8 @@ def adjusted(
     suppressed_V: Tensor | None = None,
     one_by_one: bool = False,
 ) -> Tensor:
-    """Return float32 logits with penalties, cuts and noise, whose argmax is the draw. May overwrite
-    the logits.
+    """Return float32 logits with penalties, top-k and top-p cuts and noise, whose argmax is the
+    sampled token. May overwrite the logits.
     """
     for row, plan in enumerate(draws):
         if plan.penalised:
@@ -138,7 +140,7 @@ def _index(rows: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _penalise(logits_V: Tensor, plan: RowSampling) -> None:
-    """Apply the penalties in place."""
+    """Apply one row's penalties to its logits in place."""
     sampling, counts = plan.sampling, plan.counts
     if counts is None:
         return
@@ -156,7 +158,9 @@ def _penalise(logits_V: Tensor, plan: RowSampling) -> None:
 
 
 def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
-    """Return scaled, cut and noised logits, whose argmax is a sample."""
+    """Return logits with temperature, top-k and top-p cuts and noise applied, whose argmax is a
+    sample.
+    """
     temperatures = [plan.sampling.temperature for plan in draws]
     scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device)[:, None]
     kept_SV = keep_top(
@@ -168,8 +172,8 @@ def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
 
 
 def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above
-    it stay.
+    """Set logits below each row's top-k and top-p cut to -inf. Token ids that tie with the lowest
+    one above the cut are kept.
     """
     if len(set(top_k)) == 1 and len(set(top_p)) == 1:
         return keep_top_alike(scaled_SV, top_k[0], top_p[0])
@@ -181,7 +185,9 @@ def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) ->
 
 
 def keep_top_alike(scaled_SV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Apply one cut to all rows."""
+    """Set logits below the top-k and top-p cut to -inf, with the same `top_k` and `top_p` in all
+    rows.
+    """
     num_tokens = scaled_SV.shape[-1]
     limit = top_k if 0 < top_k < num_tokens else num_tokens
     if limit == num_tokens and top_p >= 1.0:

@@ -1,5 +1,5 @@
-"""Draws of a decode step by tensors only: each row has its own parameters, and the host takes no
-part.
+"""Sampling in a decode step by tensor operations only: each row has its own parameters, and the
+host takes no part.
 
 `sampling.draw` is the slow twin. Legend: B rows, V vocabulary.
 """
@@ -12,10 +12,10 @@ from fleet.engine.torch.step_inputs import DrawInputs
 
 
 def draw_rows(logits_BV: Tensor, draws: DrawInputs, *, never_V: Tensor, ends_V: Tensor) -> Tensor:
-    """Draw one id per row (int64 [B]); -1 if the row's logits are not finite.
+    """Sample one token id per row (int64 [B]); -1 if the row's logits are not finite.
 
-    Shapes: bool [V]: `never_V` marks ids that are never drawn, `ends_V` those that are not drawn in
-    a row that bans its end.
+    Shapes: bool [V]: `never_V` marks ids that are never sampled, `ends_V` marks end tokens, which
+    are not sampled in a row that bans its end.
     """
     logits_BV = logits_BV.float()
     is_finite_B = logits_BV.amax(-1).isfinite()
@@ -39,10 +39,10 @@ def _penalised(logits_BV: Tensor, draws: DrawInputs) -> Tensor:
 
 
 def keep_top_rows(scaled_BV: Tensor, top_k_B1: Tensor, top_p_B1: Tensor) -> Tensor:
-    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above
-    it stay.
+    """Set logits below each row's top-k and top-p cut to -inf. Token ids that tie with the lowest
+    one above the cut are kept.
 
-    `top_k_B1` is V where off.
+    `top_k_B1` is V in a row without top-k.
     """
     best_BV = scaled_BV.sort(-1, descending=True).values
     beyond_BV = torch.arange(scaled_BV.shape[-1], device=scaled_BV.device) >= top_k_B1

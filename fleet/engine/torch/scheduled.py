@@ -1,4 +1,4 @@
-"""A request in the batch loop, and what passes change of it. Knows no model."""
+"""A request in the batch loop, and how steps change its progress. Knows no model."""
 
 import logging
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ NO_WALK = Walk("")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduledRequest(Generic[TaskT]):
-    """A request in the batch loop.
+    """A request in the batch loop, with its progress. A row is one position of its input or answer.
 
     Invariants: 0 <= computed <= begun <= task.num_rows, and while a step computes drafts, `begun`
     counts them too; pages cover `begun` rows; rows below `reported` were reported to the task as
     computed.
     `running`: the request's entries in steps that have begun and not ended, which compute rows
     `computed` to `begun`.
-    `rope_len`: see `ProgramTask.rope_len`; rows below `begun` are computed with it.
-    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`:
-    True if the request must have a step of its own, since a step with others failed.
+    `rope_len`: value of `ProgramTask.rope_len` with which rows below `begun` are computed.
+    `cached`: the cached prefix of the request's session, whose pages the request has, until a row
+    differs from the prefix. `alone`: True if the request must have a step of its own, since a step
+    with others failed.
     """
 
     request: EngineRequest
@@ -51,21 +52,21 @@ class ScheduledRequest(Generic[TaskT]):
 
     @property
     def rope_len_now(self) -> int:
-        """The length by which the next pass scales rotary embeddings of the request's rows."""
+        """Text length for which the next step scales the request's rotary embeddings."""
         return self.task.rope_len(self.task.num_rows)
 
     def can_begin(self) -> bool:
         return not self.paused and self.begun < self.task.num_rows
 
     def comes_before(self, other: "ScheduledRequest[TaskT]") -> bool:
-        """Return True if the request gets the other's pages: no capture keeps pages that an answer
-        needs.
+        """Return True if this request may take the pages of `other`: a request for hidden states
+        keeps no pages that an answer needs.
         """
         return bool(other.request.captured) and not self.request.captured
 
     def restart_at(self, computed: int) -> None:
-        """Let the rows from `computed` on be computed again; results of passes that are running are
-        not used.
+        """Make the loop compute all positions from `computed` on again; results of steps that are
+        running are not used.
         """
         for entry in self.running:
             entry.is_void = True
@@ -73,13 +74,15 @@ class ScheduledRequest(Generic[TaskT]):
         self.computed = self.begun = computed
 
     def evict(self, pool: KVPool) -> None:
-        """Free the request's pages; all its rows are computed again."""
+        """Free the request's pages; all its positions will be computed again."""
         pool.close_table(self.table)
         self.restart_at(0)
         self.table, self.cached = pool.open_table(), None
 
     def follow_length(self, pool: KVPool) -> None:
-        """Let all rows be computed again if the text has reached a length that changes them."""
+        """Make the loop compute all positions again if the text has reached a length at which its
+        rotary embeddings are scaled differently.
+        """
         if self.rope_len != self.rope_len_now:
             self.evict(pool)
             self.rope_len = self.rope_len_now
@@ -89,7 +92,7 @@ Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]
 
 
 def progress_of(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, bool]]:
-    """Return the state of each request that a pass changes."""
+    """Return, for each request of a step, the part of its state that the step changes."""
     return [
         (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw)
         for scheduled, _ in planned
@@ -101,7 +104,9 @@ def named(planned: Sequence[Planned[TaskT]]) -> list[tuple[RequestId, PassEntry[
 
 
 def failed(scheduled: ScheduledRequest[TaskT], error: Exception) -> EngineOutput:
-    """Return the output of a failed request; log errors other than the user's mistakes."""
+    """Return the output that ends a request with `error`; log the error unless it is a
+    FleetError.
+    """
     if not isinstance(error, FleetError):
         labels = {"request_id": scheduled.request.request_id, "walk": scheduled.walk}
         log.error("the engine failed a request", exc_info=error, extra=labels)

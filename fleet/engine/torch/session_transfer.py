@@ -1,8 +1,8 @@
-"""Copies of a session's cached rows out of an engine and into it, of all layers, also of those in
-other processes.
+"""Copies of a session's cached keys and values out of an engine and into it, in all layers,
+including layers in other processes.
 
-While a copy is under way the session is not cached, and its table belongs to the copy. Knows no
-file and no connection.
+While a copy is under way the session is not cached, and its page table belongs to the copy. Knows
+no file and no connection.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,9 @@ from fleet.engine.torch.program import TaskT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionCopy:
-    """A copy under way. `own`: this process's layers; `loads`: they are to be written."""
+    """A copy under way. `own`: keys and values in the layers of this process; `loads`: True if
+    `own` is still to be written to the pool (load), False if it was read from there (save).
+    """
 
     session: str
     cached: CachedPrefix
@@ -32,12 +34,14 @@ class SessionCopy:
 
 
 class SessionCopies(Generic[TaskT]):
-    """The cached sessions of one engine, and copies of them."""
+    """Cached sessions of one engine, and their copies out of the engine and into it."""
 
     def __init__(
         self, pool: KVPool, cache: PrefixCache, passes: PassQueue[TaskT], tapped_width: int
     ) -> None:
-        """`tapped_width`: see `Program`."""
+        """Prepare copies of the sessions in `cache`. `tapped_width`: number of values per position
+        of the tapped layer, as in `Program`.
+        """
         self._pool = pool
         self._cache = cache
         self._passes = passes
@@ -57,7 +61,9 @@ class SessionCopies(Generic[TaskT]):
         self._num_begun = 0
 
     def begin_save(self, session: str) -> None:
-        """Begin to copy a session's rows. Raises: BadInput if none are cached."""
+        """Begin to copy what is cached for a session. Raises: BadInput if nothing is cached for
+        it.
+        """
         cached = self._cache.take(session)
         if cached is None:
             raise BadInput(
@@ -72,10 +78,10 @@ class SessionCopies(Generic[TaskT]):
         self._begin(SessionCopy(session=session, cached=cached, own=own), None)
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
-        """Begin to cache rows as a session's.
+        """Begin to load a saved copy into the cache of a session.
 
-        Raises: BadInput if they are another model's, or not whole; OutOfPages. What is cached stays
-        then.
+        Raises: BadInput if the copy is incomplete or belongs to another model; OutOfPages if too
+        few pages are free. After an error, the sessions that are cached already stay cached.
         """
         self._check(saved)
         if self._pool.pages_for(saved.num_rows) > self._pool.num_free + self._cache.num_pages:
@@ -92,8 +98,8 @@ class SessionCopies(Generic[TaskT]):
         self._begin(SessionCopy(session=session, cached=cached, own=own, loads=True), saved)
 
     def _check(self, saved: SavedSession) -> None:
-        """Check the rows against their number and layout, before anything is allocated or dropped.
-        Raises: BadInput.
+        """Check that a saved copy is complete and fits this model, before anything is allocated or
+        dropped. Raises: BadInput.
         """
         self.limits.check(saved.num_rows, len(saved.layers), saved.layout)
         wanted = saved.num_rows * self.limits.layout.row_bytes
@@ -126,8 +132,8 @@ class SessionCopies(Generic[TaskT]):
         return self._cache.num_rows(session)
 
     def drop(self, session: str | None = None) -> None:
-        """Drop the cached rows of a session, or of all; rows that are copied are dropped when their
-        copy has ended.
+        """Drop what is cached for a session, or for all sessions if `session` is None. Pages of a
+        copy under way are dropped when the copy has ended.
         """
         self._dropped |= {
             number for number, copy in self._running.items() if session in (None, copy.session)
@@ -138,7 +144,7 @@ class SessionCopies(Generic[TaskT]):
             self._cache.drop(session)
 
     def take_copied(self) -> Sequence[SessionCopied]:
-        """Return the copies that have ended."""
+        """Return, once, the results of the copies that have ended since the last call."""
         for number, layers, error in self._passes.take_copied():
             if number in self._running:
                 self._end(number, layers, error)
@@ -171,10 +177,10 @@ class SessionCopies(Generic[TaskT]):
         self._done.append(SessionCopied(session=copy.session, saved=saved, error=error))
 
     def _return_to_cache(self, copy: SessionCopy) -> FleetError | None:
-        """Cache the rows again, unless a turn of the session has ended meanwhile, whose rows are
-        newer.
+        """Cache the copy's session again, unless a turn of the session has ended while it was being
+        saved: what that turn cached is newer.
 
-        Return the error of rows that cannot be written.
+        Return an error if loaded keys and values cannot be written to the pool, else None.
         """
         if self._cache.num_rows(copy.session) and not copy.loads:
             self._pool.close_table(copy.cached.table)

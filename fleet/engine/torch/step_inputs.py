@@ -1,8 +1,8 @@
 """Inputs of a decode step as tensors of fixed shapes and addresses, so that a captured graph can
 read them. Knows no model.
 
-Legend: B rows of the step (one a request, the last ones padding), H hidden size, P pages of a
-request, Q codes of a draw, V vocabulary.
+Legend: B rows of the step (one per request, the last ones padding), H hidden size, P pages of a
+request, Q codes of a sampled token, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ MASK32 = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawInputs:
-    """Parameters of each row's draw. Shapes: [B, 1], but for noise keys (low and high half, [B, Q])
-    and counts [B, V].
+    """Sampling parameters of each row of a decode step. Shapes: [B, 1], except noise keys (low and
+    high half, [B, Q]) and counts [B, V].
 
-    `counts_BV`: see `TokenCounts.dense`; without meaning in rows without penalties.
+    `counts_BV`: values of `TokenCounts.dense`; not used in rows without penalties.
     """
 
     top_k: Tensor
@@ -45,8 +45,8 @@ class DrawInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """Inputs of a decode step. `rows_BH`: the newest row of each request. `positions_B`: the
-    position of the row. `slots_B`: the slot of the row in the KV pool. `pages_BP`: the pages of the
+    """Inputs of a decode step. `rows_BH`: embedding of the newest position of each request.
+    `positions_B`: this position. `slots_B`: KV pool slot of this position. `pages_BP`: pages of the
     request's context.
     """
 
@@ -59,7 +59,9 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """`num_codes`: Q; `num_ids`: V; `salt` distinguishes the noise of stages."""
+    """Sizes of a program's decode step. `num_codes`: Q; `num_ids`: V. `salt`: number that makes the
+    sampling noise of each stage different.
+    """
 
     hidden_size: int
     num_codes: int
@@ -68,11 +70,11 @@ class StepShape:
 
 
 class StepBuffers:
-    """The inputs of a step of `num_rows` rows. A row that is not filled is padding: it computes on
-    the scratch page.
+    """Input tensors of a decode step of `num_rows` rows. A row that is not filled is padding,
+    computed on the scratch page.
 
     The host fills pinned memory, which is copied to the device's tensors without waiting. Filling
-    it again waits for these copies, which ended before the host read the step's codes.
+    the buffers again waits for these copies, which ended before the host read the step's codes.
     """
 
     def __init__(self, shape: StepShape, pool: KVPool, num_rows: int, num_pages: int) -> None:
@@ -145,8 +147,9 @@ class StepBuffers:
         draws: Sequence[RowSampling],
         indices: Sequence[int],
     ) -> None:
-        """Fill the first rows, each with an extent of one position. `indices`: how many draws each
-        request has made.
+        """Fill the first rows with one position each. `rows_BH`: embeddings; `extents`: one
+        position per request; `draws`: sampling parameters; `indices`: number of tokens that each
+        request has sampled.
         """
         used = len(extents)
         if self._copied is not None:
@@ -196,7 +199,9 @@ class StepBuffers:
                 self._counts[row] = draw.counts.dense(self._shape.num_ids)
 
     def _fill_padding(self, first: int) -> None:
-        """Fill the rows from `first` on with a greedy draw at position 0 of the scratch page."""
+        """Make the rows from `first` on padding: greedy sampling at position 0 of the scratch
+        page.
+        """
         self._ints[first:] = 0
         self._ints[first:, SLOT] = self._pool.scratch_page * self._pool.page_size
         self._ints[first:, TOP_K] = self._shape.num_ids

@@ -1,6 +1,7 @@
-"""Fixed row tiles: the shape at which matrix kernels give a row the same bits in every slot.
+"""Tiles of a fixed number of rows: the shape at which matrix kernels give a row the same bits at
+every place in the tile.
 
-Measured on CPU in float32: in a 16-row tile a row's bits depend neither on its slot nor on its
+Measured on CPU in float32: in a 16-row tile a row's bits depend neither on its place nor on its
 neighbours, at one thread and at two; with fewer rows they may. Legend: N rows.
 """
 
@@ -13,7 +14,7 @@ TILE_ROWS = 16
 
 
 def padded(rows_N: Tensor) -> Tensor:
-    """Zero rows up to one tile."""
+    """Return the rows with zero rows appended, up to `TILE_ROWS` rows."""
     missing = TILE_ROWS - len(rows_N)
     return (
         rows_N
@@ -23,6 +24,8 @@ def padded(rows_N: Tensor) -> Tensor:
 
 
 def in_tiles(function: Callable[[Tensor], Tensor], rows_N: Tensor) -> Tensor:
-    """Apply a function of rows tile by tile, padding the last one."""
+    """Return the result of a row-wise function, applied to tiles of `TILE_ROWS` rows; the last tile
+    is padded.
+    """
     parts = [function(padded(tile)) for tile in rows_N.split(TILE_ROWS)]
     return torch.cat(parts)[: len(rows_N)]

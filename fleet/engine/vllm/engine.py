@@ -1,9 +1,9 @@
 """A vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` runs
 one step of vLLM.
 
-Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are
-held until it is resumed; rows that come from vLLM's prefix cache are reported with the first
-output, in whole blocks. Knows no stage and no Redis.
+Differs from the torch loop in two respects, as vLLM does: a paused request is computed on, and its
+outputs are held until it is resumed; positions that come from vLLM's prefix cache are reported with
+the first output, in whole blocks. Knows no stage and no Redis.
 
 Between the halves of a split stage the blocks stay in vLLM: the prefill half computes a prompt and
 samples no token of the answer; what it exports is vLLM's ticket, by which the decode half's vLLM
@@ -46,14 +46,12 @@ from fleet.engine.vllm.llm import (
 log = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.05
-"""Interval of steps without requests that compute, while vLLM holds blocks for the other half: it
-frees them in its steps.
-"""
+"""Interval of vLLM steps that only free blocks which the decode half has read."""
 WAIT_STEP_S = 0.002
-"""Interval of steps while blocks are read and nothing else is computed."""
+"""Interval of vLLM steps that only wait for blocks from the prefill half."""
 READ_TIMEOUT_S = 10.0
-"""Time after which a prompt is computed whose blocks have not arrived. vLLM itself gives up an
-unreachable half after 5 s.
+"""Time after which a prompt is computed here if the prefill half's blocks have not arrived. vLLM
+itself gives up an unreachable prefill half after 5 s.
 """
 
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
@@ -62,12 +60,13 @@ PREFILL, DECODE = Walk("prefill"), Walk("decode")
 @dataclass(slots=True, kw_only=True, eq=False)
 class _VllmRequest:
     """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`:
-    vLLM still runs it.
+    True while vLLM runs the request.
 
-    `arrays`: the fed prompt. While `prefilling`, outputs of the prompt are to come before those in
-    `replayed`, which repeat the history. `tapped` rows arrived, up to position `num_computed`; the
-    first `num_prefilled` positions are returned. `reading_s`: when the read of blocks began.
-    `num_cached` counts the positions that vLLM's prefix cache has, for a request of a session.
+    `arrays`: the fed prompt. While `prefilling`, outputs of the prompt are still to come; outputs
+    that repeat the history wait in `replayed`. `tapped`: hidden states of the tapped layer up to
+    position `num_computed`; the first `num_prefilled` positions are returned. `reading_s`: start of
+    the read of blocks from the prefill half. `num_cached`: function that counts the positions of a
+    session's request in vLLM's prefix cache.
     """
 
     request: EngineRequest
@@ -89,7 +88,9 @@ class _VllmRequest:
 
     @property
     def begun(self) -> bool:
-        """Return True once vLLM got the request, or its history was found complete."""
+        """Return True once the request was added to vLLM, or its history turned out to be a
+        complete answer.
+        """
         return self.over or bool(self.llm_id)
 
     @property
@@ -98,7 +99,9 @@ class _VllmRequest:
         return self.arrays["ids"]
 
     def add(self, walk: Walk, arrays: Arrays, *, final: bool = False, num_reused: int = 0) -> None:
-        """Append an output. An output of the answer is returned after all outputs of the prompt."""
+        """Append an output to be returned; outputs of the answer are returned after all outputs of
+        the prompt.
+        """
         outputs = self.replayed if self.prefilling and walk != PREFILL else self.waiting
         outputs.append(
             EngineOutput(
@@ -123,18 +126,18 @@ class _VllmRequest:
 
 
 class VllmEngine(Engine):
-    """The batch loop of a vLLM engine. Input arrays: `ids` int32 [prompt], and the arrays that
+    """Engine that runs a vLLM engine. Input arrays: `ids` int32 [prompt], and the arrays that
     `prompt` reads. Output arrays: `token` int32 [1].
 
-    `end_ids`: the tokens that end an answer. `prompt`: a function that makes vLLM's form of the
-    prompt's ids, followed by known tokens, and raises BadInput.
+    `end_ids`: tokens that end an answer. `prompt`: function that turns token ids (the prompt's,
+    then known tokens of the answer) and the input arrays into a vLLM prompt; may raise BadInput.
 
-    `row_positions`: a function that returns the positions of a prompt whose tapped hidden states
-    are wanted, or None. Such a prompt has outputs of its own, before the first token: `ids` of the
-    next `piece_len` positions, and the hidden states `rows` [n, H] of `row_positions` [n] among
-    them, if any. The pieces are the same whether rows are cached or not, because the outputs of a
-    new owner continue the outputs of the previous one. With `hands_off`, an output without arrays
-    follows the prompt: the request is to be exported.
+    `row_positions`: function that returns the positions of a prompt whose hidden states of the
+    tapped layer are wanted, or None. Such a prompt has outputs of its own, before the first token:
+    `ids` of the next `piece_len` positions, and the hidden states `rows` [n, H] of `row_positions`
+    [n] among them, if any. The pieces are the same whether positions are cached or not, because the
+    outputs of a new owner continue the outputs of the previous one. `hands_off`: True for a prefill
+    half: an output without arrays follows the prompt, after which the request is to be exported.
     """
 
     def __init__(
@@ -164,7 +167,9 @@ class VllmEngine(Engine):
         self._rows_reused = 0
 
     def submit(self, request: EngineRequest) -> None:
-        """Add a request. Raises: OutOfPages if it can never fit; BadInput."""
+        """Add a request. Raises: OutOfPages if vLLM's KV cache could never hold it; BadInput if its
+        id is in use.
+        """
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
         most, capacity = int(request.params[NUM_POSITIONS]), self._started.max_positions
@@ -247,7 +252,9 @@ class VllmEngine(Engine):
             running.fail(error)
 
     def _begin(self, running: _VllmRequest) -> None:
-        """Let vLLM run the prompt and the rest of the answer. Raises: BadInput."""
+        """Add a request to vLLM: its prompt and the known tokens of its answer. Raises:
+        BadInput.
+        """
         request, prompt_ids, vocab_size = running.request, running.ids, self._started.vocab_size
         if not len(prompt_ids) or not 0 <= prompt_ids.min() <= prompt_ids.max() < vocab_size:
             raise BadInput(
@@ -310,7 +317,9 @@ class VllmEngine(Engine):
                 self._compute_instead(running)
 
     def _compute_instead(self, running: _VllmRequest) -> None:
-        """Compute a prompt whose blocks did not arrive in time."""
+        """Let this vLLM compute a prompt whose blocks did not arrive from the prefill half in
+        time.
+        """
         request = running.request
         log.warning(
             "request %s: its blocks could not be read in %.0f s; it is computed here",
@@ -363,8 +372,8 @@ class VllmEngine(Engine):
         )
 
     def _on_rows(self, running: _VllmRequest, tapped: TappedRows) -> None:
-        """Return whole pieces of a prompt that is computed up to a position and, after its last
-        one, tokens of the history.
+        """Add outputs for the whole pieces of a prompt computed so far and, after the last piece,
+        outputs of the history.
         """
         running.tapped.append(tapped)
         running.num_computed = tapped.stop
@@ -403,8 +412,8 @@ class VllmEngine(Engine):
             self._fail(running, output)
 
     def _on_prefilled(self, running: _VllmRequest, output: LlmOutput) -> None:
-        """Return the output that hands a request off; the token drawn with the prompt is drawn
-        again by the decode half.
+        """Add the output after which a computed prompt is handed off. The token that vLLM sampled
+        with it is dropped; the decode half samples it again.
         """
         if not output.finished:
             return
@@ -420,7 +429,7 @@ class VllmEngine(Engine):
         running.fail(EngineError(f"vLLM ended the answer early: {output.outputs[0].finish_reason}"))
 
     def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
-        """Append the output of a drawn token: `final` at an end token or the length limit."""
+        """Add the output of a sampled token: `final` at an end token or the length limit."""
         running.num_drawn += 1
         running.over = (
             token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens
@@ -430,10 +439,9 @@ class VllmEngine(Engine):
 
 
 class VllmPrefixes:
-    """Sessions whose rows vLLM's prefix cache may have, each with what counts the cached positions
-    of its last request, in whole blocks.
-
-    vLLM counts blocks of dropped sessions as free, and reuses them when it needs some.
+    """Sessions in vLLM's prefix cache: for each a function that returns the number of cached
+    positions of its last request, in whole blocks. vLLM counts the blocks of ended requests as
+    free, and reuses them when it needs blocks.
     """
 
     def __init__(self) -> None:
@@ -454,7 +462,7 @@ class VllmPrefixes:
 
 
 class VllmTickets:
-    """Hand-offs by vLLM itself: exported blocks are a ticket, with which another vLLM reads."""
+    """Hand-offs that vLLM performs itself: an exported ticket lets another vLLM read the blocks."""
 
     pages: KVPagePool | None = None
 
@@ -462,8 +470,8 @@ class VllmTickets:
         self._requests, self._hands_off = requests, hands_off
 
     def export_blocks(self, request_id: RequestId) -> KVBlocks | None:
-        """Return the ticket of a prompt, once: vLLM holds its blocks until they are read, or until
-        the ticket's lease ends.
+        """Return a computed prompt's ticket, only once, or None if there is none. vLLM holds the
+        prompt's blocks until they are read, or until the ticket's lease ends.
         """
         running = self._requests.get(request_id)
         if running is None or running.ticket is None or not self._hands_off:
@@ -480,7 +488,7 @@ class VllmTickets:
 
 
 def _rows_between(tapped: Sequence[TappedRows], start: int, stop: int) -> Arrays:
-    """Return the rows of positions from `start` up to `stop`, if there are any."""
+    """Return the hidden states of positions from `start` up to `stop`; empty if there are none."""
     positions = np.concatenate([each.positions for each in tapped])
     within = (positions >= start) & (positions < stop)
     if not within.any():

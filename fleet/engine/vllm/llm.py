@@ -13,8 +13,8 @@ import numpy as np
 from fleet.engine.base import Arrays, EngineRequest
 
 Ticket = Mapping[str, object]
-"""vLLM's `kv_transfer_params`: where a prefill half holds a prompt's blocks. Private to vLLM; of
-JSON types.
+"""vLLM's `kv_transfer_params`, by which another vLLM finds a prompt's blocks in the prefill half.
+Private to vLLM; values are of JSON types.
 """
 
 
@@ -26,8 +26,9 @@ class LlmCompletion(Protocol):
 
 
 class LlmOutput(Protocol):
-    """New tokens of one request. `num_cached_tokens`: the number of tokens of its prompt that came
-    from the prefix cache. `kv_transfer_params`: the ticket by which another vLLM reads the blocks.
+    """New tokens that vLLM returns for one request. `num_cached_tokens`: number of prompt tokens
+    served from the prefix cache. `kv_transfer_params`: ticket by which another vLLM reads the
+    request's blocks.
     """
 
     @property
@@ -43,7 +44,7 @@ class LlmOutput(Protocol):
 
 
 class Llm(Protocol):
-    """The part of vLLM's `LLMEngine` that is used."""
+    """The methods of vLLM's `LLMEngine` that Fleet uses."""
 
     def add_request(self, request_id: str, prompt: object, params: object) -> str:
         """Return vLLM's own id of the request. Raises: ValueError if the prompt cannot be
@@ -58,7 +59,8 @@ class Llm(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TappedRows:
-    """Progress of a prompt whose rows are wanted: it is computed up to position `stop`.
+    """Progress of a prompt, with hidden states of the tapped layer: the prompt is computed up to
+    position `stop`.
 
     `llm_id`: vLLM's id of the request. `rows` float32 [n, H]: the tapped layer's inputs at
     `positions` int32 [n].
@@ -72,13 +74,14 @@ class TappedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """Parameters of a request besides its prompt, which ends with `num_known` tokens of the answer.
+    """What vLLM is to compute for a request, besides its prompt, which ends with `num_known` tokens
+    of the answer.
 
-    `max_tokens`: the largest number of tokens after the known ones. `row_positions`: the positions
-    among the first `num_prompt` whose tapped hidden states are wanted; if it is None, the progress
-    of the prompt is not reported either. `hands_off`: True if only the blocks are wanted, for
-    another vLLM. `ticket`: the ticket of the blocks to read from another vLLM. `salt`: the salt of
-    the model's sampling noise.
+    `max_tokens`: the largest number of tokens after the known ones. `row_positions`: positions
+    among the first `num_prompt` whose hidden states of the tapped layer are wanted; if it is None,
+    the progress of the prompt is not reported either. `hands_off`: True if only the blocks are
+    wanted, for another vLLM. `ticket`: ticket of the blocks to read from another vLLM. `salt`:
+    number that makes the model's sampling noise differ from other stages.
     """
 
     request: EngineRequest
@@ -93,7 +96,7 @@ class Draws:
 
 
 def token_prompt(ids: Sequence[int], arrays: Arrays) -> object:
-    """Return a prompt of text, in vLLM's form."""
+    """Return a text-only prompt in vLLM's form."""
     return {"prompt_token_ids": list(ids)}
 
 
@@ -103,14 +106,14 @@ def no_rows(request: EngineRequest, ids: np.ndarray) -> Sequence[int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedLlm:
-    """A vLLM engine, and access to parts of it that differ between releases.
+    """A running vLLM engine, and access to the parts of it that differ between releases.
 
-    `sampling_params` makes vLLM's settings of a request. `pages` returns its used and its total KV
-    blocks. `check_health` raises if its executor has failed. `take_rows` returns the progress of
+    `sampling_params` makes vLLM's settings of a request. `pages` returns vLLM's used and total KV
+    blocks. `check_health` raises if vLLM's executor has failed. `take_rows` returns the progress of
     prompts in the last step. `num_held` counts the requests that vLLM knows, including ended ones
-    whose blocks are held for another vLLM. `prefix_of` returns, for vLLM's id of a request that it
-    runs, a function that counts the positions from its first one on that the prefix cache has, also
-    after the request's end.
+    whose blocks are held for another vLLM. `prefix_of` takes vLLM's id of a running request and
+    returns a function that counts the request's leading positions in the prefix cache, also after
+    the request's end.
     """
 
     llm: Llm

@@ -1,4 +1,4 @@
-"""vLLM's sampling parameters of the rest of an answer."""
+"""vLLM's sampling parameters for the tokens of an answer that vLLM is to compute."""
 
 import msgspec
 from vllm import SamplingParams
@@ -10,8 +10,8 @@ from fleet.engine.vllm.tapped_rows import NUM_PROMPT, ROW_POSITIONS
 
 
 def sampling_params(draws: Draws) -> SamplingParams:
-    """Return vLLM's settings of the rest of an answer. To vLLM every draw is greedy: see
-    `SeededDraws`.
+    """Return vLLM's settings of a request. vLLM samples greedily: `SeededDraws` adds penalties and
+    noise to the logits.
     """
     sampling = draws.request.sampling
     least = (

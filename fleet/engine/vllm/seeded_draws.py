@@ -1,10 +1,10 @@
-"""Draws of tokens as the torch engine makes them, inside vLLM: same penalties, cuts and noise, at
-the same place of the answer.
+"""Sampling of tokens inside vLLM as the torch engine samples them: same penalties, cuts and noise,
+at the same place of the answer.
 
-vLLM's noise depends on how often it drew before, and its penalties count only what it drew itself;
-so an answer that another engine began would continue with other tokens. Here logits get penalties,
-cuts and noise that depend on the request, its seed and the answer so far, and vLLM takes the
-highest. Loaded by vLLM from its engine arguments.
+vLLM's noise depends on how often it sampled before, and its penalties count only tokens that it
+sampled itself; so an answer that another engine began would continue with other tokens. Here the
+logits get penalties, cuts and noise that depend on the request, its seed and the answer so far, and
+vLLM takes the highest. Loaded by vLLM from its engine arguments.
 Source: vllm 0.32, v1/sample/logits_processor/interface.py.
 """
 
@@ -23,15 +23,15 @@ from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, adjusted
 
 SAMPLING, SALT, NUM_KNOWN = "fleet_sampling", "fleet_salt", "fleet_num_known"
-"""Names in `SamplingParams.extra_args`; `NUM_KNOWN` tokens at the end of the prompt belong to the
-answer.
+"""Keys in `SamplingParams.extra_args`: sampling parameters, salt of the noise, and number of tokens
+at the end of the prompt that belong to the answer.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """`drawn` is vLLM's own list, which grows with the answer; its first `num_counted` tokens are
-    in `counts`.
+    """Sampling state of one request in vLLM's batch. `drawn` is vLLM's own list of sampled tokens,
+    which grows with the answer; its first `num_counted` tokens are in `counts`.
     """
 
     sampling: Sampling
@@ -50,7 +50,9 @@ class _Row:
 
 
 class SeededDraws(LogitsProcessor):
-    """Adjusts the logits of each request that is sampled or has penalties."""
+    """vLLM logits processor that applies penalties, cuts and noise to each request that has
+    penalties or is not greedy.
+    """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}

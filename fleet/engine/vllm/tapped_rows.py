@@ -1,10 +1,10 @@
-"""Connector that reads tapped rows of prompts from the pages in which the model caches them, once a
-step.
+"""vLLM connector that reads hidden states of the tapped layer ("tapped rows") from the pages in
+which the model caches them, once per step.
 
-The model runs a layer that only caches the rows it is given, in pages beside its keys and values;
-so positions that vLLM's prefix cache served have rows too. Loaded by vLLM from its engine
-arguments: one object plans in the scheduler, another reads in each worker. Source: vllm 0.32,
-distributed/kv_transfer/kv_connector/v1/base.py.
+The model runs a layer that only caches the hidden states it is given, in pages beside its keys and
+values; so positions served from vLLM's prefix cache have hidden states too. Loaded by vLLM from its
+engine arguments: one object plans in the scheduler, another reads in each worker. Source: vllm
+0.32, distributed/kv_transfer/kv_connector/v1/base.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +31,17 @@ from vllm.v1.outputs import KVConnectorOutput
 from fleet.engine.vllm.llm import TappedRows
 
 LAYER = "fleet_tap"
-"""Name of the layer that caches tapped rows; vLLM requires a number after it."""
+"""Name of the layer that caches tapped hidden states; vLLM requires a number after it."""
 NUM_PROMPT, ROW_POSITIONS = "fleet_num_prompt", "fleet_row_positions"
-"""Names in `SamplingParams.extra_args`: the length of the prompt, and its positions whose rows are
-wanted, in order.
+"""Keys in `SamplingParams.extra_args`: the length of the prompt, and the positions whose hidden
+states are wanted, in order.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSpan:
-    """A prompt is computed up to `stop` by this step; the rows of newly computed `positions` are in
-    `slots`.
+    """Part of a prompt that a step computes, up to position `stop`. `slots`: cache slots with the
+    hidden states of the wanted `positions` among the newly computed ones.
     """
 
     llm_id: str
@@ -57,7 +57,7 @@ class RowSpans(KVConnectorMetadata):
 
 @dataclass
 class RowsRead(KVConnectorWorkerMetadata):
-    """The rows that a worker has read in one step."""
+    """The hidden states that a vLLM worker has read in one step."""
 
     rows: list[TappedRows]
 
@@ -68,7 +68,9 @@ class RowsRead(KVConnectorWorkerMetadata):
 
 @dataclass(slots=True, kw_only=True)
 class _Prompt:
-    """`blocks` of the tapped layer's group; positions before `reported` were read."""
+    """A running prompt whose hidden states are wanted at positions `wanted`. `blocks`: blocks of
+    the tapped layer's cache; positions before `reported` were read.
+    """
 
     num_positions: int
     wanted: list[int]
@@ -77,7 +79,9 @@ class _Prompt:
 
 
 class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
-    """Transfers no keys or values."""
+    """vLLM KV connector that reads hidden states of prompts; it transfers no keys or values between
+    engines.
+    """
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -114,7 +118,9 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
         return spans
 
     def _open(self, new: NewRequestData) -> None:
-        """Begin a prompt, or continue one that was preempted."""
+        """Start to follow a prompt that was scheduled for the first time, or again after a
+        preemption.
+        """
         extra = (new.sampling_params and new.sampling_params.extra_args) or {}
         if NUM_PROMPT not in extra:
             return
@@ -147,21 +153,21 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: object, blocks: object, num_external_tokens: int
     ) -> None:
-        """Ignore: nothing is loaded."""
+        """Do nothing, since no blocks are loaded."""
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if isinstance(connector_output.kv_connector_worker_meta, RowsRead):
             self._read += connector_output.kv_connector_worker_meta.rows
 
     def take(self) -> Sequence[TappedRows]:
-        """Return the rows that workers have read since the last call."""
+        """Return, once, the hidden states that vLLM workers have read since the last call."""
         read, self._read = self._read, []
         return read
 
     def request_finished_all_groups(self, request: object, block_ids: object) -> tuple[bool, None]:
         return False, None
 
-    # In a worker. Those of a tensor parallel model have equal rows: the first one reads them.
+    # In a worker. All workers of a tensor-parallel model have equal rows: the first worker reads.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         layers = get_layers_from_vllm_config(
@@ -173,7 +179,7 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def wait_for_save(self) -> None:
-        """Read the rows of this step's spans: one copy from the device."""
+        """Read the hidden states of this step's prompts by one copy from the device."""
         spans = self._get_connector_metadata().spans
         if not spans or get_tensor_model_parallel_rank():
             return
@@ -200,20 +206,20 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
         return RowsRead(read) if read else None
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
-        """Ignore: nothing is loaded."""
+        """Do nothing, since no blocks are loaded."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Ignore: nothing is loaded."""
+        """Do nothing, since no blocks are loaded."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Tensor, attn_metadata: object, **kwargs: object
     ) -> None:
-        """Ignore: rows are read once a step."""
+        """Do nothing: hidden states are read once per step, by `wait_for_save`."""
 
 
 def _tapped_group(config: KVCacheConfig) -> tuple[int, int]:
-    """Return the number of the group of layers that the tapped layer shares blocks with, and the
-    size of these blocks.
+    """Return the index of the KV cache group to which the tapped layer belongs, and the group's
+    block size.
     """
     for number, group in enumerate(config.kv_cache_groups):
         if any(LAYER in name.split(".") for name in group.layer_names):
@@ -222,8 +228,8 @@ def _tapped_group(config: KVCacheConfig) -> tuple[int, int]:
 
 
 def rows_of(connector: object) -> Callable[[], Sequence[TappedRows]]:
-    """Return a function that takes the rows from a scheduler's connector, or from the one among
-    several.
+    """Return a function that takes the read hidden states from vLLM's connector, which is a
+    `TappedRowsConnector` or a multi-connector that contains one.
     """
     connectors = connector._connectors if isinstance(connector, MultiConnector) else [connector]
     [tapped] = [each for each in connectors if isinstance(each, TappedRowsConnector)]

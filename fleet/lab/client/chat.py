@@ -1,5 +1,5 @@
-"""Chat completions: the body of a call, its whole answer, and a streamed answer decoded after it
-was recorded.
+"""Chat completions: the request body, the whole answer, and the decoding of a streamed answer after
+its recording.
 """
 
 from base64 import b64decode
@@ -17,7 +17,7 @@ StageBounds = dict[str, dict[str, int | float]]
 
 
 class EncodedAudio(msgspec.Struct, frozen=True):
-    """An audio file in base64."""
+    """An audio file in a request, encoded in base64."""
 
     data: str
     format: str = "wav"
@@ -42,15 +42,17 @@ class OutputAudio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ChatStreamOptions(msgspec.Struct, frozen=True):
-    """`include_event_ids`: ids to resume a stream from, an extension of Fleet's."""
+    """The `stream_options` of a streamed chat request. `include_event_ids`: whether events have ids
+    from which the stream can be resumed, a Fleet extension.
+    """
 
     include_usage: bool = True
     include_event_ids: bool | UnsetType = UNSET
 
 
 class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /v1/chat/completions`. `fleet`, an extension, bounds the sampling of single
-    stages.
+    """Body of `POST /v1/chat/completions`. `fleet`: length and sampling limits per stage, a Fleet
+    extension.
     """
 
     model: str
@@ -68,7 +70,9 @@ class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceivedAudio(msgspec.Struct, frozen=True):
-    """`data`: an audio file, or a piece of PCM in a stream, in base64."""
+    """Audio in an answer. `data`: base64 of an audio file, or of a PCM piece in a streamed
+    answer.
+    """
 
     data: str | None = None
     transcript: str = ""
@@ -78,7 +82,7 @@ class ReceivedAudio(msgspec.Struct, frozen=True):
 
 
 class ReceivedMessage(msgspec.Struct, frozen=True):
-    """The message of a whole answer, or what a streamed chunk adds to it."""
+    """Message of a whole answer, or the `delta` of a streamed chunk."""
 
     content: str | None = None
     audio: ReceivedAudio | None = None
@@ -95,7 +99,9 @@ class WholeAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """A whole answer. `audio`: a file of the format that was asked for, None without speech."""
+    """A whole chat answer. `audio`: audio file in the requested format, None for an answer without
+    speech.
+    """
 
     text: str
     finish_reason: str
@@ -125,13 +131,13 @@ class _Chunk(msgspec.Struct, frozen=True):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 Piece = tuple[float, bytes]
-"""Bytes of a stream, and the second since the request was sent at which they arrived."""
+"""Time of arrival, in seconds since the request was sent, and bytes of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecording:
-    """A streamed answer, not decoded yet. Units: `sent_s` on `time.perf_counter`, each piece's time
-    since then.
+    """The recorded bytes of a streamed answer, not decoded yet. Units: `sent_s` on
+    `time.perf_counter`; times in `pieces` count from `sent_s`.
     """
 
     sent_s: float
@@ -141,8 +147,8 @@ class StreamRecording:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """A streamed answer: each part of its text and audio (16-bit PCM) with the time at which its
-    last byte arrived.
+    """A decoded streamed answer: its text and audio parts, each with the arrival time of its last
+    byte. Audio is 16-bit PCM.
     """
 
     text: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
@@ -158,8 +164,8 @@ class StreamedAnswer:
 
 
 def read_stream(pieces: Iterable[Piece]) -> StreamedAnswer:
-    """Decode a stream to its end. Raises: StreamError if it carries an error, is no chat stream or
-    stops before its end.
+    """Decode a whole stream. Raises: StreamError if it carries an error, is no chat stream or stops
+    before its end.
     """
     answer = StreamedAnswer()
     for at_s, chunk in _chunks(pieces):
@@ -192,7 +198,9 @@ def _chunks(pieces: Iterable[Piece]) -> Iterator[tuple[float, _Chunk]]:
 
 
 def _events(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield the data of each server-sent event; comments and ids are left out."""
+    """Yield the data field of each server-sent event with its arrival time; comments and ids are
+    left out.
+    """
     rest = b""
     for at_s, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")

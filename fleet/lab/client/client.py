@@ -1,4 +1,4 @@
-"""The calls of one gateway, typed."""
+"""Typed API calls to a gateway."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +31,8 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """A worker, or a gateway (without a role). `pages_kept`: KV pages that only hold cached
-    prefixes.
+    """State of a worker, or of a gateway, whose `role` is empty. `pages_kept`: KV pages that only
+    hold cached prefixes.
     """
 
     role: str
@@ -51,8 +51,8 @@ class FleetWorkers(msgspec.Struct, frozen=True):
 
 
 class ResourcesInUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of all workers by live requests: tasks, KV pages, slots of transfer arenas; cached
-    prefixes are left out.
+    """Resources that live requests occupy in all workers: tasks, KV pages, and slots of transfer
+    arenas. Pages that only hold cached prefixes do not count.
     """
 
     tasks: int
@@ -66,7 +66,9 @@ class TracedTask(msgspec.Struct, frozen=True):
 
 
 class TracedRequest(msgspec.Struct, frozen=True):
-    """The fields of a request's trace that are read. `ended_us` is None while it runs."""
+    """The part of a request's trace that this client reads. `ended_us`: end of the request, None
+    while the request runs.
+    """
 
     id: str
     state: str
@@ -88,7 +90,7 @@ class _Transcript(msgspec.Struct, frozen=True):
 
 
 class ApiClient:
-    """Client of a gateway. Thread-safe: each call is a connection of its own.
+    """Client of one gateway. Thread-safe: each call opens its own connection.
 
     Raises: ApiError in one line when the gateway cannot be reached, refuses, or stops before the
     end.
@@ -110,7 +112,7 @@ class ApiClient:
         return self._get("/v1/fleet/workers", FleetWorkers)
 
     def roles(self) -> frozenset[str]:
-        """Return the roles that are served. Raises: ApiError while a role has no worker."""
+        """Return the roles that the fleet serves. Raises: ApiError while a role has no worker."""
         workers = self.workers()
         if workers.missing_roles:
             raise ApiError(
@@ -120,8 +122,8 @@ class ApiClient:
         return frozenset(worker.role for worker in workers.data if worker.role)
 
     def resources_in_use(self) -> ResourcesInUse:
-        """Add up the workers' reports, which each worker renews several times in the time of its
-        lease.
+        """Sum the workers' reports of resources in use; workers renew their reports several times
+        per lease.
         """
         workers = self.workers().data
         return ResourcesInUse(
@@ -134,11 +136,11 @@ class ApiClient:
         return self._get(f"/v1/fleet/requests/{request_id}", TracedRequest)
 
     def answer_audio(self, request_id: str) -> bytes:
-        """Return the audio of an answer as a WAV file, from the log of its request."""
+        """Return the audio of an answer, read from the log of its request, as a WAV file."""
         return self._transport.call("GET", f"/v1/fleet/requests/{request_id}/audio")
 
     def chat(self, call: ChatCall) -> ChatAnswer:
-        """Ask for a whole answer."""
+        """Send a chat request and return its whole answer."""
         raw = self._transport.call("POST", "/v1/chat/completions", msgspec.json.encode(call))
         choices = self._decoded(raw, WholeAnswer).choices
         if not choices:
@@ -154,14 +156,14 @@ class ApiClient:
         )
 
     def open_chat(self, body: bytes, *, timeout_s: float = TIMEOUT_S) -> OpenResponse:
-        """Begin a streamed answer; `body` is an encoded `ChatCall`."""
+        """Begin a streamed answer and return its open response. `body`: encoded `ChatCall`."""
         return self._transport.open("POST", "/v1/chat/completions", body, timeout_s=timeout_s)
 
     def resume_chat(
         self, request_id: str, last_event_id: str, *, timeout_s: float = TIMEOUT_S
     ) -> OpenResponse:
-        """Continue a streamed answer after an event, or from its beginning where `last_event_id` is
-        empty.
+        """Continue a streamed answer after the event `last_event_id`; "" starts from the
+        beginning.
         """
         headers = {"last-event-id": last_event_id} if last_event_id else {}
         return self._transport.open(
@@ -184,11 +186,11 @@ class ApiClient:
         return StreamRecording(sent_s=sent_s, pieces=tuple(pieces), request_id=response.request_id)
 
     def speech(self, call: SpeechCall) -> bytes:
-        """Return a text as an audio file."""
+        """Return the speech for a text, as an audio file."""
         return self._transport.call("POST", "/v1/audio/speech", msgspec.json.encode(call))
 
     def transcribe(self, model: str, file: bytes, name: str = "audio.wav") -> str:
-        """Return the words of an audio file."""
+        """Return the transcript of an audio file. `name`: file name that is sent with it."""
         boundary = uuid4().hex
         parts = (('name="model"', model.encode()), (f'name="file"; filename="{name}"', file))
         body = b"".join(
@@ -204,13 +206,13 @@ class ApiClient:
         return self._decoded(raw, _Transcript).text
 
     def realtime_url(self, model: str) -> str:
-        """Return the address of a voice session that also reports where its time goes."""
+        """Return the WebSocket address of a voice session with latency reports."""
         query = urlencode({"model": model, "fleet": "1"})
         return f"{self._transport.websocket_url}/v1/realtime?{query}"
 
     def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
-        """Return the address at which a voice session continues, of whose response `samples`
-        samples were received.
+        """Return the WebSocket address that resumes a voice session. `samples`: number of samples
+        received of its response `response_id`.
         """
         query = {"session": session_id, "fleet": "1"} | (
             {"response": response_id, "samples": samples} if response_id else {}
@@ -218,13 +220,13 @@ class ApiClient:
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
 
     def console_url(self) -> str:
-        """Return the address of the voice session that the console's page opens."""
+        """Return the WebSocket address that the console's Voice page opens."""
         return f"{self._transport.websocket_url}/console/ws?page=bench"
 
     @contextmanager
     def realtime(self, model: str) -> Iterator[RealtimeSession]:
-        """Open a voice session. Raises: ApiError if it is refused, or breaks off inside the
-        block.
+        """Open a voice session for the duration of the block. Raises: ApiError if it is refused, or
+        breaks off inside the block.
         """
         try:
             with connect(

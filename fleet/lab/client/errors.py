@@ -1,4 +1,4 @@
-"""Errors of a call of the gateway's API, each one line."""
+"""Errors of calls to the gateway's API; each message is one line."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,14 @@ from fleet.core.errors import FleetError
 
 
 class ApiError(FleetError):
-    """A call of the API failed; the message names the address and the cause."""
+    """An API call failed; the message names the address and the cause."""
 
     code = "api_failed"
 
 
 class ApiRefused(ApiError):
-    """The gateway answered with another status than 200. `retry_after_s`: pause that it asks for;
-    0: none.
+    """The gateway answered with a status other than 200. `retry_after_s`: pause that the gateway
+    asks for before a retry, 0 if it names none.
     """
 
     def __init__(self, url: str, http_status: int, reason: str, retry_after_s: float = 0.0) -> None:
@@ -26,7 +26,7 @@ class ApiUnreachable(ApiError):
 
 
 class ApiSilent(ApiUnreachable):
-    """The gateway sent nothing for the time-out.
+    """The gateway sent nothing until the time-out.
 
     The connection is still open, since closing it cancels the request; `close` closes it.
     """

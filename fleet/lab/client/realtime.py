@@ -17,11 +17,11 @@ BLOCK_MS = 20
 """Length of the audio blocks that a browser sends."""
 BLOCK_BYTES = BYTES_PER_S * BLOCK_MS // 1000
 SERIAL_BYTES = 8
-"""Prefix of the binary audio frames of the console's socket."""
+"""Length of the serial number before the PCM in binary audio frames of the console's socket."""
 
 
 class LatencyPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the wait for an answer, as the fleet reports it (`fleet.timing`)."""
+    """Duration of one part of the wait for an answer, from the fleet's `fleet.timing` event."""
 
     name: str
     ms: float
@@ -42,13 +42,13 @@ class RealtimeResponse(msgspec.Struct, frozen=True):
 
     @property
     def code(self) -> str:
-        """The code of the error for which it failed, "" without one."""
+        """Error code of a failed response, "" if it has none."""
         error = self.status_details.error if self.status_details is not None else None
         return (error.code or "") if error is not None else ""
 
     @property
     def failure(self) -> str:
-        """The reason for which it did not complete, the bare status where none is given."""
+        """Message of the response's error, or the bare status if it has none."""
         error = self.status_details.error if self.status_details is not None else None
         return error.message if error is not None else self.status
 
@@ -58,7 +58,7 @@ class _ItemPart(msgspec.Struct, frozen=True):
 
 
 class RealtimeItem(msgspec.Struct, frozen=True):
-    """An item of the conversation; of its content only transcripts are read."""
+    """An item of the conversation; only transcripts of its content are decoded."""
 
     id: str = ""
     content: tuple[_ItemPart, ...] = ()
@@ -73,7 +73,7 @@ class _SessionId(msgspec.Struct, frozen=True):
 
 
 class RealtimeEvent(msgspec.Struct, frozen=True):
-    """The fields that are read of any server event."""
+    """A server event of any type, with the fields that this client reads."""
 
     type: str
     delta: str = ""
@@ -92,12 +92,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def decode_any_event(message: str | bytes) -> RealtimeEvent:
-    """Return an event, which may be an error event."""
+    """Decode a server event, which may be an error event."""
     return _decode(message)
 
 
 def decode_event(message: str | bytes) -> RealtimeEvent:
-    """Raises: ApiError if it is an error event."""
+    """Decode a server event. Raises: ApiError if it is an error event."""
     event = _decode(message)
     if event.type == "error":
         raise ApiError(f"the voice session reports an error: {event.error.message}")
@@ -113,7 +113,7 @@ def append_audio(pcm: bytes) -> str:
 
 
 def update_audio_input(**settings: object) -> str:
-    """Return the event that changes settings of the session's audio input, such as
+    """Return the client event that changes settings of the session's audio input, such as
     `turn_detection`.
     """
     return encode_event(
@@ -134,8 +134,8 @@ class RealtimeSession:
         return (decode_event(message) for message in self._socket)
 
     def speak(self, pcm: bytes, from_s: float) -> float:
-        """Send each block once a microphone would have recorded it. Return when the last sample was
-        spoken.
+        """Send `pcm` in blocks, each at the time at which a microphone would have recorded it.
+        `from_s`: start of the speech. Return the time of its end.
 
         Units: seconds on `time.perf_counter`.
         """

@@ -1,4 +1,6 @@
-"""HTTP connections to one gateway, one per call. Knows paths and bytes, no content."""
+"""HTTP connections to one gateway, one per call. Handles paths and bytes; does not interpret their
+content.
+"""
 
 import http.client
 import socket
@@ -15,7 +17,7 @@ TIMEOUT_S = 600.0
 
 
 class ErrorMessage(msgspec.Struct, frozen=True):
-    """The part of the API's error object that is shown."""
+    """The field of the API's error object that messages show."""
 
     message: str = "no reason given"
 
@@ -25,8 +27,8 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class OpenResponse:
-    """A response whose body is still arriving, on a connection of its own. Every error but
-    `ApiSilent` closes the connection.
+    """A response whose body is still arriving, on its own connection. Every error but `ApiSilent`
+    closes the connection.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class OpenResponse:
         body: bytes | None,
         headers: dict[str, str],
     ) -> None:
-        """Send the request and wait for the status. Raises: ApiRefused, ApiUnreachable,
+        """Send the request and wait for the response status. Raises: ApiRefused, ApiUnreachable,
         ApiSilent.
         """
         self._url = url
@@ -56,14 +58,16 @@ class OpenResponse:
         self.request_id = self._response.getheader("x-request-id", "")
 
     def read(self) -> bytes:
-        """Return the next bytes as they arrive, nothing at the end. Raises: ApiUnreachable,
+        """Return the next bytes of the body as they arrive, b"" at its end. Raises: ApiUnreachable,
         ApiSilent.
         """
         with self._mapped_errors():
             return self._response.read1(READ_BYTES)
 
     def read_all(self) -> bytes:
-        """Return the rest of the body and close. Raises: ApiUnreachable, ApiSilent."""
+        """Return the rest of the body, and close the connection. Raises: ApiUnreachable,
+        ApiSilent.
+        """
         with self._mapped_errors():
             body = self._response.read()
         self.close()
@@ -87,7 +91,7 @@ class OpenResponse:
 
 
 class Transport:
-    """The address of a gateway and the right to call it. Thread-safe.
+    """Address of a gateway and the API key for it; opens a connection per call. Thread-safe.
 
     Raises: ApiError if `url` is not an address.
     """
@@ -119,8 +123,8 @@ class Transport:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> OpenResponse:
-        """Send a request, JSON unless `headers` say otherwise, and return its response once the
-        status is there.
+        """Send a request and return its response once the status has arrived. `headers`: replace
+        the default headers, which declare JSON.
 
         Raises: ApiRefused, ApiUnreachable, ApiSilent.
         """
@@ -139,7 +143,9 @@ class Transport:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Return the whole body of a response. Raises: ApiRefused, ApiUnreachable."""
+        """Send a request and return the whole body of its response. Raises: ApiRefused,
+        ApiUnreachable.
+        """
         try:
             return self.open(method, path, body, headers).read_all()
         except ApiSilent as error:
@@ -148,7 +154,7 @@ class Transport:
 
 
 def _seconds(header: str) -> float:
-    """Return the seconds of a Retry-After header; 0 for a date, which a proxy may send."""
+    """Parse a Retry-After header to seconds; 0 for a date, which a proxy may send."""
     return float(header) if header.isdecimal() else 0.0
 
 

@@ -1,4 +1,6 @@
-"""A streamed answer, compared byte by byte with another. Pure."""
+"""A streamed answer as a client received it, and its comparison with another answer byte by byte.
+Pure.
+"""
 
 import math
 from collections.abc import Sequence
@@ -33,11 +35,11 @@ class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """Difference between two answers, in the text or the audio (`medium`). `offset`: first byte at
-    which they differ, or the length of the shorter answer if it is a prefix of the other.
+    """First difference between two answers. `medium`: text or audio. `offset`: first byte at which
+    they differ, or the length of the shorter answer if it is a prefix of the longer.
 
     `peak`: largest difference between samples, in steps of 16-bit PCM; None if the texts differ or
-    the audio has another length.
+    the audio lengths differ.
     """
 
     medium: str
@@ -53,8 +55,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(pieces: list[Piece]) -> ReceivedAnswer:
-    """Decode a stream to its end. Raises: StreamError if it carries an error or stops before its
-    end.
+    """Decode a recorded stream to its end. Raises: StreamError if it carries an error or stops
+    before its end.
     """
     stream = read_stream(pieces)
     chunks = [AudioChunk(at_s, len(pcm) / BYTES_PER_S) for at_s, pcm in stream.audio]
@@ -67,7 +69,9 @@ def read_answer(pieces: list[Piece]) -> ReceivedAnswer:
 
 
 def first_difference(expected: ReceivedAnswer, received: ReceivedAnswer) -> Difference | None:
-    """Compare text first, since audio of another text differs for that reason."""
+    """Return the first difference between two answers, None if they are equal. Text is compared
+    first, since different text also makes the audio differ.
+    """
     for medium, a, b in (
         (TEXT, expected.text, received.text),
         (AUDIO, expected.audio, received.audio),
@@ -96,8 +100,8 @@ def _peak(a: bytes, b: bytes) -> int:
 def longest_gap_s(
     chunks_s: Sequence[float], from_s: float = -math.inf, to_s: float = math.inf
 ) -> float | None:
-    """Return the longest time between two chunks that began before `to_s` and ended after `from_s`;
-    None without one.
+    """Return the longest time between two successive chunks, among gaps that began before `to_s`
+    and ended after `from_s`; None if there is none.
     """
     gaps = (
         (earlier, later)

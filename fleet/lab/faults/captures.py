@@ -28,18 +28,20 @@ from fleet.lab.measure.prompts import PROMPTS
 from fleet.processing import Message, TextPart, load_frontend
 
 MOST_CAPTURES = 900
-"""Captures of a run: fewer than the ids that a checkpoint has."""
+"""Largest number of hidden-state samples of a run, below the number of sample ids that a checkpoint
+stores.
+"""
 MOST_ANSWER_IDS = 12
 ENDS_S = 60.0
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the samples of a run.
+    """Outcome of the hidden-state samples that clients sent to the trainer in a run.
 
     `acknowledged`: number of samples that the trainer acknowledged. `failed`: number of failed
     samples by error code. `windows`: number of training windows in the last checkpoint. `wrong`: a
-    line for each acknowledged sample that the checkpoint lacks or counts twice, and other mistakes;
-    any line fails the run.
+    line for each acknowledged sample that the checkpoint lacks or counts twice, and for other
+    mistakes; any line fails the run.
     """
 
     acknowledged: int
@@ -49,8 +51,8 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureLoad:
-    """Clients that capture the hidden states of one answer after another, as many clients as the
-    deployment allows. Does nothing without a trainer.
+    """Clients that each send hidden-state samples of one answer after another to the trainer, as
+    many clients as the deployment allows. Does nothing without a trainer.
     """
 
     def __init__(self, redis_url: str, config: FleetConfig, seed: int) -> None:
@@ -65,7 +67,7 @@ class CaptureLoad:
         self._num_begun = 0
 
     def running(self, step: Callable[[], None]) -> AbstractContextManager[None]:
-        """Capture during the block. `step` is called after each capture."""
+        """Send hidden-state samples during the block. `step` is called after each sample."""
 
         def run(_: int) -> None:
             try:
@@ -106,8 +108,8 @@ class CaptureLoad:
             await client.stop()
 
     def finish(self) -> CaptureReport | None:
-        """Wait for the last captures, and read the last checkpoint; return None without a trainer.
-        Raises: the error of a client.
+        """Wait for the last samples and compare them with the trainer's last checkpoint; return
+        None without a trainer. Raises: the error of a client.
         """
         if not self._config.training.enabled:
             return None
@@ -128,7 +130,9 @@ class CaptureLoad:
 
 
 def wrong_samples(acknowledged: list[str], samples: TrainedSamples) -> list[str]:
-    """Return a line for each mistake in the samples of the last checkpoint."""
+    """Return a line for each mistake in the samples listed by the last checkpoint. `acknowledged`:
+    ids of the samples that the trainer acknowledged.
+    """
     contained = set(samples.contained)
     new = Counter(each for window in samples.windows for each in window)
     return [

@@ -1,5 +1,5 @@
-"""Clients of a load, each on a thread of its own, so that the fleet is measured and not an event
-loop beside it. Knows no request.
+"""Load clients, each on its own thread, so that the fleet is measured and not an event loop of the
+load generator. Sends no requests itself.
 """
 
 import threading
@@ -9,10 +9,11 @@ from contextlib import contextmanager
 
 
 class ClientThreads:
-    """Threads that run `run(number)` for the clients 0 to `count` - 1.
+    """Threads of load clients; client `number` runs `run(number)`, for the numbers 0 to `count` -
+    1.
 
-    `finishing`: set when clients shall begin nothing more; `cancelled`: set when clients shall
-    stop immediately. `ended`: numbers of the clients that have returned without an error.
+    `finishing`: set when clients shall begin nothing more. `cancelled`: set when clients shall stop
+    immediately. `ended`: numbers of the clients that have returned without an error.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,9 @@ class ClientThreads:
 
     @contextmanager
     def running(self, count: int, run: Callable[[int], object]) -> Iterator[None]:
-        """Run the clients during the block, and set `finishing` at its end."""
+        """Run `run(number)` for each of `count` clients during the block, and set `finishing` at
+        its end.
+        """
         self.start(count, run)
         try:
             yield
@@ -50,6 +53,6 @@ class ClientThreads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def is_alive(self, number: int | None = None) -> bool:
-        """Return True while a client runs; without `number`, while any client runs."""
+        """Return True while client `number` runs; without `number`, while any client runs."""
         threads = self._threads if number is None else [self._threads[number]]
         return any(thread.is_alive() for thread in threads)

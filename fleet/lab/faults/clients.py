@@ -1,7 +1,7 @@
-"""A client that survives the loss of its gateway: it resumes its answer at another gateway by
+"""A client that survives the loss of its gateway: it resumes its answer at the next gateway with
 `Last-Event-ID`.
 
-The client needs only what every client of the API has: addresses, response headers and event ids.
+The client uses only what any API client has: gateway addresses, response headers and event ids.
 """
 
 import itertools
@@ -16,25 +16,25 @@ from fleet.lab.client.errors import ApiRefused, ApiSilent, ApiUnreachable
 from fleet.lab.client.transport import TIMEOUT_S, OpenResponse
 
 UNREACHABLE_S = 30.0
-"""Time without a gateway that serves after which a client gives up."""
+"""Time for which a client keeps trying while no gateway serves."""
 NOT_FOUND, UNAVAILABLE = 404, 503
-"""Status for an unknown request, and for a gateway that serves later, for example once Redis does;
-the response says when.
+"""HTTP status for an unknown request; and HTTP status of a gateway that cannot serve yet, for
+example while Redis is away (the Retry-After header says when to retry).
 """
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
-"""Pause before the next try, and the longest one that a gateway may ask for."""
+"""Default pause before the next try, and upper limit of the pause that a gateway asks for."""
 BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 
 
 @dataclass(slots=True)
 class ResumableStream:
-    """The stream of one answer, over however many connections.
+    """The recorded stream of one answer, received over one or more connections.
 
-    `gateway_changes`: number of gateways lost during the answer. `refusals`: number of refusals
-    with `UNAVAILABLE`, each tried again. `silent`: connections that timed out, which are closed
-    only once another gateway has the answer, since a close cancels the request.
-    Units: `sent_s`, and `reached_s` when a gateway last sent something, on `time.perf_counter`;
-    pieces count from `sent_s`.
+    `gateway_changes`: number of gateways lost during the answer. `refusals`: number of responses
+    with status `UNAVAILABLE`, each followed by another try. `silent`: connections that timed out;
+    closing such a connection would cancel the request, so they are closed once another gateway has
+    the answer. Units: `sent_s`, and `reached_s` (when a gateway last sent something), on
+    `time.perf_counter`; times in the pieces count from `sent_s`.
     """
 
     sent_s: float
@@ -52,12 +52,12 @@ class ResumableStream:
             self.silent.pop().close()
 
     def is_interrupted(self) -> bool:
-        """Return True if the last event announces that the gateway stops before the answer ends."""
+        """Return True if the last event says that the gateway stops before the answer's end."""
         return any(STOPPING in event for event in self._events()[-1:])
 
     def drop_incomplete(self) -> None:
-        """Drop an incomplete event, which is sent again, and the announcement of a stop; set
-        `last_id` from the rest.
+        """Drop an incomplete last event, which the next gateway sends again, and the event that
+        announces the gateway's stop. Set `last_id` to the id of the last remaining event.
         """
         whole = [event for event in self._events() if STOPPING not in event]
         surplus = sum(len(piece) for _, piece in self.pieces) - sum(
@@ -78,15 +78,16 @@ class ResumableStream:
         self.last_id = ids[-1].decode() if ids else ""
 
     def _events(self) -> list[bytes]:
-        """Return the complete events, each without the blank line that ends it."""
+        """Return the complete server-sent events received, without the blank line at their end."""
         return b"".join(piece for _, piece in self.pieces).split(BLANK)[:-1]
 
 
 class Gateways:
-    """The gateways of a fleet; successive answers begin at successive gateways. Thread-safe.
+    """Client of all gateways of a fleet, which takes them in turn for successive answers.
+    Thread-safe.
 
-    `silence_s`: time-out of a connection, since a frozen gateway does not break its connections.
-    None: ten minutes.
+    `silence_s`: read time-out of a connection, needed since a frozen gateway does not break its
+    connections; None for ten minutes.
     """
 
     def __init__(
@@ -99,10 +100,10 @@ class Gateways:
     def receive(
         self, body: bytes, is_cancelled: Callable[[], bool], request_id: str = ""
     ) -> ResumableStream:
-        """Request an answer, or the answer to `request_id` once more from its beginning, and
-        receive it to its end.
+        """Request an answer and receive it to its end. With `request_id`, receive the answer of
+        that request once more from its beginning.
 
-        Raises: ApiError in one line: refused, or no gateway can be reached.
+        Raises: ApiError in one line if the request is refused, or no gateway can be reached.
         """
         now_s = time.perf_counter()
         stream = ResumableStream(sent_s=now_s, reached_s=now_s, request_id=request_id)
@@ -115,9 +116,9 @@ class Gateways:
     def _try_gateways(
         self, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]
     ) -> None:
-        """Read the answer from one gateway after another, until a gateway has sent its last event.
+        """Read the answer from one gateway after another, until its last event has arrived.
 
-        A gateway that cannot be reached, or refuses for a while, is followed by the next gateway.
+        If a gateway cannot be reached, or answers `UNAVAILABLE`, the next gateway is tried.
         """
         turn, pause = next(self._turns), threading.Event()
         while True:
@@ -155,8 +156,8 @@ class Gateways:
     def _read(
         self, api: ApiClient, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]
     ) -> None:
-        """Read from one connection: a new answer, or the rest of one. Raises: ApiRefused,
-        ApiUnreachable, ApiSilent.
+        """Read from one connection until it ends: a new answer, or the rest of an answer that has
+        begun. Raises: ApiRefused, ApiUnreachable, ApiSilent.
         """
         response = self._open(api, body, stream)
         stream.close_silent()

@@ -1,4 +1,4 @@
-"""Chaos's own error."""
+"""Error of `fleet chaos`."""
 
 from fleet.core.errors import FleetError
 

@@ -1,5 +1,5 @@
-"""The fleet's events, read from Redis: hand-offs while they happen, and the recovery from a fault.
-Writes nothing.
+"""Reader of the fleet's events in Redis: hand-offs while they happen, and the recovery from a
+fault. Writes nothing.
 """
 
 import time
@@ -20,8 +20,8 @@ Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenHandOff:
-    """A task in transfer between the halves of its stage. `worker`: the id of the fault's
-    target.
+    """A task in transfer from the prefill half to the decode half of its stage. `worker`: id of the
+    worker that the fault hits.
     """
 
     request: RequestId
@@ -30,8 +30,8 @@ class OpenHandOff:
 
 
 class EventLog:
-    """The events of one fleet; each call blocks, from one thread, also while Redis is away for a
-    time. Raises: redis's errors.
+    """Reader of one fleet's events. Its calls block, retry while Redis is unreachable, and must
+    come from one thread. Raises: redis's errors.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -42,13 +42,17 @@ class EventLog:
 
     @patiently
     def now_us(self) -> int:
-        """Return the time of Redis's clock, which stamps the events."""
+        """Return the current time in microseconds on Redis's clock, which also stamps the
+        events.
+        """
         seconds, micros = self._redis.time()
         return seconds * 1_000_000 + micros
 
     @patiently
     def recovery_since(self, fault_us: int, target: str, role: str) -> Recovery:
-        """Return the recovery from a fault, as far as it is recorded by now."""
+        """Return the recovery from a fault, as recorded so far. `fault_us`: time of the fault on
+        Redis's clock. `target`: id of the process hit. `role`: role of the process.
+        """
         entries = cast("Entries", self._redis.xrange(keys.EVENTS, min=str(fault_us // 1000)))
         return recovery_of(_timed_events(entries), target, role, fault_us)
 
@@ -56,10 +60,11 @@ class EventLog:
     def next_hand_off(
         self, stage: StageName, *, from_source: bool, timeout_s: float
     ) -> OpenHandOff | None:
-        """Wait for a task of the stage that is handed off and not confirmed yet; None if there is
-        none in time.
+        """Wait until a task of the stage is handed off and not confirmed yet; return None after
+        `timeout_s`.
 
-        `from_source`: the target is the worker that handed it off, else the worker that claimed it.
+        `from_source`: True to target the worker that handed the task off, False to target the
+        worker that claimed it.
         """
         newest = cast("Entries", self._redis.xrevrange(keys.EVENTS, count=1))
         last, deadline_s = text(newest[0][0]) if newest else "0-0", time.monotonic() + timeout_s
@@ -95,7 +100,9 @@ class EventLog:
         return bool(self._source(hand_off.request, hand_off.stage))
 
     def _source(self, request: RequestId, stage: StageName) -> str:
-        """Return the worker that offers the KV blocks of an unconfirmed task, "" if none does."""
+        """Return the id of the worker that offers the KV blocks of an unconfirmed task, "" if none
+        does.
+        """
         state, source = (
             text(field) for field in self._redis.hmget(keys.kv(request, stage), ["state", "source"])
         )
@@ -103,7 +110,9 @@ class EventLog:
 
 
 def _timed_events(entries: "Entries") -> list[TimedEvent]:
-    """Decode entries; their stream ids begin with Redis's clock in milliseconds."""
+    """Decode entries of an event stream to (microseconds on Redis's clock, event). Stream ids begin
+    with that clock in milliseconds.
+    """
     return [
         (int(text(entry).partition("-")[0]) * 1000, decode_event(fields[b"e"]))
         for entry, fields in entries

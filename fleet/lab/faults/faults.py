@@ -1,5 +1,5 @@
-"""Injection of one fault after another, each once the fleet has recovered: into the busiest replica
-of a role, or into Redis.
+"""Injection of faults into the busiest process of a role or into Redis, one after another; each
+fault waits until the fleet has recovered from the last.
 """
 
 import contextlib
@@ -23,7 +23,9 @@ from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, SIGNALS, Fault,
 from fleet.lab.faults.watch import FleetWatch, Member
 
 RECOVERY_TIMEOUT_S = 300.0
-"""A machine whose cores are all busy needs minutes to load a worker."""
+"""Time limit of a recovery: on a machine whose cores are all busy, loading a worker takes
+minutes.
+"""
 TAKEN_OVER_S = 0.5
 """Time for which a frozen process stays frozen after its lease has lapsed, so that other workers
 own its tasks when it resumes.
@@ -32,18 +34,17 @@ CLIENTS_RESUME_S = 15.0
 """Time for the clients of a frozen gateway to resume at another."""
 BUSY_TIMEOUT_S = 3.0
 MOMENT_TIMEOUT_S = 20.0
-"""Wait for a hand-off or a save, after which the fault is injected without one."""
+"""Longest wait for a hand-off or a save; the fault is then injected without one."""
 POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault and its effect. `target`: id of the worker, of the gateway or of the leading
+    """A fault that was injected, and its effect. `target`: id of the worker, gateway or leading
     conductor. `requests`: ids of the requests with a task on the target.
 
     `moment`: event for which the fault waited; `in_moment`: whether that event, an unconfirmed
-    hand-off or a save, was still under way when the signal was sent.
-    Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was
-    repaired, else `at_s`.
+    hand-off or a save, was still under way when the signal was sent. Units: seconds since the phase
+    began; `until_s`: when a stopped process was resumed or Redis was repaired, else `at_s`.
     `recovered_s`: time until the fleet was complete again, None if that took longer than
     `RECOVERY_TIMEOUT_S`.
     """
@@ -61,7 +62,7 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal(self) -> str:
-        """Name of the fault in reports: its signal, or its kind for a fault in Redis."""
+        """Name of the fault in reports: the signal for a process, the kind of fault for Redis."""
         return SIGNALS.get(self.kind, self.kind.value)
 
     @property
@@ -73,8 +74,8 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FaultTarget:
-    """A process to disturb. `is_open`: returns True while the moment lasts for which the fault
-    waited.
+    """A process to inject a fault into. `is_open`: returns True while the awaited event (a hand-off
+    or a save) is still under way.
     """
 
     member: Member
@@ -83,8 +84,8 @@ class _FaultTarget:
 
     @staticmethod
     def of(worker: str, is_open: Callable[[], bool]) -> "_FaultTarget | None":
-        """Return the process of a worker without a search through all processes, since the moment
-        lasts milliseconds.
+        """Return the target for a worker id, None if its process has ended. Uses the pid in the id,
+        since a search through all processes would outlast the event.
         """
         member = Member.of(worker)
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -93,8 +94,8 @@ class _FaultTarget:
 
 
 class FaultInjector:
-    """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL
-    is restarted by its keeper.
+    """Injects faults into a fleet, one after another. A process that leaves after SIGTERM is
+    started again by the injector; a process killed by SIGKILL is restarted by its keeper.
     """
 
     def __init__(
@@ -119,8 +120,8 @@ class FaultInjector:
         now_s: Callable[[], float],
         report: Callable[[InjectedFault], None],
     ) -> list[InjectedFault]:
-        """Inject `faults` in order. `now_s`: the phase's clock. End early if the fleet does not
-        recover.
+        """Inject `faults` in order and return them with their effects. Stops early if the fleet
+        does not recover. `now_s`: clock of the phase. `report`: called with each injected fault.
         """
         self._now_s = now_s
         injected: list[InjectedFault] = []
@@ -134,7 +135,7 @@ class FaultInjector:
         return injected
 
     def wait_until_complete(self) -> bool:
-        """Return True once the fleet is complete, False after `RECOVERY_TIMEOUT_S`."""
+        """Wait until the fleet is complete; return False after `RECOVERY_TIMEOUT_S`."""
         return self._wait(self._watch.is_complete)
 
     def _inject_in_redis(self, fault: Fault) -> InjectedFault:
@@ -187,8 +188,8 @@ class FaultInjector:
         )
 
     def _at_moment(self, fault: Fault) -> _FaultTarget | None:
-        """Wait for the moment of a fault; return the role's process, or None if the moment does not
-        come in time or its worker has ended.
+        """Wait for the event of a fault (`Moment`) and return the process to hit; None if the event
+        does not come in time, or its worker has ended.
         """
         stage = StageName(fault.role.partition(".")[0])
         if fault.moment is Moment.HAND_OFF:
@@ -196,7 +197,9 @@ class FaultInjector:
         return self._in_save(stage, fault) if fault.moment is Moment.SAVE else None
 
     def _in_hand_off(self, stage: StageName, *, from_source: bool) -> _FaultTarget | None:
-        """Return the role's side of the next hand-off."""
+        """Wait for the next hand-off of a stage, and return the worker at its source or at its
+        destination.
+        """
         hand_off = self._event_log.next_hand_off(
             stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S
         )
@@ -205,8 +208,8 @@ class FaultInjector:
         return _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
 
     def _in_save(self, stage: StageName, fault: Fault) -> _FaultTarget | None:
-        """Return the worker whose KV blocks the next save copies, or a span worker with a part of
-        them.
+        """Wait for the next save, and return the worker whose KV blocks it copies, or a span worker
+        that holds a part of them.
         """
         save = self._saves.next_save(stage, share=fault.severity, timeout_s=MOMENT_TIMEOUT_S)
         workers = [] if save is None else save.workers_of(fault.role)
@@ -216,7 +219,8 @@ class FaultInjector:
         return _FaultTarget.of(worker, lambda: self._saves.is_open(save))
 
     def _busiest(self, role: str) -> _FaultTarget:
-        """Return the process with most tasks, after a short wait for one that has any.
+        """Return the process of a role that has the most tasks, after a short wait for one with any
+        task.
 
         Raises: ChaosError if the role has no process.
         """
@@ -237,8 +241,8 @@ class FaultInjector:
             self._pause.wait(CHOOSE_POLL_S)
 
     def _resume(self, process: psutil.Process, member: Member) -> bool:
-        """Resume a frozen process once other workers own its tasks and, for a gateway, its clients
-        have resumed at another.
+        """Resume a frozen process once other workers own its tasks; a gateway, once its clients
+        have resumed at another gateway.
         """
         try:
             lapsed = self._wait_until_gone(member)
@@ -263,13 +267,13 @@ class FaultInjector:
 
 
 def gateway_command(port: int) -> list[str]:
-    """Return the `fleet` command of a gateway on a port of its own, beside the deployment's."""
+    """Return the `fleet` command that starts an additional gateway on `port`."""
     return [GATEWAY, "--set", f"web.port={port}"]
 
 
 def _command(role: str, process: psutil.Process | None = None) -> list[str]:
-    """Return the `fleet` command of a role; with `process`, one that takes its place at the same
-    address.
+    """Return the `fleet` command of a role. `process`: process that the new one replaces at the
+    same address.
     """
     if role == GATEWAY and process is not None:
         return gateway_command(listening_port(process))
@@ -277,7 +281,7 @@ def _command(role: str, process: psutil.Process | None = None) -> list[str]:
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    """Return True also for a process that its parent has not waited for yet."""
+    """Return True if the process has ended, even if its parent has not waited for it yet."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

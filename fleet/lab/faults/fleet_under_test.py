@@ -1,5 +1,5 @@
-"""A fleet that `fleet chaos` has started, with the processes and clients that faults need beside
-`fleet up`. Knows no schedule.
+"""A fleet started by `fleet chaos`: the processes of `fleet up`, and the additional processes and
+clients that faults need. Knows no schedule.
 """
 
 import threading
@@ -30,8 +30,8 @@ SETTLE_POLL_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetUnderTest:
-    """A complete fleet. `urls`: addresses of its gateways; `saves`: saves into which faults may be
-    injected.
+    """A running fleet with all its roles. `urls`: addresses of its gateways. `saves`: clock of the
+    conversation saves into which faults may be injected.
     """
 
     config: FleetConfig
@@ -45,7 +45,9 @@ class FleetUnderTest:
     saves: SaveClock
 
     def settle(self, timeout_s: float) -> Residue:
-        """Return what is left after a while without requests."""
+        """Wait for the state of ended requests to disappear, for at most `timeout_s`; return what
+        is left.
+        """
         pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
         while not (residue := self.watch.residue()).is_empty and time.monotonic() < deadline_s:
             pause.wait(SETTLE_POLL_S)
@@ -61,9 +63,9 @@ def fleet_under_test(
     redis_faults: RedisFaults | None = None,
     silence_s: float | None = None,
 ) -> Iterator[FleetUnderTest]:
-    """Start a second conductor and, if wanted, a second gateway, at which clients continue; wait
-    until the fleet is complete. `redis_faults`: faults of the run's own Redis; `silence_s`:
-    time-out of a client's connection. Raises: ChaosError.
+    """Start a second conductor, and with `second_gateway` a second gateway at which clients resume;
+    yield the fleet once it is complete. `redis_faults`: faults of the run's own Redis. `silence_s`:
+    read time-out of a client's connection. Raises: ChaosError.
     """
     config, api_key = target.config, read_settings().api_key
     own_url = redis_faults.servers.url if redis_faults else None

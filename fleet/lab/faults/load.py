@@ -1,5 +1,5 @@
-"""Chaos load: the same requests in rounds, a fixed number at a time, each answer compared with a
-reference answer.
+"""Load of a chaos run: the same requests in rounds, a fixed number at a time, each answer compared
+with a reference answer.
 """
 
 import threading
@@ -22,15 +22,15 @@ POLL_S = 0.05
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as its client received it. `lost`: reason why the request was not completely
-    answered, else "".
+    """A request of the load and how it ended for its client.
 
-    `id`: the fleet's request id; `gateway_changes`: number of gateways lost during the answer;
-    `refusals`: number of refusals, after each of which the request was sent again. `unread`:
-    whether the answer could not be read once more, since Redis had lost or deleted it.
-    Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was
-    sent. `stalled_s`: pauses of playback from the first audio on. `difference`: difference from
-    the reference answer; `changed`: difference between the first and the second reading.
+    `lost`: reason why the request was not completely answered, else "". `id`: the fleet's request
+    id. `gateway_changes`: number of gateways lost during the answer. `refusals`: number of
+    refusals, each followed by another try. `unread`: whether a second reading of the answer failed
+    since Redis had lost or deleted it. Units: seconds; `sent_s` and `ended_s` since the phase
+    began, `chunks_s` since the request was sent. `stalled_s`: pauses of playback from the first
+    audio on. `difference`: difference from the reference answer. `changed`: difference between the
+    first and the second reading.
     """
 
     request: int
@@ -48,8 +48,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLoad(ABC):
-    """Clients that send numbered requests over `bodies` in rounds, each the next request as soon as
-    the last is answered. `sent`: number of requests sent so far.
+    """Clients that send the requests `bodies` in rounds; each client sends the next request as soon
+    as its last one is answered. `sent`: number of requests sent so far.
     """
 
     def __init__(self, gateways: Gateways, bodies: Sequence[bytes]) -> None:
@@ -65,7 +65,7 @@ class RequestLoad(ABC):
         return len(self._sent_s)
 
     def now_s(self) -> float:
-        """Return the time since the load was started."""
+        """Return the seconds since the load was started."""
         return time.perf_counter() - self._began_s
 
     def start(self, concurrency: int, advance: Callable[[], None]) -> None:
@@ -88,15 +88,16 @@ class RequestLoad(ABC):
 
     @abstractmethod
     def _is_done(self) -> bool:
-        """Return True once no further request is to be sent."""
+        """Return True if clients shall send no further request."""
 
     @abstractmethod
     def _request(self, number: int) -> None:
-        """Send a request, and record its end."""
+        """Send the request `number`, receive its answer, and record how it ended."""
 
 
 class ChaosLoad(RequestLoad):
-    """Requests in rounds until `finish` is called; with `once` a single round.
+    """Load that repeats its requests in rounds until `finish` is called, or sends one round with
+    `once`.
 
     Without `expected` the answers become the reference. With `expected` each answer is compared,
     and read once more from the fleet's log, which must still hold the bytes that were received.
@@ -127,7 +128,7 @@ class ChaosLoad(RequestLoad):
         """Complete the first round, wait for the open answers, and return all outcomes in order of
         their end.
 
-        Open requests are lost once nothing has been answered for `STALLED_S`.
+        Open requests count as lost once nothing has been answered for `STALLED_S`.
         """
         self._threads.finishing.set()
         self._last_end_s = max(self._last_end_s, self.now_s())
@@ -141,7 +142,7 @@ class ChaosLoad(RequestLoad):
             return [*self.outcomes, *lost]
 
     def abandon(self) -> None:
-        """Stop without waiting for answers."""
+        """Stop the clients without waiting for answers."""
         self._threads.cancelled.set()
 
     def _is_done(self) -> bool:

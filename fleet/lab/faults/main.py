@@ -1,5 +1,5 @@
-"""`fleet chaos`: a fleet of its own, loaded twice, the second time under faults, and judged; or,
-with `--soak`, loaded for long.
+"""`fleet chaos`: starts its own fleet, loads it first undisturbed and then under faults, and judges
+the result; with `--soak`, loads it for long.
 """
 
 import shutil
@@ -42,11 +42,13 @@ from fleet.process.private import make_private_folder
 
 REDIS_FOLDER, SAVES_FOLDER = "bench-redis-", "saves"
 SILENCE_S = 5.0
-"""Time-out of a client's connection where gateways are frozen, after which it resumes at another
-gateway.
+"""Read time-out of a client's connection in runs that freeze gateways; the client then resumes at
+another gateway.
 """
 SETTLE_S = 15.0
-"""Time, besides a lease, in which the end of a request reaches all workers and their reports."""
+"""Time, in addition to a lease, until the end of a request has reached all workers and their
+reports.
+"""
 INTERRUPTED = 130
 WIDTH = 140
 """Width of tables that are written to a file or a pipe, in characters."""
@@ -54,8 +56,8 @@ V = TypeVar("V", Verdict, SoakVerdict)
 
 
 def run(options: ChaosOptions, command: tuple[str, ...]) -> int:
-    """Run the command and return its exit status: 0 if the run passed, or if it was a soak that is
-    not to be checked. Raises: ApiError, BenchError, ChaosError, ConfigError.
+    """Run the command and return its exit status: 0 if the run passed, or for a soak without
+    `check`. `command`: arguments as typed. Raises: ApiError, BenchError, ChaosError, ConfigError.
     """
     try:
         with interrupted_by_sigterm():
@@ -113,8 +115,8 @@ def _run_chaos(options: ChaosOptions, command: tuple[str, ...]) -> Verdict:
 def _redis_faults(
     kinds: Collection[FaultKind], data_dir: Path, hold_s: float
 ) -> Iterator[RedisFaults | None]:
-    """Run the servers in which faults are injected until the end of the block; None where the fleet
-    starts its own Redis.
+    """Run the Redis servers in which faults are injected until the end of the block. Yields None if
+    no such faults are planned and the fleet starts its own Redis.
     """
     if not kinds:
         yield None
@@ -135,14 +137,16 @@ def _redis_faults(
 
 
 def _save_log(folder: Path, path: Path, progress: Meter) -> None:
-    """Save the logs of the fleet's processes, since its folder is removed."""
+    """Copy the logs of the fleet's processes from its temporary folder to `path`."""
     logs = [folder / name for name in (LOG_NAME, EXTRAS_LOG)]
     path.write_bytes(b"".join(log.read_bytes() for log in logs if log.is_file()))
     progress.say(f"the log of the fleet's processes is {path}")
 
 
 class ChaosRun:
-    """A fleet under test, from ready to judged. `redis_faults`: faults of the run's own Redis."""
+    """A chaos run, from the start of the fleet to the verdict. `redis_faults`: faults of the run's
+    own Redis.
+    """
 
     def __init__(
         self,
@@ -208,7 +212,7 @@ class ChaosRun:
             )
 
     def _saves(self, fleet: FleetUnderTest) -> SaveLoad:
-        """Prepare the conversations that are saved; none if the plan has none."""
+        """Prepare the load that saves conversations; it is empty if the plan has none."""
         config, plan = self._config, self._plan
         folder = config.data_dir / SAVES_FOLDER
         make_private_folder(folder)
@@ -226,7 +230,7 @@ class ChaosRun:
     def _record_reference(
         self, fleet: FleetUnderTest, bodies: list[bytes], saves: SaveLoad
     ) -> ChaosLoad:
-        """Record the answers, and the files of conversations, without faults. Raises: ChaosError if
+        """Record the reference answers and conversation files without faults. Raises: ChaosError if
         an answer is lost.
         """
         concurrency, num_saved = self._options.concurrency, self._plan.num_saved
@@ -258,7 +262,7 @@ class ChaosRun:
         saves: SaveLoad,
         captures: CaptureLoad,
     ) -> list[InjectedFault]:
-        """Inject all faults, under load."""
+        """Inject all planned faults while the loads run; return the injected faults."""
         plan, options, steps = self._plan, self._options, self._progress.steps
         beside = (
             (options.voice, f" and {options.voice} voice sessions"),
@@ -287,7 +291,8 @@ class ChaosRun:
         return lambda: None
 
     def _settle_s(self) -> float:
-        """Return the time after which what is left was left by a fault.
+        """Return the time to wait after the load: any state that remains longer was left by a
+        fault.
 
         A client whose gateway died before it sent the request's id sends the request again; the
         first request waits for a gateway. Where a decode half on vLLM died, the prefill half holds

@@ -29,16 +29,17 @@ from fleet.lab.report.files import check_report_folders
 DEFAULT_REPLICAS, DEFAULT_SAVES = 2, 2
 MIN_SOAK_REQUESTS = 100
 TRAINING = (f"stages.{TRAINER}.replicas=1", f"stages.{TRAINER}.standby=1", "training.passes=1")
-"""One trainer is active, so its replacement stands by."""
+"""Settings that add a trainer: one active trainer, and a standby to replace it."""
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
-"""Length of a spoken answer: about five seconds."""
+"""Length limits of a spoken answer: about five seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    """The options as typed; None and "" stand for their defaults. With `soak`, a number of
-    requests, the fleet is loaded evenly over `minutes` instead, and `check` makes a failed soak
-    exit with 1.
+    """Options of `fleet chaos` as typed; None and "" stand for their defaults.
+
+    `soak`: number of requests; if set, the fleet is loaded evenly over `minutes` instead of under
+    planned faults, and `check` makes a failed soak exit with 1.
     """
 
     config: Path | None = None
@@ -62,15 +63,14 @@ class ChaosOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosPlan:
-    """The checked options, with the overrides of chaos added, and what follows from them
-    for a deployment.
+    """The checked options of a chaos run, with the overrides of chaos added, and what follows from
+    them for a deployment.
 
     Invariants: `roles` are roles of the deployment, the conductor or the gateway, each once;
     `kinds` are kinds of faults in processes of these roles, `redis_kinds` kinds of faults in Redis,
-    each once.
-    `moments`: moment by role, for which every other fault in the role waits. `num_faults`,
-    `num_redis_faults`: numbers of faults in processes and in Redis. `num_saved`: number of
-    conversations that are saved, at each of `saved_stages`.
+    each once. `moments`: event by role, for which every other fault in the role waits.
+    `num_faults`, `num_redis_faults`: numbers of faults in processes and in Redis. `num_saved`:
+    number of conversations that are saved, at each of `saved_stages`.
     """
 
     options: ChaosOptions
@@ -89,25 +89,29 @@ class ChaosPlan:
 
     @property
     def has_second_gateway(self) -> bool:
-        """Return True for faults in a gateway, or in its connection to Redis: clients continue at
-        another gateway.
+        """Return True if the plan has faults in a gateway, or in a gateway's connection to Redis:
+        clients then need a second gateway to resume at.
         """
         return bool(self.kinds and GATEWAY in self.roles) or FaultKind.PARTITION in self.redis_kinds
 
     @property
     def has_silent_gateways(self) -> bool:
-        """Return True if a gateway may send nothing without breaking its connections."""
+        """Return True if the plan has faults in which a gateway stops sending without breaking its
+        connections.
+        """
         return FaultKind.PARTITION in self.redis_kinds or (
             FaultKind.STOP in self.kinds and GATEWAY in self.roles
         )
 
     @property
     def may_forget(self) -> bool:
-        """Return True if Redis may lose ended requests, or delete their audio early."""
+        """Return True if the plan has faults in which Redis may lose ended requests, or delete
+        their audio early.
+        """
         return not FORGETTING_KINDS.isdisjoint(self.redis_kinds)
 
     def schedule(self) -> list[Fault]:
-        """Generate the faults from the seed."""
+        """Generate the list of faults from the seed."""
         seed, spacing_s = self.options.seed, self.options.spacing_s
         return mix(
             seed,
@@ -119,7 +123,8 @@ class ChaosPlan:
 def chaos_overrides(
     config: FleetConfig, overrides: Sequence[str], *, voice: bool = False
 ) -> tuple[str, ...]:
-    """Put the overrides of chaos before the user's, which win.
+    """Return the overrides for a chaos run, followed by the user's `overrides`, which take
+    precedence.
 
     `voice`: whether to add overrides for voice sessions: short answers, and audio as it is in the
     log.
@@ -146,8 +151,8 @@ def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:
 
 
 def _replica_keys(config: FleetConfig) -> list[str]:
-    """Return the keys with worker counts: of a stage, or of each half of a split one. The number of
-    span workers follows from the stage's.
+    """Return the configuration keys of worker counts: one per stage, or one for each half of a
+    split stage. The number of span workers follows from the stage's.
     """
     return [
         str(role.name).replace(".", ".split.") if _is_half(config, role) else str(role.name)
@@ -177,7 +182,9 @@ def check_soak(options: ChaosOptions) -> None:
 
 
 def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
-    """Check the options. Raises: ChaosError, BadInput naming the option and the fix."""
+    """Check the options against the deployment and return the plan. Raises: ChaosError, BadInput
+    naming the option and the fix.
+    """
     _check_numbers(options, config)
     check_report_folders(json=options.json, png=options.png)
     roles = _parse_list(
@@ -214,8 +221,8 @@ def _moments(
 
 
 def _savable_stages(config: FleetConfig) -> tuple[str, ...]:
-    """Return the stages whose conversations can be saved: only the divided ones, if there are
-    any.
+    """Return the stages whose conversations can be saved. If any stage has divided layers, only
+    stages with divided layers are returned.
     """
     able = [
         stage.name
@@ -232,7 +239,9 @@ def _is_divided(config: FleetConfig, stage: StageName) -> bool:
 
 
 def _count_saved(options: ChaosOptions, config: FleetConfig, stages: Sequence[str]) -> int:
-    """Return the number of conversations to save: by default some where layers are divided."""
+    """Return the number of conversations to save per stage. By default a few are saved where layers
+    are divided.
+    """
     keeps = (
         bool(stages)
         and config.limits.max_cached_conversations > 0
@@ -254,8 +263,8 @@ def _count_saved(options: ChaosOptions, config: FleetConfig, stages: Sequence[st
 def _count_faults(
     options: ChaosOptions, num_roles: int, num_kinds: int, num_redis_kinds: int
 ) -> tuple[int, int]:
-    """Return the numbers of faults in processes and in Redis: --kills in all, or --kills-per-role
-    for each role and for each kind of faults in Redis.
+    """Return the numbers of faults in processes and in Redis, from `--kills` (total) or
+    `--kills-per-role` (for each role and for each kind of Redis fault).
     """
     in_processes = num_roles * num_kinds
     if options.kills:
@@ -303,7 +312,7 @@ def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
 
 
 def _parse_list(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Parse a list with commas, each name once; all of `known` for an empty text."""
+    """Parse comma-separated names, each allowed once; an empty text means all `known` names."""
     if not text:
         return tuple(known)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

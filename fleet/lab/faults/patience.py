@@ -1,4 +1,6 @@
-"""Calls of Redis that wait while it is away, as the fleet's own processes do. Knows no key."""
+"""Decorator for Redis calls that retry while Redis is unreachable, as the fleet's own processes do.
+Knows no key.
+"""
 
 import threading
 import time
@@ -16,13 +18,13 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 AWAY_S = 120.0
-"""Time without an answer of Redis after which the run ends. A failover takes seconds."""
+"""Time without an answer from Redis after which the run is aborted. A failover takes seconds."""
 RETRY_S = 0.1
 
 
 def patiently(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Repeat a method that only reads while Redis is away. Raises: its last error after `AWAY_S`;
-    other errors immediately.
+    """Decorate a read-only method so that it is repeated while Redis is unreachable. Raises: the
+    last connection error after `AWAY_S`; other errors immediately.
     """
 
     @wraps(method)

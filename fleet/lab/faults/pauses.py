@@ -1,5 +1,5 @@
-"""Pauses that clients saw after faults: of each request, and by kind of fault. Pure; nothing is
-subtracted.
+"""Pauses that clients saw after faults, per request and per kind of fault. Pure; pauses are
+reported as measured, with no baseline subtracted.
 """
 
 from collections import defaultdict
@@ -14,16 +14,18 @@ from fleet.lab.faults.schedule import CONDUCTOR, REDIS
 from fleet.lab.report.stats import Summary, summarise
 
 IN_FLIGHT_S = 1.0
-"""Longest time for which chunks that were produced before a fault can hide the pause after it."""
+"""Longest delay with which chunks produced before a fault may arrive, and so hide the pause after
+it.
+"""
 GroupKey = tuple[str, str, str, bool]
-"""Role, signal, detection and `alone` of a group."""
+"""Key of a group of faults: role, signal, detection and `alone`, as in `FaultGroup`."""
 
 
 class Pauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses of some requests, each counted once.
+    """Pauses of several requests, each request counted once.
 
-    Units: seconds; the longest gap between two chunks, the wait for the first, and the stalls of
-    playback.
+    Units: seconds. For each request: the longest gap between two chunks, the wait for the first
+    chunk, and the stalls of playback.
     """
 
     gap_s: Summary | None
@@ -33,16 +35,16 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
 
 class FaultGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Faults with a common property, and the pauses of the requests they affected. `role`,
-    `signal`: "" where the faults of the group differ.
+    `signal`: "" if the faults of the group differ in it.
 
     `detected`: way in which the loss was detected, as in `Recovery`. `alone`: whether the target
     was its role's only worker without a standby, so that the pause includes the loading of another
     worker. `affected`: number of requests that had a task with the target, or, for a conductor and
-    for Redis, that were open; a request counts once per fault.
-    Units: seconds. `pause_s`: the longest gap between two chunks that was open between the fault
-    and `IN_FLIGHT_S` after the last of the target's tasks was claimed again. `gap_s`: the longest
-    gap until the next fault, including the load of starting another worker. `fenced_s`,
-    `claimed_s`, `joined_s`: since the fault, as in `Recovery`.
+    for Redis, that were open; a request counts once per fault. Units: seconds. `pause_s`: the
+    longest gap between two chunks that was open between the fault and `IN_FLIGHT_S` after the last
+    of the target's tasks was claimed again. `gap_s`: the longest gap until the next fault,
+    including the load of starting another worker. `fenced_s`, `claimed_s`, `joined_s`: since the
+    fault, as in `Recovery`.
     """
 
     role: str
@@ -63,8 +65,8 @@ def is_open_during(outcome: Outcome, fault: InjectedFault) -> bool:
 
 
 def is_affected(outcome: Outcome, fault: InjectedFault) -> bool:
-    """Return True if the fault hit a worker or the gateway of this request, or a conductor or Redis
-    while it was open.
+    """Return True if the fault hit a worker or the gateway of this request, or hit a conductor or
+    Redis while the request was open.
     """
     if fault.role in (CONDUCTOR, REDIS):
         return is_open_during(outcome, fault)
@@ -81,15 +83,15 @@ def pauses_of(outcomes: Sequence[Outcome]) -> Pauses:
 
 
 def longest_gap_within_s(outcome: Outcome, from_s: float, to_s: float) -> float | None:
-    """Return the longest gap that began before `to_s` and ended after `from_s`; None without a
-    gap.
+    """Return the longest gap between chunks that began before `to_s` and ended after `from_s`, both
+    since the phase began; None if there is none.
     """
     return longest_gap_s([outcome.sent_s + chunk_s for chunk_s in outcome.chunks_s], from_s, to_s)
 
 
 def _continued_s(fault: InjectedFault) -> float:
-    """Return when the lost tasks ran again and chunks in flight had arrived, as far as it is
-    recorded.
+    """Return the time at which the lost tasks ran again and chunks in flight had arrived, as far as
+    events record it.
     """
     known_s = max(fault.recovery.fenced_s or 0.0, fault.recovery.claimed_s or 0.0)
     return max(fault.until_s, fault.at_s + known_s) + IN_FLIGHT_S
@@ -98,8 +100,8 @@ def _continued_s(fault: InjectedFault) -> float:
 def group_by_kind(
     outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]
 ) -> tuple[FaultGroup, ...]:
-    """Group by role and signal, in order of the first fault. `alone`: roles with a single
-    worker.
+    """Group the faults by role and signal, in order of the first fault. `alone`: roles with a
+    single worker.
     """
     return _grouped(
         outcomes,
@@ -113,7 +115,9 @@ def group_by_kind(
 def group_by_detection(
     outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]
 ) -> tuple[FaultGroup, ...]:
-    """Group by the way in which the loss was detected."""
+    """Group the faults by the way in which the loss was detected. `alone`: roles with a single
+    worker.
+    """
     return _grouped(
         outcomes,
         [

@@ -1,5 +1,5 @@
-"""The fleet's processes on this machine: found among this one's descendants, or started beside
-`fleet up`. Knows no Redis.
+"""The fleet's processes on this machine: found among this process's descendants, or started beside
+`fleet up`. Uses no Redis.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ KEEP = "--keep"
 
 
 def fleet_arguments(command: Sequence[str]) -> list[str]:
-    """Return the arguments of a `fleet` command; [] for another program."""
+    """Return the `fleet` arguments of a command line; [] if it runs another program."""
     return list(command[command.index(MODULE) + 1 :]) if MODULE in command else []
 
 
 def find_processes(*arguments: str) -> dict[int, psutil.Process]:
-    """Return the descendants that run `fleet ARGUMENTS`, by pid, without the keepers that restart
-    such a command.
+    """Return this process's descendants that run `fleet ARGUMENTS`, by pid. Keepers of such a
+    command are left out.
     """
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
@@ -37,8 +37,8 @@ def find_processes(*arguments: str) -> dict[int, psutil.Process]:
 
 
 def is_connected(process: psutil.Process) -> bool:
-    """Return True if a process holds a Unix socket or a TCP connection: a conductor that has
-    started connects to Redis alone.
+    """Return True if a process has a connected Unix or TCP socket. Used for conductors, whose only
+    connection is to Redis.
     """
     with contextlib.suppress(psutil.Error):
         tcp = process.net_connections("tcp")
@@ -49,7 +49,7 @@ def is_connected(process: psutil.Process) -> bool:
 
 
 def listening_port(process: psutil.Process) -> int:
-    """Return the port on which a process listens. Raises: ChaosError if there is none."""
+    """Return the TCP port on which a process listens. Raises: ChaosError if it listens on none."""
     ports = [
         one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN
     ]
@@ -59,7 +59,9 @@ def listening_port(process: psutil.Process) -> int:
 
 
 class ExtraProcesses:
-    """Commands started beside `fleet up`, each restarted by `--keep`; `stop` stops all of them."""
+    """Commands started beside `fleet up`, each restarted by its keeper (`--keep`); `stop` stops all
+    of them.
+    """
 
     def __init__(self, config_file: Path, log: Path, redis_url: str | None = None) -> None:
         self._log = log
@@ -72,8 +74,8 @@ class ExtraProcesses:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], redis_url: str | None = None) -> None:
-        """Start a command. `redis_url`: address of Redis for this command, and for later commands
-        with the same arguments.
+        """Start `fleet ARGUMENTS`. `redis_url`: Redis address for this command and later starts of
+        the same command.
         """
         url = self._redis_urls.get(tuple(arguments), redis_url)
         if url is not None:
@@ -84,5 +86,5 @@ class ExtraProcesses:
         )
 
     def stop(self) -> None:
-        """Stop all processes; children end with them."""
+        """Stop all started processes and their children."""
         processes.stop(self._started, STOP_S)

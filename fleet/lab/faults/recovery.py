@@ -1,5 +1,5 @@
-"""Recovery from one fault, as the fleet's events record it: its detection, and the tasks that
-continued elsewhere. Pure.
+"""Recovery from one fault, extracted from the fleet's events: how the loss was detected, and when
+the tasks continued elsewhere. Pure.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from fleet.core.events import (
 TimedEvent = tuple[int, AnyEvent]
 """An event and its timestamp: microseconds on Redis's clock."""
 DETECTED_BY = {"died": "keeper", "lapsed": "lapsed lease", "left": "leave"}
-"""Ways in which the fleet detects a loss. A keeper started the process and sees its exit: `fleet
-up`, or `--keep`.
+"""Ways in which the fleet detects a loss, by the event's name. "keeper": the process's keeper
+(`fleet up` or `--keep`) saw its exit.
 """
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """Recovery from a fault. `detected`: a key of `DETECTED_BY`, "" if the target was not
-    registered. `requests`: ids of the requests whose tasks the target lost.
+    """How the fleet recovered from one fault. `detected`: a key of `DETECTED_BY`, "" if the target
+    was not registered. `requests`: ids of the requests whose tasks the target lost.
 
     Units: seconds from the fault to an event, None if the event did not happen. `fenced_s`: the
     target lost its rights; `granted_s`, `claimed_s`: the last of its tasks was granted and claimed
@@ -42,8 +42,9 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: int) -> Recovery:
-    """Extract the recovery from `events` since the fault, oldest first. `role`: role that the
-    target has registered, "" for a gateway.
+    """Return the recovery from a fault. `events`: events since the fault, oldest first. `target`:
+    id of the process hit. `role`: role for which the target was registered, "" for a gateway.
+    `fault_us`: time of the fault on Redis's clock.
     """
 
     def after_s(at_us: int | None) -> float | None:
@@ -77,8 +78,8 @@ def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: 
 
 
 def _fencing(events: Sequence[TimedEvent], target: str) -> tuple[int | None, str, list[TaskLost]]:
-    """Return (time, detection, lost tasks): one script loses and grants all of them, followed by
-    the end of the worker.
+    """Return (time, detection, lost tasks) of the target's fencing. A single script writes these
+    events: all lost tasks and their new grants, then the end of the worker.
     """
     lost: list[TaskLost] = []
     for at_us, event in events:

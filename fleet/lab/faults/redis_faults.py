@@ -1,4 +1,4 @@
-"""Faults that happen to Redis, or to the connections to it, and their repair.
+"""Faults in Redis, or in connections to it, and their repair.
 
 * oom: `maxmemory` is below what is used
 * readonly: the server follows a primary that does not answer
@@ -24,25 +24,27 @@ from fleet.lab.faults.relay import Relay
 from fleet.lab.faults.schedule import Fault, FaultKind
 
 HOLD_S = 3.0
-"""Time for which a fault is in effect: longer than every lease, if they are not set to be
-longer.
-"""
+"""Time for which a fault lasts: longer than every lease with default settings."""
 FSYNC_S = 1.0
 """Interval of `appendfsync everysec`, and so the age of the writes that a failure may lose."""
 USED_SHARE = (0.5, 0.95)
-"""Memory limit during OOM, as a share of what is used; by severity."""
+"""Range of the memory limit in an oom fault, as a share of used memory; the fault's severity
+selects the value.
+"""
 CLOCK_STEP_S = (2.0, 8.0)
 PARTITION_S = 5.0
-"""Time besides `HOLD_S` in which the clients of a gateway that sends nothing continue at
-another.
+"""Additional duration of a partition, in which the clients of the silent gateway resume at another
+gateway.
 """
 CLOSED_PORT = 1
-"""No server listens at this port of loopback."""
+"""Loopback port at which no server listens."""
 TOO_MANY_REPLICAS = 9
 
 
 def check_available(kinds: tuple[FaultKind, ...]) -> None:
-    """Raises: ChaosError if this machine lacks what a kind of fault needs."""
+    """Check that this machine has what each kind of fault needs. Raises: ChaosError naming what is
+    missing.
+    """
     if FaultKind.CLOCK in kinds and find_clock_library() is None:
         raise ChaosError(
             "--how clock needs libfaketime, to set the clock of Redis alone: `apt-get install "
@@ -58,7 +60,9 @@ def check_available(kinds: tuple[FaultKind, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldFault:
-    """A fault that is in effect for `hold_s` and `more_s`. `begin` is called with the severity."""
+    """A fault that is in effect for `hold_s` and `more_s` together. `begin`: starts it with a
+    severity.
+    """
 
     begin: Callable[["RedisFaults", RedisServer, float], object]
     end: Callable[["RedisFaults", RedisServer], object]
@@ -66,8 +70,9 @@ class HeldFault:
 
 
 class RedisFaults:
-    """Injects and repairs faults of one run's servers. `relay`: connection of a gateway to Redis,
-    None without partitions. `hold_s`: duration of a fault. `pause`: waits for a number of seconds.
+    """Injects faults into one run's Redis servers and repairs them. `relay`: relay between a
+    gateway and Redis, None without partitions. `hold_s`: duration of a fault. `pause`: sleeps for a
+    number of seconds.
     """
 
     def __init__(
@@ -89,11 +94,13 @@ class RedisFaults:
 
     @property
     def relayed_url(self) -> str | None:
-        """The address of Redis for the gateway that partitions cut off."""
+        """Redis address for the gateway that partitions cut off, through the relay; None without
+        partitions.
+        """
         return self.servers.url_at(self._relay.port) if self._relay else None
 
     def inject(self, fault: Fault) -> None:
-        """Inject a fault, and repair it. Raises: ChaosError, redis's errors."""
+        """Inject a fault, wait, and repair it. Raises: ChaosError, redis's errors."""
         server = self.servers.primary
         if (held := HELD_FAULTS.get(fault.kind)) is not None:
             held.begin(self, server, fault.severity)
@@ -162,4 +169,4 @@ HELD_FAULTS = {
         PARTITION_S,
     ),
 }
-"""Faults that begin, last and are repaired with one call each."""
+"""Faults that begin with one call, last for a time, and are repaired with another call."""

@@ -1,8 +1,8 @@
-"""The Redis of a chaos run, in which faults are injected: a server on loopback, and for failovers a
-replica and a sentinel.
+"""Redis servers of a chaos run, in which faults are injected: a server on loopback, and for
+failovers a replica and a sentinel.
 
-Each server is a process started here, so that it can be killed, restarted with another log, limited
-in the size of its files, and given another clock than the machine's. Knows no fault.
+Each server is a child process, so that it can be killed, restarted with another log, limited in its
+file size, and given another clock than the machine's. Knows no fault.
 """
 
 import contextlib
@@ -32,21 +32,25 @@ HOST, SERVICE = "127.0.0.1", "fleet"
 START_S = 60.0
 POLL_S = 0.05
 NEVER_MS, DOWN_AFTER_MS = 3_600_000, 1000
-"""Silence after which the sentinel promotes the replica; short only during a failover, so that no
-other fault causes one.
+"""Silence after which the sentinel promotes the replica: the first value normally, so that no other
+fault causes a failover; the second during a failover.
 """
 CLOCK_LIBRARIES = ("usr/lib/*/faketime/libfaketimeMT.so.1", "usr/lib64/faketime/libfaketimeMT.so.1")
 LOGS = ("appendonlydir", "*.incr.aof")
 
 
 def find_clock_library() -> Path | None:
-    """Return libfaketime, which gives one process another clock; None if it is not installed."""
+    """Return the path of libfaketime, which gives one process a different clock; None if it is not
+    installed.
+    """
     found = (path for pattern in CLOCK_LIBRARIES for path in Path("/").glob(pattern))
     return next(found, None)
 
 
 def wait_for(reached: Callable[[], bool], description: str, timeout_s: float = START_S) -> None:
-    """Wait until Redis has reached a state. Raises: ChaosError that names it."""
+    """Wait until `reached()` returns True. Raises: ChaosError with `description` after
+    `timeout_s`.
+    """
     pause, deadline_s = threading.Event(), time.monotonic() + timeout_s
     while not _holds(reached):
         if time.monotonic() > deadline_s:
@@ -65,7 +69,7 @@ def _holds(reached: Callable[[], bool]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class RedisServer:
-    """A Redis server on a port of its own; its data outlives `kill`. `clock`: path of libfaketime,
+    """A Redis server on its own port; its data remains after `kill`. `clock`: path of libfaketime,
     for a server whose clock can be set.
     """
 
@@ -84,9 +88,7 @@ class RedisServer:
         )
 
     def start(self) -> None:
-        """Start the server with the data that it has, and wait until it answers. Raises:
-        ChaosError.
-        """
+        """Start the server on its existing data, and wait until it answers. Raises: ChaosError."""
         command = [
             *server_command(find_server(), ServerOptions(data_dir=self.folder, port=self.port)),
             "-",
@@ -122,7 +124,7 @@ class RedisServer:
         return self.folder / "clock"
 
     def set_clock(self, ahead_s: float) -> None:
-        """Set the server's clock `ahead_s` ahead of the machine's, within a second."""
+        """Set the server's clock `ahead_s` ahead of the machine's; takes effect within a second."""
         temporary = self._clock_file.with_suffix(".new")
         temporary.write_text(f"{ahead_s:+.3f}\n")
         temporary.replace(self._clock_file)
@@ -144,7 +146,7 @@ class RedisServer:
             self.admin.close()
 
     def log_file(self) -> tuple[Path, int]:
-        """Return the part of the append-only file that is being written, and its size in bytes."""
+        """Return the append-only file that is currently written, and its size in bytes."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # the server has just begun another part
                 file = max(
@@ -156,14 +158,14 @@ class RedisServer:
         return str(self.admin.info("replication")["role"])
 
     def follows(self) -> bool:
-        """Return True for a replica whose connection to its primary is up."""
+        """Return True if the server is a replica and its connection to the primary is up."""
         found = self.admin.info("replication")
         return found["role"] == "slave" and found["master_link_status"] == "up"
 
 
 class RedisServers:
-    """`primary`, and where failovers are wanted its `replica` and a sentinel; after a failover the
-    two have changed places.
+    """The servers of a run: `primary` and, where failovers are planned, its `replica` and a
+    sentinel. A failover exchanges primary and replica.
     """
 
     def __init__(
@@ -174,19 +176,19 @@ class RedisServers:
 
     @property
     def url(self) -> str:
-        """The address for the fleet's processes, with the password."""
+        """Address of the primary for the fleet's processes, with the password."""
         login = f":{self.primary.password}@{HOST}"
         if self.replica is not None:
             return f"redis+sentinel://{login}:{self._sentinel_port}/{SERVICE}"
         return self.url_at(self.primary.port)
 
     def url_at(self, port: int) -> str:
-        """Return the address of a relay to the primary."""
+        """Return an address like `url`, but with the port of a relay to the primary."""
         return f"redis://:{self.primary.password}@{HOST}:{port}"
 
     def fail_over(self) -> None:
-        """Kill the primary, wait until the replica is promoted, and restart the former primary,
-        which follows then.
+        """Kill the primary, wait until the replica is promoted, and restart the former primary as a
+        replica.
 
         The last writes may be lost. Raises: ChaosError.
         """
@@ -222,7 +224,8 @@ def _sentinel_at(port: int) -> redis.Redis:
 def redis_servers(
     folder: Path, *, clock: Path | None, with_replica: bool
 ) -> Iterator[RedisServers]:
-    """Run the servers until the end of the block. Raises: ChaosError, ConfigError if no server is
+    """Run the Redis servers of a chaos run until the end of the block. `folder`: folder of their
+    data. `clock`: path of libfaketime, or None. Raises: ChaosError, ConfigError if no server is
     installed.
     """
     password = secrets.token_hex(16)

@@ -1,5 +1,5 @@
-"""A relay of TCP connections that can stop forwarding without breaking them, as a network without a
-route. Knows no content.
+"""A relay of TCP connections that can stop forwarding without breaking connections, like a network
+without a route. Does not interpret the bytes.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ READ_BYTES = 1 << 16
 
 
 class Relay:
-    """Forwards connections at `port` of loopback to the port that `target` returns. Runs on a
-    thread of its own.
+    """Forwards connections from `port` on loopback to the port returned by `target`, in its own
+    thread.
     """
 
     def __init__(self, target: Callable[[], int]) -> None:
@@ -27,7 +27,7 @@ class Relay:
     @staticmethod
     @contextmanager
     def to(target: Callable[[], int]) -> "Iterator[Relay]":
-        """Run a relay until the end of the block."""
+        """Run a relay to the port that `target` returns, until the end of the block."""
         relay = Relay(target)
         thread = threading.Thread(target=relay._run, daemon=True)
         thread.start()
@@ -39,11 +39,13 @@ class Relay:
             thread.join()
 
     def hold(self) -> None:
-        """Forward nothing from now on. New connections are accepted, and wait too."""
+        """Stop forwarding. New connections are still accepted, but nothing is forwarded on them
+        either.
+        """
         self._loop.call_soon_threadsafe(self._forwarding.clear)
 
     def release(self) -> None:
-        """Forward again, what was held first."""
+        """Resume forwarding; bytes that arrived in between are forwarded first."""
         self._loop.call_soon_threadsafe(self._forwarding.set)
 
     @property

@@ -1,4 +1,4 @@
-"""The verdict on a run as tables on the terminal, and as a picture. Judges nothing."""
+"""Presentation of a run's verdict: tables on the terminal and a picture. Judges nothing."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ from fleet.lab.report.stats import Summary, summarise
 from fleet.lab.report.tables import NONE, table_of, titled
 
 SHOWN = 8
-"""Lines of failures of the same sort that are shown."""
+"""Largest number of failure lines shown per kind."""
 COLOURS = {FaultKind.KILL: "#dc2626", FaultKind.STOP: "#2563eb", FaultKind.TERM: "#b45309"}
 REDIS_COLOUR = "#7c3aed"
 ANSWER, OPEN, UNDISTURBED, BAD = "#9ca3af", "#0d9488", "#6b7280", "#dc2626"
@@ -199,8 +199,8 @@ def _ms(summary: Summary | None, statistic: str) -> str:
 
 
 def _affected_rows(verdict: Verdict) -> Iterator[Sequence[object]]:
-    """Yield a row per group. Nothing is subtracted; the pauses of undisturbed requests have a table
-    of their own.
+    """Yield a table row for each group of faults. Pauses are as measured; a separate table has the
+    pauses of undisturbed requests.
     """
     for group in (*verdict.kinds, *verdict.detections):
         yield (
@@ -281,7 +281,9 @@ def _limited(lines: Sequence[str]) -> Sequence[str]:
 
 
 def draw(verdict: Verdict, path: Path) -> None:
-    """Draw each answer as a line in time, with the faults across it and the gaps beside."""
+    """Draw each answer as a horizontal line in time, the faults as lines across, and the gaps in a
+    panel beside.
+    """
     result = "passed" if verdict.passed else "failed"
     title = (
         f"chaos {result}: {verdict.model}, seed {verdict.seed}, {len(verdict.disturbed)} requests, "

@@ -1,5 +1,5 @@
-"""The requests of a chaos run: bounded and different, all from one seed. Knows stages only as
-declared.
+"""Requests of a chaos run: bounded in length and different from each other, generated from one
+seed. Takes the stages from the graph.
 """
 
 import random
@@ -12,29 +12,31 @@ from fleet.lab.measure.prompts import PROMPTS
 from fleet.lab.measure.serving import encode_call, stage_bounds
 
 MAX_TOKENS, FRAMES = (12, 32), (40, 120)
-"""Bounds of an answer, drawn between these: long enough for a fault in the middle, short enough for
-many.
+"""Ranges of the random length limits of an answer: long enough for a fault in the middle, short
+enough for many answers.
 """
 SAVED_PROMPTS = 6
-"""Number of prompts that are joined to the prompt of a saved conversation, for a longer copy."""
+"""Number of prompts joined into the prompt of a saved conversation, so that copying its KV blocks
+takes longer.
+"""
 SOAK_TOKENS, SOAK_FRAMES = (6, 12), (10, 40)
 TEMPERATURE = 0.9
 
 
 def is_sampled(request: int) -> bool:
-    """Return True for every other request, which is sampled with a seed of its own; the rest is
-    greedy.
+    """Return True if a request uses random sampling with its own seed, which every other request
+    does; the rest is greedy.
     """
     return request % 2 == 1
 
 
 def make_bodies(model: str, config: FleetConfig, options: ChaosOptions) -> list[bytes]:
-    """Encode the requests, with audio where the graph produces it."""
+    """Return the encoded request bodies of a run; answers have audio if the graph produces it."""
     return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES)
 
 
 def make_soak_bodies(model: str, config: FleetConfig, seed: int, count: int) -> list[bytes]:
-    """Encode requests with short answers."""
+    """Return encoded request bodies with short answers, for a soak."""
     return _encode(model, config, seed, count, SOAK_TOKENS, SOAK_FRAMES)
 
 
@@ -73,7 +75,9 @@ def _temperature(request: int) -> float:
 
 
 def make_save_tasks(model: str, config: FleetConfig, seed: int, count: int) -> list[SaveTask]:
-    """Make conversations of one turn with a long prompt, every other one sampled."""
+    """Return conversations to save: one turn with a long prompt each, every other one with random
+    sampling.
+    """
     rng = random.Random(f"saves {seed}")
     return [_save_task(model, config, f"chaos-{seed}-{at}", at, rng) for at in range(count)]
 

@@ -1,5 +1,5 @@
-"""The saves that are under way, and their usual duration, so that a fault can be injected into a
-save. Knows no file and no fleet.
+"""Clock of the saves of conversations: which are under way, and how long they usually take, so that
+a fault can be injected during a save. Reads no file and no fleet state.
 """
 
 import threading
@@ -17,7 +17,7 @@ RECENT = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSave:
-    """A save under way. `processes`: id of the worker that caches the conversation, then of the
+    """A save under way. `processes`: id of the worker that caches the conversation, followed by the
     span workers of its route.
     """
 
@@ -30,8 +30,8 @@ class OpenSave:
 
 
 class SaveClock:
-    """The saves under way. Thread-safe: each conversation is saved by a thread of its own, and
-    faults are injected by a further thread.
+    """Registry of the saves under way. Thread-safe: each conversation is saved by its own thread,
+    and faults are injected by another.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class SaveClock:
 
     @contextmanager
     def saving(self, stage: str, processes: tuple[str, ...]) -> Iterator[None]:
-        """Count a save as under way during the block. A failed save does not count for the usual
+        """Register a save as under way during the block. A failed save does not count for the usual
         duration.
         """
         with self._changed:
@@ -63,8 +63,8 @@ class SaveClock:
         return save.number in self._open
 
     def next_save(self, stage: str, *, share: float, timeout_s: float) -> OpenSave | None:
-        """Wait until a save begins and `share` of its usual duration is over; return None if no
-        save begins in time.
+        """Wait until a save of the stage begins, and until `share` of its usual duration is over;
+        return None if no save begins within `timeout_s`.
         """
         with self._changed:
             before = self._num_begun
@@ -80,8 +80,8 @@ class SaveClock:
         return save
 
     def _usual_s(self) -> float:
-        """Return the lower quartile of recent durations, which most saves exceed; 0 without any.
-        Needs `_changed`.
+        """Return the lower quartile of recent save durations, which most saves exceed; 0 if there
+        are none. The caller holds `_changed`.
         """
         durations_s = sorted(self._durations_s)
         return durations_s[len(durations_s) // 4] if durations_s else 0.0

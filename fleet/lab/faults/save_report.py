@@ -1,5 +1,5 @@
-"""Report on the saves of a run: counts, the reasons of failed saves, and what is wrong. Measures
-nothing.
+"""Report on the saves of conversations in a run: counts, reasons of failures, and mistakes in the
+files. Measures nothing.
 """
 
 import re
@@ -14,18 +14,18 @@ from fleet.lab.faults.schedule import REDIS
 from fleet.lab.report.stats import Summary, summarise
 
 NAMES = re.compile(r"[\w.]+@[\w.:-]+|(?:\d+\.)*\d+(?::\d+)?")
-"""Workers, addresses and numbers in a reason."""
+"""Pattern of worker ids, addresses and numbers in an error message."""
 
 
 class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The saves of a run. `struck`: number of saves during which a process of the save received a
-    signal or was stopped, or Redis had a fault; `struck_by`: the same by fault.
+    """Summary of the saves of a run. `struck`: number of saves during which a process of the save
+    received a signal or was stopped, or Redis had a fault; `struck_by`: this number by fault.
 
     `struck_failed`: number of struck saves that failed, by reason, without the names of workers and
-    numbers. `unstruck_failed`: the same for saves without a fault, for example since the worker
-    that cached the conversation was lost before.
-    `wrong`: a line for each mistake, which fails the run. Units: seconds; `whole_s`, `failed_s`:
-    durations.
+    numbers. `unstruck_failed`: number of other saves that failed, by reason, for example since the
+    worker that cached the conversation had been lost before. `wrong`: a line for each mistake,
+    which fails the run. Units: seconds; `whole_s`, `failed_s`: durations of completed and of failed
+    saves.
     """
 
     conversations: int
@@ -42,7 +42,7 @@ class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_struck(save: Save, fault: InjectedFault) -> bool:
-    """Return True if a fault came into a save."""
+    """Return True if the fault occurred during the save and hit one of its processes or Redis."""
     meets = save.began_s <= fault.until_s and save.ended_s >= fault.at_s
     return meets and (fault.role == REDIS or fault.target in save.processes)
 
@@ -50,7 +50,7 @@ def is_struck(save: Save, fault: InjectedFault) -> bool:
 def report_saves(
     conversations: Sequence[SavedConversation], faults: Sequence[InjectedFault]
 ) -> SaveReport | None:
-    """Return None for a run without conversations."""
+    """Summarise the saves of all conversations; return None for a run without conversations."""
     if not conversations:
         return None
     saves = [
@@ -88,12 +88,14 @@ def report_saves(
 
 
 def reason_of(save: Save) -> str:
-    """Return the reason of a failed save, equal for equal causes."""
+    """Return the error of a failed save without names and numbers, so that equal causes have equal
+    texts.
+    """
     return NAMES.sub("…", save.failed)
 
 
 def reason_lines(report: SaveReport) -> list[str]:
-    """Return a line for each reason of failed saves."""
+    """Return a line of text for each reason of failed saves."""
     parts = (
         ("struck by a fault", report.struck_failed),
         ("before or after a fault", report.unstruck_failed),

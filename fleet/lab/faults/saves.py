@@ -1,8 +1,8 @@
-"""Conversations that are saved again and again under faults, each into one file.
+"""Load of conversations that are saved again and again under faults, each into one file.
 
-A save may fail, with an error that says why; the file is then as before. A save that succeeds must
-have the KV blocks of the undisturbed session, byte by byte. At the end the last file of each
-conversation is loaded under another name, saved there, and continued.
+A save may fail with an error that gives the cause; the file then keeps its previous content. A
+successful save must contain the KV blocks of the undisturbed session, byte by byte. At the end the
+last file of each conversation is loaded under another name, saved there, and continued.
 """
 
 import time
@@ -27,22 +27,23 @@ SAVES_PER_TURN = 8
 PAUSE_S = 0.1
 """Pause between two saves of a conversation."""
 SAVE_S = 30.0
-"""Time, besides a lease, within which a save ends: a frozen worker resumes soon after, and answers
-or closes the connection.
+"""Time, in addition to a lease, within which a save must end: a frozen worker resumes soon after
+the lease, and answers or closes the connection.
 """
 ENDS_S = 150.0
-"""Wait for the clients at the end of a run: twice as long as a client waits for a worker."""
+"""Longest wait for the clients at the end of a run: twice as long as a client waits for a
+worker.
+"""
 ANNOUNCED_S = 10.0
-"""Time in which a loaded conversation is known to Redis."""
+"""Time within which a loaded conversation is known to Redis."""
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
-    """A save. `processes`: ids of the worker that cached the conversation, then of the span workers
-    of its route; empty if no worker cached it.
+    """A save of a conversation and its outcome. `processes`: ids of the worker that cached the
+    conversation, then of the span workers of its route; empty if no worker cached it.
 
-    `failed`: code and message of the error, "" if the save succeeded. `wrong`: what is wrong with
-    the file after the save, "" if nothing.
-    Units: seconds since the phase began.
+    `failed`: code and message of the error, "" if the save succeeded. `wrong`: mistake in the file
+    after the save, "" if none. Units: seconds since the phase began.
     """
 
     conversation: int
@@ -56,8 +57,8 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation under test. `wrong`: turns that were lost or different, and what is wrong with
-    its files at the end.
+    """Result of a conversation under test. `wrong`: turns that were lost or different, and mistakes
+    in its files at the end.
     """
 
     saves: tuple[Save, ...]
@@ -67,8 +68,8 @@ class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTask:
-    """A conversation to save. `body`: request of its turn; `body_loaded`: request of the same turn
-    in the conversation `loaded`.
+    """A conversation to save. `body`: request of its turn. `body_loaded`: request of the same turn
+    in the conversation named `loaded`, into which the file is loaded.
     """
 
     name: str
@@ -78,7 +79,9 @@ class SaveTask:
 
 
 class SessionStore(Protocol):
-    """Saves and loads conversations, as `SessionFiles` does. Raises: FleetError, OSError."""
+    """Saves and loads conversations; `SessionFiles` is the implementation. Raises: FleetError,
+    OSError.
+    """
 
     def processes_of(self, stage: str, name: str) -> tuple[str, ...]: ...
 
@@ -89,10 +92,10 @@ class SessionStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSurroundings:
-    """The fleet and the folder of the files. `exact`: whether files and answers must equal the
-    undisturbed run, byte by byte.
+    """What all conversation clients share: the fleet, the folder of the files, and limits. `exact`:
+    whether files and answers must equal the undisturbed run byte by byte.
 
-    `longest_s`: duration after which a save is wrong.
+    `longest_s`: duration beyond which a save counts as wrong.
     """
 
     gateways: Gateways
@@ -104,7 +107,7 @@ class SaveSurroundings:
 
 
 class ConversationSaver:
-    """The client of one conversation, which blocks its thread."""
+    """Client of one saved conversation; its methods block the calling thread."""
 
     def __init__(
         self,
@@ -131,7 +134,9 @@ class ConversationSaver:
         )
 
     def record_reference(self) -> None:
-        """Save the conversation without faults. Raises: ApiError, FleetError, OSError."""
+        """Save the conversation without faults, as the reference. Raises: ApiError, FleetError,
+        OSError.
+        """
         self._expected = self._answer(self._task.body)
         for stage in self._around.stages:
             self._around.store.save(stage, self._task.name, self._file(stage))
@@ -142,7 +147,9 @@ class ConversationSaver:
                 )
 
     def run(self, step: Callable[[], None]) -> None:
-        """Take turns, each followed by saves, until the run finishes."""
+        """Take one turn after another, each followed by saves, until the run finishes. `step` is
+        called after each save.
+        """
         while not self._threads.finishing.is_set() and self._take_turn(self._task.body):
             for _ in range(SAVES_PER_TURN):
                 failed = [self._save(stage).failed for stage in self._around.stages]
@@ -151,7 +158,9 @@ class ConversationSaver:
                     break
 
     def verify(self) -> None:
-        """Load the last files under another name, where a turn continues; save them from there."""
+        """Load the last file of the conversation under another name, continue it there with a turn,
+        save it, and compare.
+        """
         task, around = self._task, self._around
         for stage in around.stages:
             again = self._file(stage).with_suffix(".again")
@@ -186,7 +195,7 @@ class ConversationSaver:
         return read_answer(stream.pieces)
 
     def _take_turn(self, body: bytes) -> bool:
-        """Return True if the turn was answered."""
+        """Send the request of a turn; return True if it was answered."""
         self._num_turns += 1
         try:
             answer = self._answer(body)
@@ -228,7 +237,9 @@ class ConversationSaver:
         return self._saves[-1]
 
     def _check(self, save: Save, before: bytes) -> str:
-        """Return what is wrong after a save."""
+        """Return the mistake in the file after a save, "" if none. `before`: content of the file
+        before the save.
+        """
         file, took_s = self._file(save.stage), save.ended_s - save.began_s
         longest_s = self._around.longest_s
         if took_s > longest_s:
@@ -240,7 +251,7 @@ class ConversationSaver:
 
 
 class SaveLoad:
-    """Conversations that are saved, each on a thread of its own."""
+    """Load of saved conversations, each on its own thread."""
 
     def __init__(
         self, tasks: Sequence[SaveTask], around: SaveSurroundings, clock: SaveClock | None = None
@@ -254,8 +265,8 @@ class SaveLoad:
         ]
 
     def record_reference(self, step: Callable[[], None]) -> None:
-        """Save each conversation without faults. Raises: ChaosError, ApiError, FleetError,
-        OSError.
+        """Save each conversation without faults, as the reference. Raises: ChaosError, ApiError,
+        FleetError, OSError.
         """
         for client in self._clients:
             client.record_reference()
@@ -264,7 +275,7 @@ class SaveLoad:
     def running(
         self, now_s: Callable[[], float], step: Callable[[], None]
     ) -> AbstractContextManager[None]:
-        """Save the conversations during the block. `now_s`: the phase's clock; `step` is called
+        """Save the conversations during the block. `now_s`: clock of the phase. `step`: called
         after each save.
         """
         for client in self._clients:
@@ -274,7 +285,7 @@ class SaveLoad:
         )
 
     def finish(self, timeout_s: float = ENDS_S) -> tuple[SavedConversation, ...]:
-        """Wait for the last saves, and verify the files that they left."""
+        """Wait for the last saves and verify the files; return the results of the conversations."""
         self._threads.join(timeout_s)
         results = tuple(self._finish(number, client) for number, client in enumerate(self._clients))
         self._threads.cancelled.set()

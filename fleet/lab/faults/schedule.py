@@ -1,4 +1,4 @@
-"""The schedule of faults, generated from a seed so that a run can be repeated. Pure."""
+"""Schedule of the faults of a run, generated from a seed so that a run can be repeated. Pure."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,10 @@ CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
 
 
 class FaultKind(StrEnum):
-    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and other workers have the tasks,
-    then SIGCONT. TERM: SIGTERM.
+    """Kind of a fault. KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and other workers
+    have the tasks, then SIGCONT. TERM: SIGTERM.
 
-    All other kinds happen to Redis, or to the connections to it, as `redis_faults` explains.
+    All other kinds are faults in Redis or in connections to it; see `redis_faults`.
     """
 
     KILL = "kill"
@@ -38,8 +38,9 @@ FORGETTING_KINDS = {FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER}
 
 
 class Moment(StrEnum):
-    """ANY: no particular moment. HAND_OFF: a task is in transfer between the halves of the role's
-    stage. SAVE: the KV blocks of a conversation are copied from a worker of the role's stage.
+    """Event for which a fault waits. ANY: none. HAND_OFF: a task is in transfer between the halves
+    of the role's stage. SAVE: the KV blocks of a conversation are being copied from a worker of the
+    role's stage.
     """
 
     ANY = "any"
@@ -50,11 +51,11 @@ class Moment(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A fault to inject into a process of `role`, or into Redis, `pause_s` seconds after the fleet
-    has recovered.
+    has recovered from the previous fault.
 
-    `moment`: event to wait for. `severity`, from 0 to 1: size of a fault of Redis, for example the
-    part of its log that is cut off; or the share of a save's usual duration after which a fault in
-    the save is injected.
+    `moment`: event to wait for. `severity`, from 0 to 1: size of a Redis fault, for example the
+    part of its log that is cut off; for a fault during a save, the share of the save's usual
+    duration after which it is injected.
     """
 
     role: str
@@ -72,12 +73,12 @@ def draw_faults(
     spacing_s: float,
     moments: Mapping[str, Moment] | None = None,
 ) -> list[Fault]:
-    """Generate rounds of every kind for every role, each in a random order, with pauses of 0.5 to
-    1.5 times `spacing_s`.
+    """Generate `count` process faults: rounds with every kind for every role, each round in random
+    order, with pauses of 0.5 to 1.5 times `spacing_s`.
 
-    `moments`: moment by role; every other fault of such a role waits for it.
-    Invariants: `len(roles)` successive faults of a round hit every role once; a whole round has
-    every kind for every role once.
+    `moments`: event by role; every other fault of such a role waits for it. Invariants:
+    `len(roles)` successive faults of a round hit every role once; a whole round has every kind for
+    every role once.
     """
     rng, moments = random.Random(seed), moments or {}
     waits = {role: rng.random() < 0.5 for role in roles if role in moments}
@@ -98,7 +99,9 @@ def draw_faults(
 def draw_redis_faults(
     seed: int, count: int, kinds: Sequence[FaultKind], spacing_s: float
 ) -> list[Fault]:
-    """Generate rounds of every kind, each in a random order, with the pauses of `draw_faults`."""
+    """Generate `count` Redis faults: rounds of every kind, each in random order, with pauses as in
+    `draw_faults`.
+    """
     rng = random.Random(f"redis {seed}")
     faults: list[Fault] = []
     while len(faults) < count:
@@ -118,8 +121,8 @@ def mix(seed: int, first: Sequence[Fault], second: Sequence[Fault]) -> list[Faul
 def _draw_round(
     rng: random.Random, roles: Sequence[str], kinds: Sequence[FaultKind]
 ) -> Iterator[tuple[str, FaultKind]]:
-    """Go over the roles again and again, so that a short run has a fault for each; the kinds rotate
-    from role to role.
+    """Yield (role, kind) pairs of one round. The roles repeat in cycles, so that a short run has a
+    fault for each; the kinds rotate from role to role.
     """
     turns = rng.sample(range(len(kinds)), len(kinds))
     first = {role: rng.randrange(len(kinds)) for role in roles}

@@ -1,4 +1,4 @@
-"""Conversations saved and loaded as `fleet session` does it, and comparison of their files. Injects
+"""Saving and loading of conversations as `fleet session` does, and comparison of the files. Injects
 nothing.
 """
 
@@ -22,9 +22,9 @@ PATIENCE_S = 2.0
 
 
 class SessionFiles:
-    """The conversations of one fleet; each call has connections of its own. Thread-safe.
+    """Saves and loads conversations of one fleet; each call opens its own connections. Thread-safe.
 
-    Raises: FleetError with the cause, OSError of a file.
+    Raises: FleetError with the cause; OSError for a file that cannot be read or written.
     """
 
     def __init__(self, redis_url: str, config: FleetConfig) -> None:
@@ -37,8 +37,8 @@ class SessionFiles:
             yield SessionClient(client, self._config, self._secret)
 
     def processes_of(self, stage: str, name: str) -> tuple[str, ...]:
-        """Return the worker that caches a conversation, and the span workers of its route. Raises:
-        NotFound.
+        """Return the ids of the worker that caches the conversation `name` and of the span workers
+        of its route. Raises: NotFound.
         """
         with connect(self._redis_url, patience_s=PATIENCE_S) as client:
             worker = SessionClient(client, self._config, self._secret).worker_of(
@@ -49,7 +49,7 @@ class SessionFiles:
         return worker, *(hop for hop, _ in msgspec.json.decode(route, type=list[tuple[str, str]]))
 
     def save(self, stage: str, name: str, file: Path) -> int:
-        """Save a conversation, and return its number of rows."""
+        """Save the conversation `name` to a file, and return its number of cached positions."""
         with self._client() as client:
             saved = client.save(StageName(stage), session_name(name), name)
         saved.write(file)
@@ -61,8 +61,8 @@ class SessionFiles:
 
 
 def damage_of(file: Path, expected: Path | None = None) -> str:
-    """Return what is wrong with the file of a session, "" if nothing. `expected`: a file that has
-    the same rows.
+    """Return what is wrong with a saved session file, "" if nothing. `expected`: a file that must
+    have the same keys and values.
     """
     try:
         found = SessionFile.read(file)

@@ -1,9 +1,9 @@
-"""`fleet chaos --soak`: a fleet of its own on the fake engine, loaded for long, and what it
-occupies at the end.
+"""`fleet chaos --soak`: loads its own fleet on the fake engine for long, and compares what the
+fleet occupies at the end with earlier.
 
 The fake engine computes nothing, so that the fleet itself is measured. Some clients leave before
-the end of their answer, and workers and gateways are killed. What ended requests leave is retained
-for a minute only, so that it is constant long before the first comparison.
+the end of their answer, and workers and gateways are killed. The state of ended requests is
+retained for a minute only, so that its size is constant long before the first comparison.
 """
 
 import threading
@@ -35,18 +35,22 @@ OVERRIDES = (
     "lease.conductor_ttl_s=5",
 )
 SAMPLES = 200
-"""Number of samples of a run, about."""
+"""Approximate number of resource samples of a run."""
 MIN_INTERVAL_S = 0.5
 KILL_EVERY_S = 15.0
-"""Pause between the recovery from a kill and the next, times 0.5 to 1.5."""
+"""Longest mean pause between the recovery from a kill and the next kill; the actual pause is 0.5 to
+1.5 times the mean.
+"""
 OVERTIME, OVERTIME_S = 1.5, 180.0
-"""Factor of the planned duration, and seconds beyond, after which a run on a busy machine stops."""
+"""A run on a busy machine stops after `OVERTIME` times its planned duration plus `OVERTIME_S`."""
 SETTLE_S = 30.0
 POLL_S = 0.2
 
 
 def run_soak(options: ChaosOptions, command: tuple[str, ...]) -> SoakVerdict:
-    """Run the soak. Raises: ApiError, BenchError, ChaosError, ConfigError."""
+    """Run the soak and return its verdict. Raises: ApiError, BenchError, ChaosError,
+    ConfigError.
+    """
     overrides = (*OVERRIDES, *options.overrides)
     overrides = chaos_overrides(resolve_config(options.config, overrides), overrides)
     with meter("fleet chaos") as progress:
@@ -57,7 +61,7 @@ def run_soak(options: ChaosOptions, command: tuple[str, ...]) -> SoakVerdict:
 
 
 class _Soak:
-    """A fleet under a soak, from ready to judged."""
+    """A soak run, from the start of the fleet to the verdict."""
 
     def __init__(self, options: ChaosOptions, target: TargetFleet, progress: Meter) -> None:
         assert options.soak is not None, "checked before"
@@ -119,8 +123,8 @@ class _Soak:
             sampler.stop()
 
     def _progress_of(self, load: SoakLoad) -> Callable[[], None]:
-        """Return a function that advances the progress bar, and prints a line after every twentieth
-        of the requests.
+        """Return a function to call after each request: it advances the progress bar, and prints a
+        line after every twentieth of all requests.
         """
         step, total, ended = self._progress.steps("requests", self._total), self._total, count(1)
 
@@ -134,8 +138,8 @@ class _Soak:
         return advance
 
     def _draw_kills(self, load: SoakLoad) -> Iterator[Fault]:
-        """Yield kills of workers and gateways in turn while requests are sent, except in the calm
-        parts.
+        """Yield kills of workers and gateways alternately while requests are sent, except in the
+        `CALM` parts.
         """
         roles = (*(str(role.name) for role in self._target.config.roles()), GATEWAY)
         spacing_s = min(KILL_EVERY_S, self._duration_s / 20)

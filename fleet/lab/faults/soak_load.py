@@ -1,5 +1,5 @@
-"""The load of a soak: many short requests at an even pace, some of them aborted. Equal requests
-must have equal answers.
+"""Load of a soak: many short requests at an even pace, some of them aborted. Equal requests must
+get equal answers.
 """
 
 import random
@@ -14,15 +14,15 @@ from fleet.lab.faults.clients import Gateways
 from fleet.lab.faults.load import RequestLoad
 
 ABORTED = 0.1
-"""Share of the clients that leave before the end of their answer."""
+"""Share of clients that disconnect before the end of their answer."""
 ABORTED_AFTER = (1, 6)
-"""Pieces of an answer after which its client leaves, at least and at most."""
+"""Range of the number of stream pieces after which such a client disconnects."""
 SHOWN_FAILURES = 8
 
 
 class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by their end. `different`: answers with other bytes than the first to the same
-    request.
+    """Numbers of requests by the way they ended. `different`: answers whose bytes differ from the
+    first answer to the same request.
     """
 
     answered: int = 0
@@ -35,12 +35,12 @@ class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COUNTED = SoakCounts.__struct_fields__[:-1]
-"""Names of the fields that are numbers."""
+"""Names of the numeric fields of `SoakCounts`."""
 
 
 class SoakLoad(RequestLoad):
-    """`total` requests in `duration_s`, or as fast as the clients receive the answers if that takes
-    longer.
+    """Load of `total` requests, spread evenly over `duration_s`; slower if the clients do not
+    receive the answers in time.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SoakLoad(RequestLoad):
         return self._threads.is_alive()
 
     def stop(self) -> None:
-        """Send nothing more; open answers end by themselves."""
+        """Send no more requests; open answers are received to their end."""
         self._threads.cancelled.set()
 
     def counts(self) -> SoakCounts:
@@ -90,7 +90,7 @@ class SoakLoad(RequestLoad):
             self._ended.append(ended)
 
     def _answer(self, number: int) -> SoakCounts:
-        """Return the counts of one request."""
+        """Send request `number`, receive its answer, and return its counts."""
         request, leaving = number % len(self._bodies), _Leaving(self._seed, number)
         try:
             stream = self._gateways.receive(self._bodies[request], leaving.is_due)
@@ -113,7 +113,7 @@ class SoakLoad(RequestLoad):
 
 
 class _Leaving:
-    """The decision of a client to leave after some pieces of its answer, or never."""
+    """Decides when a client disconnects: after a number of pieces of its answer, or never."""
 
     def __init__(self, seed: int, number: int) -> None:
         rng = random.Random(seed * 1_000_003 + number)

@@ -1,5 +1,5 @@
-"""The verdict of a soak: what the fleet occupies at its end, beside a quarter of the way. Measures
-nothing.
+"""Verdict of a soak: what the fleet occupies at the end, compared with a quarter of the way.
+Measures nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from fleet.lab.report.plot import Axes, draw_panels
 from fleet.lab.report.tables import NONE
 
 QUARTER, END = (0.25, 0.32), (0.93, 1.0)
-"""Shares of the requests between which samples are compared. No process is killed in them, and none
-for a while before.
+"""Windows of the run, as shares of its requests, whose samples are compared. No process is killed
+in a window or for a while before it.
 """
 CALM = ((0.15, 0.32), (0.83, 1.0))
-"""Shares of the requests without kills: as long before the first comparison as before the
-second.
+"""Parts of the run without kills, as shares of its requests: the calm time before each compared
+window is equally long.
 """
 MAX_GROWTH, MAX_GROWTH_COUNT = 0.03, 1
-"""Growth that passes: a share, or for counts a number."""
+"""Largest growth that passes: as a share, or for small counts as a number."""
 MIB = 1 << 20
 PANEL_INCHES = (5.5, 3.0)
 PER_PROCESS: tuple[tuple[str, str, Callable[[ProcessSample], float], bool], ...] = (
@@ -35,14 +35,14 @@ PER_PROCESS: tuple[tuple[str, str, Callable[[ProcessSample], float], bool], ...]
     ("open files", "", lambda process: process.files, True),
     ("threads", "", lambda process: process.threads, True),
 )
-"""Quantities of a process: name, unit, value, and whether its growth is judged. PSS depends on how
-many processes run.
+"""Quantities of a process: name, unit, value, and whether its growth is judged. PSS is not judged,
+since it depends on the number of processes.
 """
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantity at a quarter of the way and at the end: the median of its samples, and of the
-    processes of the same kind. `judged`: whether growth fails the soak.
+    """Change of a quantity from a quarter of the run to its end. Values are medians over the
+    samples and over processes of the same kind. `judged`: whether growth fails the soak.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement of a soak. `complete`: whether all requests were sent in time. `kills`: time of
-    each kill, in seconds since the first request, and the role of the process.
+    """Verdict on a soak. `complete`: whether all requests were sent in time. `kills`: (seconds
+    since the first request, role of the process) of each kill.
     """
 
     passed: bool
@@ -171,7 +171,7 @@ def _cells(change: Change) -> tuple[str, ...]:
 
 
 def draw(verdict: SoakVerdict, path: Path) -> None:
-    """Draw what the fleet occupied over time, with a red line for each kill."""
+    """Draw what the fleet occupied over time, with a red vertical line for each kill."""
     samples = verdict.samples
     at_s = [sample.at_s for sample in samples]
 

@@ -1,4 +1,4 @@
-"""Samples of what a fleet occupies: Redis's memory and keys; size, open files and threads of each
+"""Samples of what a fleet occupies: Redis's memory and keys; memory, open files and threads of each
 process. Judges nothing.
 """
 
@@ -32,9 +32,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at one moment. `sent`: requests sent until then. `series_keys`: the part of `keys`
-    that is the fleet's own time series, which fills for the first `SERIES_KEPT_S`. Units: `at_s` in
-    seconds since the first request.
+    """What the fleet occupies at one moment. `sent`: requests sent until then. `series_keys`: the
+    part of `keys` that stores the fleet's own time series, which grows for the first
+    `SERIES_KEPT_S`. Units: `at_s` in seconds since the first request.
     """
 
     at_s: float
@@ -46,14 +46,16 @@ class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSampler:
-    """Samples the descendants of this process and their Redis, on a thread of its own, until it is
-    stopped.
+    """Takes samples of this process's descendants and their Redis on its own thread, every
+    `interval_s`, until it is stopped.
     """
 
     def __init__(
         self, redis_url: str, interval_s: float, progress: Callable[[], tuple[float, int]]
     ) -> None:
-        """`progress` returns the time since the first request and the number of requests sent."""
+        """Start sampling. `progress`: returns the time since the first request and the number of
+        requests sent.
+        """
         self._redis = connect(redis_url)
         self._interval_s, self._progress = interval_s, progress
         self._stopped = threading.Event()
@@ -64,7 +66,7 @@ class FleetSampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take a last sample."""
+        """Take a last sample and stop."""
         self._stopped.set()
         self._thread.join()
         self._redis.close()
@@ -91,7 +93,9 @@ class FleetSampler:
 
 
 def sample_processes() -> list[ProcessSample]:
-    """Sample this process's descendants, as far as they live long enough."""
+    """Return a sample of each descendant of this process; processes that end meanwhile are left
+    out.
+    """
     found: list[ProcessSample] = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -112,8 +116,8 @@ def sample_processes() -> list[ProcessSample]:
 
 
 def process_kind(command: list[str]) -> str:
-    """Return `worker` with its role, another command of `fleet`, `keeper`, or a program; "" for a
-    process that has ended.
+    """Return the kind of a process from its command line: `worker` with its role, another `fleet`
+    command, `keeper`, or a program's name; "" if it has ended.
     """
     if not command:
         return ""

@@ -1,4 +1,4 @@
-"""The verdict on a run: lost and different answers, leftovers; and the pauses, which are not
+"""Verdict on a chaos run: lost and different answers, and leftovers. Pauses are summarised but not
 judged. Measures nothing.
 """
 
@@ -30,12 +30,12 @@ INVARIANT = "invariant"
 
 
 class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a run, with its options and environment.
+    """Results of a chaos run, with its options and environment.
 
     `began`: local time, ISO 8601. `replicas`, `standby`: numbers of workers by role. `requests`:
     number of different requests, each sent at least once under faults. `voice`: number of voice
-    sessions. `faults_left`: number of faults that were not injected. `captures`: samples for the
-    trainer, None without a trainer.
+    sessions. `faults_left`: number of faults that were not injected. `captures`: result of the
+    hidden-state samples for the trainer, None without a trainer.
     """
 
     began: str
@@ -60,13 +60,13 @@ class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(ChaosRecord, frozen=True, kw_only=True):
-    """The judgement of a run.
+    """The record of a chaos run with its judgement.
 
     `open_requests`: number of requests that were open when a signal was sent, or started while a
     process was stopped. `faults_by_role`: counts by role and signal. `aimed`: number of faults that
-    waited for a moment, by the moment's name; `in_moment`: number of faults that hit it.
-    `refusals`: answers with status 503, after each of which the client tried again. `saves`: report
-    on saved conversations, None without any.
+    waited for an event, by the event's name; `in_moment`: number of faults injected while that
+    event was under way. `refusals`: answers with status 503, after each of which the client tried
+    again. `saves`: report on saved conversations, None without any.
     """
 
     passed: bool
@@ -90,11 +90,11 @@ class Verdict(ChaosRecord, frozen=True, kw_only=True):
 
 
 def judge(record: ChaosRecord) -> Verdict:
-    """Pass a run if nothing is lost, changed, different or left over, and the fleet recovered from
-    every fault.
+    """Judge a run: it passes if nothing is lost, changed, different or left over, and the fleet
+    recovered from every fault.
 
-    Differences count only with invariant numerics: else the undisturbed run has roundings of its
-    own.
+    Differences from the reference count only with invariant numerics; otherwise even undisturbed
+    answers may differ by rounding.
     """
     disturbed, faults = record.disturbed, record.faults
     lost = tuple(outcome for outcome in disturbed if outcome.lost)
@@ -141,7 +141,7 @@ def judge(record: ChaosRecord) -> Verdict:
 
 
 def _is_recovered(record: ChaosRecord) -> bool:
-    """Return True if the fleet survived all faults with nothing left, and the trainer has all
+    """Return True if the fleet recovered from all faults without leftovers, and the trainer has all
     samples.
     """
     recovered = all(fault.recovered_s is not None for fault in record.faults)

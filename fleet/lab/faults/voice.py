@@ -1,9 +1,9 @@
 """Voice sessions under faults: conversations over the Realtime WebSocket that resume at another
-gateway, and keep their turns.
+gateway without losing turns.
 
-Each session asks one typed question after another. An answer passes if the audio that arrived, over
-however many connections, equals its log, byte by byte; a session passes if at its end the
-conversation still has every question and answer.
+Each session asks one typed question after another. An answer passes if the received audio, over all
+connections, equals its log byte by byte. A session passes if at its end the conversation still has
+every question and answer.
 """
 
 import contextlib
@@ -36,35 +36,32 @@ from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.measure.prompts import PROMPTS
 
 SILENCE_S = 5.0
-"""Time without an event, while an answer is expected, after which a client connects to another
-gateway.
-"""
+"""Time without an event during an answer, after which a client connects to another gateway."""
 GIVE_UP_S = 60.0
 """Time without any event after which a turn counts as lost."""
 RECOMPUTED_S = 30.0
-"""Time in which the log of an answer is complete again after Redis has lost its end."""
+"""Time within which an answer's log is complete again after Redis has lost its end."""
 RETRY_S = 0.2
 COMPLETE = ("completed", "incomplete")
 """Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
 REFUSED = "refused"
-"""Status of a response that failed before its first audio since the fleet cannot serve it now; it
-is asked for again.
+"""Marker status of a response that failed before its first audio because the fleet cannot serve it
+now; the client asks again.
 """
 UNAVAILABLE = ("redis_unreachable", "overloaded", "gateway_stopping")
-"""Codes of errors to which HTTP's status is 503."""
+"""Error codes that correspond to HTTP status 503."""
 MAX_REPEATS = 200
 T = TypeVar("T")
 
 
 class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and its answer. `lost`: reason why the question was not completely answered, else
-    "".
+    """A question of a voice session and the outcome of its answer. `lost`: reason why it was not
+    completely answered, else "".
 
-    `resumed`: number of connections lost during the turn; `repeated`: number of responses asked for
-    again, since they were refused or lost; `different`: whether the audio that arrived differs from
-    the log; `unread`: whether the log was not there to compare.
-    Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two
-    pieces of audio.
+    `resumed`: number of connections lost during the turn. `repeated`: number of responses asked for
+    again, since they were refused or lost. `different`: whether the received audio differs from the
+    log. `unread`: whether the log was missing. Units: seconds; `asked_s` and `ended_s` since the
+    phase began, `longest_gap_s` between two pieces of audio.
     """
 
     session: int
@@ -81,8 +78,8 @@ class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation under test. `forgotten`: items that the conversation lacked at its end, or had
-    with other words.
+    """Outcome of a voice session. `forgotten`: items that the conversation lacked at its end, or
+    had with different words.
     """
 
     turns: tuple[ChaosTurn, ...]
@@ -91,7 +88,7 @@ class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Turn:
-    """The turn under way, as far as its events have arrived."""
+    """State of the current turn, from the events received so far."""
 
     number: int
     question: str
@@ -112,7 +109,9 @@ class _Turn:
         return self.status == REFUSED
 
     def ask_again(self) -> None:
-        """Forget a response that the session does not know."""
+        """Reset the turn, since the session does not know its response, so that the question is
+        asked again.
+        """
         self.repeated += bool(self.response)
         self.response = ""
         self.request = ""
@@ -129,12 +128,12 @@ class _Turn:
 
 
 class _Stopped(Exception):
-    """The run was abandoned."""
+    """The run was aborted."""
 
 
 class VoiceConversation:
-    """The client of a session, which blocks its thread. `threads`: threads of all sessions, for
-    their events.
+    """Client of one voice session; its methods block the calling thread. `threads`: client threads
+    of all sessions, with the events that end them.
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class VoiceConversation:
         self._open: _Turn | None = None
 
     def unfinished(self) -> ChaosSession:
-        """Return the session of a client that has not ended; the turn under way is lost."""
+        """Return the result of a session that has not ended; its current turn counts as lost."""
         turn = self._open
         if turn is None:
             return self._session_of("session: its client failed, as its stack on stderr says")
@@ -172,8 +171,8 @@ class VoiceConversation:
         return ChaosSession(turns=tuple(self._turns), forgotten=forgotten)
 
     def run(self, step: Callable[[], None]) -> ChaosSession:
-        """Take turns until the run finishes, at least one; then compare the conversation with what
-        was said.
+        """Take at least one turn, until the run finishes; then compare the conversation with what
+        was said. Return the result.
         """
         forgotten: list[str] = []
         try:
@@ -191,7 +190,9 @@ class VoiceConversation:
         return self._session_of(*forgotten)
 
     def _take_turn(self, number: int) -> ChaosTurn:
-        """Ask a question and receive its answer, over however many connections."""
+        """Ask a question and receive its answer, over as many connections as needed; return the
+        turn's outcome.
+        """
         turn = _Turn(
             number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s()
         )
@@ -206,8 +207,8 @@ class VoiceConversation:
         return result
 
     def _persist(self, turn: _Turn, attempt: Callable[[], T]) -> T:
-        """Repeat an attempt over further connections. Raises: ApiError if that is of no use, or
-        nothing has arrived for `GIVE_UP_S`.
+        """Call `attempt`, and repeat it on new connections after errors. Raises: ApiError if a
+        retry is useless, or nothing has arrived for `GIVE_UP_S`.
         """
         while True:
             try:
@@ -224,8 +225,8 @@ class VoiceConversation:
             self._threads.cancelled.wait(RETRY_S)
 
     def _advance(self, turn: _Turn, text: str) -> None:
-        """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if
-        that ends before.
+        """Ask `text` if that is still to do, and receive the answer over one connection. Raises:
+        ApiError, OSError, WebSocketException if the connection ends first.
         """
         if not turn.is_asked:
             self._ask(turn, text)
@@ -250,7 +251,9 @@ class VoiceConversation:
         turn.is_asked = True
 
     def _connect(self, turn: _Turn) -> None:
-        """Open a session, or resume it at the next gateway; a connection that is open stays."""
+        """Ensure an open connection: keep the present one, else open a session or resume it at the
+        next gateway.
+        """
         if self._socket is not None:
             return
         api = self._apis[next(self._gateways) % len(self._apis)]
@@ -280,7 +283,7 @@ class VoiceConversation:
             self._catch_up(turn)
 
     def _catch_up(self, turn: _Turn) -> None:
-        """Find out what has become of the turn meanwhile."""
+        """Find out what happened to the current turn while the client was disconnected."""
         resumed = self._until(turn, "fleet.resumed")
         if turn.status or (turn.response and resumed.response_id == turn.response):
             return
@@ -294,8 +297,8 @@ class VoiceConversation:
             turn.is_asked = False
 
     def _receive_rest(self, turn: _Turn) -> None:
-        """Receive the audio of a response that ended while the client was away: as much as its log
-        has.
+        """Receive the audio of a response that ended while the client was disconnected, up to the
+        length of its log.
         """
         whole = len(self._logged_audio(turn) or b"")
         while len(turn.audio) < whole:
@@ -325,7 +328,9 @@ class VoiceConversation:
                 raise ApiError(f"the response was {turn.status}: {event.response.failure}")
 
     def _has(self, turn: _Turn, item: str) -> str | None:
-        """Return the transcript of an item of the conversation, None if it has no such item."""
+        """Return the transcript of a conversation item, None if the conversation does not have
+        it.
+        """
         self._send("conversation.item.retrieve", item_id=item)
         while True:
             event = self._receive(turn, errors=True)
@@ -336,7 +341,7 @@ class VoiceConversation:
             self._apply(turn, event)
 
     def _until(self, turn: _Turn, event_type: str, item: str = "") -> RealtimeEvent:
-        """Return the next event of a type, and apply those before it."""
+        """Return the next event of a type; apply the events before it to the turn."""
         while True:
             event = self._receive(turn)
             if event.type == event_type and (not item or event.item.id == item):
@@ -344,7 +349,8 @@ class VoiceConversation:
             self._apply(turn, event)
 
     def _receive(self, turn: _Turn, *, errors: bool = False) -> RealtimeEvent:
-        """Raises: ApiError for an error event, unless `errors`; OSError after `SILENCE_S`;
+        """Return the next event, and record the time in the turn. `errors`: whether to return error
+        events too. Raises: ApiError for an error event otherwise; OSError after `SILENCE_S`;
         WebSocketException.
         """
         assert self._socket is not None, "connected before"
@@ -363,7 +369,7 @@ class VoiceConversation:
         self._socket.send(encode_event(event_type, **fields))
 
     def _abort(self) -> None:
-        """Drop the connection without closing it properly, which would end the session."""
+        """Drop the connection without a closing handshake, since that would end the session."""
         socket, self._socket = self._socket, None
         if socket is not None:
             with contextlib.suppress(OSError):
@@ -376,7 +382,7 @@ class VoiceConversation:
                 self._socket.close()
 
     def _logged_audio(self, turn: _Turn) -> bytes | None:
-        """Return the audio of the answer from its log, None if Redis has lost or deleted it."""
+        """Return the answer's audio from its log, None if Redis has lost or deleted it."""
         for api in itertools.islice(itertools.cycle(self._apis), 2 * len(self._apis)):
             try:
                 with wave.open(io.BytesIO(api.answer_audio(turn.request))) as file:
@@ -386,8 +392,8 @@ class VoiceConversation:
         return None
 
     def _compare(self, turn: _Turn) -> ChaosTurn:
-        """Compare with the log, once that is complete again: workers recompute what Redis lost of
-        it.
+        """Compare the received audio with the log and return the turn's result. Waits until the log
+        is complete, since workers recompute the part that Redis lost.
         """
         pause, deadline_s = threading.Event(), time.monotonic() + RECOMPUTED_S
         logged = self._logged_audio(turn)
@@ -420,7 +426,7 @@ class VoiceConversation:
         )
 
     def _forgotten(self) -> list[str]:
-        """Return what the conversation lacks of what was said in it."""
+        """Return descriptions of items that were said but are missing from the conversation."""
         turn = _Turn(
             number=len(self._turns),
             question="",
@@ -447,7 +453,7 @@ class VoiceConversation:
 
 
 class VoiceLoad:
-    """Voice sessions, `count` of them, each on a thread of its own."""
+    """Load of `count` voice sessions, each on its own thread."""
 
     def __init__(
         self, urls: Sequence[str], api_key: str | None, model: str, count: int, seed: int
@@ -465,7 +471,7 @@ class VoiceLoad:
         return time.perf_counter() - self._began_s
 
     def running(self, step: Callable[[], None]) -> AbstractContextManager[None]:
-        """Hold the sessions during the block."""
+        """Run the voice sessions during the block. `step` is called after each turn."""
 
         def run(number: int) -> None:
             self._results[number] = self._clients[number].run(step)
@@ -474,7 +480,9 @@ class VoiceLoad:
         return self._threads.running(len(self._clients), run)
 
     def finish(self, timeout_s: float = 3 * GIVE_UP_S) -> tuple[ChaosSession, ...]:
-        """Wait for the last answers; a session whose answer does not end has a lost turn."""
+        """Wait for the last answers and return the results; an answer that does not end is a lost
+        turn.
+        """
         self._threads.join(timeout_s)
         self._threads.cancelled.set()
         return tuple(

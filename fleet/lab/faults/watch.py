@@ -1,4 +1,4 @@
-"""The state of the fleet in Redis: its members, its leader, and what is left without requests.
+"""The fleet's state read from Redis: its members, its leader, and what remains without requests.
 Writes nothing.
 """
 
@@ -24,8 +24,8 @@ NAMED_KEYS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A worker, a gateway or the leading conductor. `requests`: ids of the requests with a task
-    that the member owns, or computes layers for.
+    """A member of the fleet: a worker, a gateway or the leading conductor. `requests`: ids of the
+    requests of which the member owns a task or computes layers.
     """
 
     id: str
@@ -35,16 +35,16 @@ class Member:
 
     @staticmethod
     def of(worker: str) -> "Member":
-        """Parse the id of a worker."""
+        """Return the member of a worker id."""
         return Member(id=worker, role=role_of(WorkerId(worker)), pid=place_of(WorkerId(worker))[1])
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks
+    """State that remains after every request has ended: requests (`live`), grants (`queued`), tasks
     (`running`), slots and pages, as the workers last reported them.
 
-    `num_keys`: number of Redis keys that never expire, and `keys` the first of these. `busy`: a
-    line for each worker that reports tasks, with the requests that it owns according to Redis.
+    `num_keys`: number of Redis keys that never expire; `keys`: the first ones. `busy`: a line for
+    each worker that reports tasks, with the requests that it owns according to Redis.
     """
 
     live: int = 0
@@ -69,8 +69,8 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetWatch:
-    """The state of one fleet; each call blocks, from one thread, also while Redis is away for a
-    time.
+    """Reader of one fleet's state. Its calls block, retry while Redis is unreachable, and must come
+    from one thread.
 
     Raises: RedisUnreachable, redis's errors.
     """
@@ -88,8 +88,8 @@ class FleetWatch:
 
     @patiently
     def members(self, role: str) -> list[Member]:
-        """Return the members of a role: workers that take tasks, gateways, or the leader among the
-        conductors.
+        """Return the members of a role: workers that take tasks, gateways, or the leading
+        conductor.
         """
         if role == CONDUCTOR:
             leader = text(self._redis.get(keys.CONDUCTOR)).partition("|")[0]
@@ -110,22 +110,22 @@ class FleetWatch:
         return tuple(sorted(text(task).partition("|")[0] for task in owned))
 
     def hands_off(self, role: str) -> bool:
-        """Return True for a role whose workers hand off their tasks, False for one that receives
-        hand-offs.
+        """Return True if the role's workers are the source of hand-offs (prefill), False if the
+        destination.
         """
         return self._config.role(role).next is not None
 
     @patiently
     def is_registered(self, member: Member) -> bool:
-        """Return True while a member has its lease, or the leadership."""
+        """Return True while a worker or gateway has its lease, or a conductor the leadership."""
         if member.role == CONDUCTOR:
             return any(leader.id == member.id for leader in self.members(CONDUCTOR))
         return self._redis.zscore(keys.WORKERS, member.id) is not None
 
     @patiently
     def is_complete(self) -> bool:
-        """Return True if every role has its workers and standbys, which have all layers, all
-        gateways serve, and one of two conductors leads.
+        """Return True if the fleet is complete: every role has its workers and standbys, with all
+        layers; all gateways serve; and one of two conductors leads.
         """
         if self._runner.run(self._client.telemetry.missing_roles()):
             return False
@@ -148,7 +148,9 @@ class FleetWatch:
 
     @patiently
     def has_unassigned_consumers(self) -> bool:
-        """Return True if an answer has lost its gateway, and no other gateway has resumed it."""
+        """Return True if an answer has lost its gateway and has not been resumed at another
+        gateway.
+        """
         live = [
             RequestId(text(request))
             for request in cast("set[bytes]", self._redis.smembers(keys.LIVE))
@@ -179,7 +181,7 @@ class FleetWatch:
         )
 
     def _unexpiring_keys(self, workers: set[str]) -> list[str]:
-        """Return keys without a row in the key table, or without a time to live though their
+        """Return Redis keys that have no row in the key table, or have no time to live though their
         request or worker has ended.
         """
         left: list[str] = []

@@ -1,5 +1,5 @@
-"""When the parts of one streamed answer arrived, and the metrics that follow. Pure; knows no HTTP
-and no clock.
+"""Arrival times of the parts of one streamed answer, and the latency metrics computed from them.
+Pure; uses no HTTP and no clock.
 
 Units: seconds since the request was sent.
 """
@@ -13,15 +13,15 @@ from fleet.lab.client.chat import StreamRecording, read_stream
 
 
 class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
-    """A chunk of audio: its arrival and its duration."""
+    """A received audio chunk: its arrival time and its duration."""
 
     at_s: float
     audio_s: float
 
 
 class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer as it arrived. `sent_s` counts from the start of the phase; `text` holds the
-    arrival of each text chunk.
+    """Arrival times of one answer. `sent_s` counts from the start of the phase; `text` has the
+    arrival time of each text chunk.
     """
 
     prompt: int
@@ -36,11 +36,11 @@ class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Playback that starts with the first chunk, pauses when the buffer is empty, and resumes with
-    the next chunk.
+    """Result of a simulated playback that starts with the first chunk, pauses when the buffer is
+    empty, and resumes with the next chunk.
 
-    `viability` is the share of chunks that arrived before the buffer was empty; the first chunk
-    is always in time.
+    `viability`: share of chunks that arrived before the buffer was empty; the first chunk always
+    counts.
     """
 
     viability: float
@@ -48,7 +48,7 @@ class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one answer. Audio metrics are None without audio, `first_text_s` without
+    """Latency metrics of one answer. Audio metrics are None without audio, `first_text_s` without
     text.
 
     `rtf`: seconds from the request to the last sample per second of audio; below 1 is faster than
@@ -69,8 +69,8 @@ class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 def time_answer(
     prompt: int, recording: StreamRecording, phase_began_s: float = 0.0
 ) -> AnswerTiming:
-    """Decode a recorded stream. `phase_began_s`: beginning of the phase on the clock of
-    `recording.sent_s`. Raises: StreamError.
+    """Decode a recorded stream and return its arrival times. `phase_began_s`: beginning of the
+    phase on the clock of `recording.sent_s`. Raises: StreamError.
     """
     answer = read_stream(recording.pieces)
     num_samples = [len(pcm) // BYTES_PER_SAMPLE for _, pcm in answer.audio]
@@ -91,7 +91,7 @@ def time_answer(
 
 
 def simulate_playback(audio: Sequence[AudioChunk]) -> PlaybackSummary:
-    """Play chunks in order of arrival. Without chunks the viability is 1."""
+    """Simulate the playback of chunks in order of arrival. Without chunks the viability is 1."""
     if not audio:
         return PlaybackSummary(viability=1.0, stalled_s=0.0)
     on_time, stalled_s = 1, 0.0
@@ -105,7 +105,7 @@ def simulate_playback(audio: Sequence[AudioChunk]) -> PlaybackSummary:
 
 
 def gaps(audio: Sequence[AudioChunk]) -> list[float]:
-    """Return the seconds between the arrivals of successive chunks."""
+    """Return the times, in seconds, between the arrivals of successive audio chunks."""
     return [later.at_s - earlier.at_s for earlier, later in zip(audio, audio[1:], strict=False)]
 
 

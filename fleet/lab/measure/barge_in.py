@@ -1,8 +1,9 @@
-"""Barge-in benchmark over `/v1/realtime`: speech interrupts an answer; the time until the answer
-has stopped everywhere.
+"""Barge-in benchmark over `/v1/realtime`: speech interrupts an answer; measured is the time until
+the answer has stopped in every process.
 
-All times count from the first voiced sample sent, on this client's clock. Resources in use are the
-workers' reports, which they renew several times in the time of a lease. Knows no stage.
+All times count from the first voiced sample sent, on this client's clock. Resources in use come
+from the workers' reports, which are renewed several times per lease. Takes the stages from the
+graph.
 """
 
 import threading
@@ -36,11 +37,11 @@ from fleet.lab.report.tables import summary_table
 LONG_QUESTION = "count to twenty"
 """A question whose answer outlasts the interruption."""
 LISTEN_BYTES = 25 * BLOCK_BYTES
-"""Silence before the interruption: half a second in which the answer plays."""
+"""Silence sent before the interruption: half a second, during which the answer plays."""
 POLL_S = 0.01
 TARGET_P50_MS, FREED_TARGET_P50_MS = 250.0, 300.0
 VOICED = 0.1
-"""Threshold of the first voiced sample, relative to the peak."""
+"""Amplitude threshold for the first voiced sample, relative to the peak."""
 DETECTION = {
     "type": "server_vad",
     "threshold": 0.5,
@@ -51,8 +52,8 @@ DETECTION = {
 
 
 class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
-    """An interruption: times until speech was reported, the answer cancelled, all its tasks ended,
-    and its memory free.
+    """Times of one interruption: until speech was reported, the answer cancelled, all its tasks
+    ended, and its memory free.
     """
 
     detected_ms: float
@@ -62,19 +63,19 @@ class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def freed_ms(self) -> float:
-        """From the end of the answer until its memory was free."""
+        """Time from the end of the answer until its memory was free."""
         return self.memory_ms - self.cancelled_ms
 
 
 class BargeInResult(Result, frozen=True, kw_only=True):
-    """The interruptions, each of one session."""
+    """Measured interruptions, each in a session of its own."""
 
     model: str
     turns: tuple[BargeIn, ...]
     others_cores: float | None = None
 
     def summary(self, field: str) -> Summary | None:
-        """Summarise one duration of `BargeIn`."""
+        """Summarise one duration of the interruptions. `field`: name of the field of `BargeIn`."""
         return summarise([float(getattr(turn, field)) for turn in self.turns])
 
     def tables(self) -> list[Group]:
@@ -88,8 +89,8 @@ class BargeInResult(Result, frozen=True, kw_only=True):
         return [summary_table(title, "ms from the first voiced sample", rows)]
 
     def targets(self) -> list[Ratio]:
-        """Check the medians from the first voiced sample to the answer's end, and from there to its
-        memory free.
+        """Compare two medians with their targets: first voiced sample to the answer's end, and
+        answer's end to free memory.
         """
         parts = (
             ("barge-in to cancelled, p50", self.summary("cancelled_ms"), TARGET_P50_MS),
@@ -100,8 +101,8 @@ class BargeInResult(Result, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ResourceMonitor:
-    """Polls the resources in use. `samples`: (time by `time.perf_counter`, resources), oldest
-    first.
+    """Polls the fleet's resources in use on its own thread. `samples`: (time by
+    `time.perf_counter`, resources), oldest first.
     """
 
     api: ApiClient
@@ -130,8 +131,8 @@ class ResourceMonitor:
     def wait(
         self, after_s: float, reached: Callable[[ResourcesInUse], bool], failure: str
     ) -> tuple[float, ResourcesInUse]:
-        """Return the first sample after a time that fulfils a condition. Raises: BenchError, with
-        `failure`, if none does.
+        """Return the first sample after `after_s` for which `reached` is True. Raises: BenchError
+        with the text `failure` if there is none in time.
         """
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
@@ -152,8 +153,8 @@ class ResourceMonitor:
 def measure_barge_in(
     api: ApiClient, voice: SpokenQuestion, turns: int, step: Callable[[], None]
 ) -> BargeInResult:
-    """Measure `turns` interruptions by one voice, after one of warm-up. Raises: ApiError,
-    BenchError.
+    """Measure `turns` interruptions with the spoken question `voice`, after a warm-up interruption.
+    Raises: ApiError, BenchError.
     """
     model = api.model()
     measured: list[BargeIn] = []
@@ -210,7 +211,7 @@ def _is_freed(used: ResourcesInUse, before: ResourcesInUse) -> bool:
 
 
 def _from_first_voiced(samples: Samples) -> Samples:
-    """Cut silence and breath before the first voiced sample."""
+    """Return the samples without silence and breath before the first voiced sample."""
     level = np.abs(samples.astype(np.int32))
     return samples[int(np.argmax(level > VOICED * int(level.max(initial=0)))) :]
 

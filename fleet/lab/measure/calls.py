@@ -1,8 +1,8 @@
-"""Functions of this project that run in processes of their own: started, asked, and ended.
+"""Calls of this project's functions in child processes, with messages between caller and function.
 
 `python -m fleet.lab.measure.calls module:function` reads the function's arguments from the first
-line of its standard input, and writes a line of JSON for each value, its result, its progress or
-its error. What the function prints is progress. Knows no measurement.
+line of its standard input, and writes a line of JSON for each value, result, progress or error.
+Text that the function prints counts as progress. Knows no measurement.
 """
 
 import io
@@ -32,15 +32,15 @@ MODULE = "fleet.lab.measure.calls"
 TAIL_LINES, TAIL_BYTES = 8, 100_000
 STOP_S = 20.0
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Waiting OpenMP threads sleep: next to one busy process, two spinning ones slowed a small model
-tenfold (measured).
+"""Environment variable that makes waiting OpenMP threads sleep. Two spinning threads beside a busy
+process slowed a small model tenfold (measured).
 """
 FAILURES = (FleetError, RuntimeError, ValueError, MemoryError, OSError)
-"""Errors of a function that are reported in one line."""
+"""Errors of a called function that are reported as one line, without a traceback."""
 
 
 class CallLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the called process: a value, an error, or progress."""
+    """A line of output of the called process: a value, an error, or progress."""
 
     value: msgspec.Raw = msgspec.Raw()
     error: str = ""
@@ -64,12 +64,12 @@ def _from_json(kind: Any, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """Settings of a started process.
+    """Settings of a child process.
 
-    `env`: the whole environment, by default the environment of this process. `num_threads`: threads
-    of OpenMP, which reads their number when torch is imported. `command`: beginning of its command
-    line. `core`: the only core that it runs on. `data_limit_bytes`: limit of its private writable
-    memory (RLIMIT_DATA). `pass_fds`: descriptors that it inherits.
+    `env`: the whole environment, by default this process's. `num_threads`: number of OpenMP
+    threads, which torch reads at import. `command`: prefix of the command line. `core`: the only
+    core that the process may run on. `data_limit_bytes`: limit of its private writable memory
+    (RLIMIT_DATA). `pass_fds`: file descriptors that it inherits.
     """
 
     env: Mapping[str, str] | None = None
@@ -84,7 +84,7 @@ class ProcessSettings:
         return {**(os.environ if self.env is None else self.env), **PASSIVE_WAIT, **threads}
 
     def apply_limits(self) -> None:
-        """Limit this process."""
+        """Apply the core and memory limits to the calling process."""
         if self.core is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {self.core})
         if self.data_limit_bytes is not None:
@@ -96,9 +96,10 @@ PLAIN = ProcessSettings()
 
 
 class ProcessCall:
-    """A function `module:function` that runs in a process of its own while the block lasts.
+    """Call of a function `module:function` in a child process, which runs for the duration of the
+    block.
 
-    `name`: beginning of its error messages.
+    `name`: prefix of error messages.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ProcessCall:
         self.send(arguments)
 
     def send(self, message: object) -> None:
-        """Send a message. Raises: BenchError if the process has ended."""
+        """Send a message to the function. Raises: BenchError if the process has ended."""
         try:
             self._input.write(_encode(message) + b"\n")
             self._input.flush()
@@ -130,8 +131,8 @@ class ProcessCall:
             raise self._failure() from error
 
     def receive(self, kind: type[T], advance: Callable[[], None] = lambda: None) -> T:
-        """Return the next value; `advance` is called for each line of progress. Raises: BenchError
-        if the function failed.
+        """Return the next value, converted to `kind`; call `advance` for each line of progress.
+        Raises: BenchError if the function failed.
         """
         while line := self._output.readline():
             received = msgspec.json.decode(line, type=CallLine)
@@ -143,7 +144,7 @@ class ProcessCall:
         raise self._failure()
 
     def ask(self, message: object, kind: type[T]) -> T:
-        """Send a message and return the value that answers it. Raises: BenchError."""
+        """Send a message and return the reply, converted to `kind`. Raises: BenchError."""
         self.send(message)
         return self.receive(kind)
 
@@ -158,7 +159,9 @@ class ProcessCall:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """End the process with its input; kill it after an error, or if it does not end."""
+        """Close the process's input and wait for its end; kill it after an error, or if it does not
+        end in time.
+        """
         with suppress(BrokenPipeError):
             self._input.close()
         try:
@@ -178,7 +181,9 @@ def call(
     name: str = "",
     settings: ProcessSettings = PLAIN,
 ) -> T:
-    """Return the result of a function that runs in a process of its own. Raises: BenchError."""
+    """Run a function `module:function` in a child process and return its result, converted to
+    `kind`. Raises: BenchError.
+    """
     with ProcessCall(function, *arguments, name=name, settings=settings) as process:
         return process.receive(kind, advance)
 
@@ -190,14 +195,16 @@ def _prepare(die_with_parent: Callable[[], None] | None, settings: ProcessSettin
 
 
 class Caller(io.TextIOBase):
-    """The calling process, as the called one sees it. Text that is written to it is progress."""
+    """The calling process, as seen by the called function. Text written to this stream is reported
+    as progress.
+    """
 
     def __init__(self) -> None:
         self._output = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
 
     def fileno(self) -> int:
-        """Return the descriptor that messages arrive on, for `select`."""
+        """Return the file descriptor on which messages arrive, for `select`."""
         return sys.stdin.fileno()
 
     def write(self, text: str) -> int:
@@ -206,13 +213,15 @@ class Caller(io.TextIOBase):
         return len(text)
 
     def receive(self, kind: Any) -> Any:
-        """Return the next message, of the type `kind`. Raises: EOFError at the end."""
+        """Return the next message, converted to the type `kind`. Raises: EOFError if the caller has
+        closed the input.
+        """
         if not (line := sys.stdin.buffer.readline()):
             raise EOFError
         return _decode(line, kind)
 
     def messages(self, kind: Any) -> Iterator[Any]:
-        """Yield the messages, of the type `kind`, to the end."""
+        """Yield the messages, converted to the type `kind`, until the caller closes the input."""
         with suppress(EOFError):
             while True:
                 yield self.receive(kind)
@@ -229,7 +238,9 @@ class Caller(io.TextIOBase):
 
 
 def main(path: str) -> int:
-    """Run the function; one that has a parameter of the type `Caller` exchanges messages."""
+    """Run the function `path` with arguments from standard input; return the exit status. A
+    function with a parameter of type `Caller` exchanges messages with the caller.
+    """
     caller = Caller()
     sys.stdout = cast("TextIO", caller)
     line = sys.stdin.buffer.readline()

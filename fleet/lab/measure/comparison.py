@@ -1,7 +1,8 @@
-"""The serving benchmark of `fleet bench`: the fleet, and the implementations that it is compared
-with.
+"""Serving benchmark of `fleet bench`: the fleet compared with a reference implementation and the
+slow twin.
 
-Their numbers are comparable only if both did the same work, hence the agreement of their answers.
+The numbers are comparable only if all did the same work, so the report also shows how many answers
+agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,9 @@ TWIN = "fleet.lab.measure.twin_run:run"
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of equal prompts (token ids), texts and audio lengths among `count` answers."""
+    """Agreement of `count` answers with another implementation: numbers of equal prompts (token
+    ids), texts and audio lengths.
+    """
 
     count: int
     same_prompt: int
@@ -60,8 +63,8 @@ def compare(
 ) -> Agreement:
     """Compare the fleet's answers with the answers of `other` to the same prompts.
 
-    A prompt is the same if the gateway counted as many ids as `other` received, and the
-    tokenisation of `other`, where it has one, gave the same ids.
+    A prompt counts as equal if the gateway counted as many token ids as `other` received, and the
+    tokenisation of `other`, if it has its own, gave the same ids.
     """
     same_prompt = same_text = same_length = 0
     for timing in timings:
@@ -82,7 +85,9 @@ def _text(ids: Sequence[int], frontend: Frontend) -> str:
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The summaries of a phase, ahead of the raw numbers. Units: seconds."""
+    """Summaries of a load phase, which precede the raw numbers in the JSON report. Units:
+    seconds.
+    """
 
     first_text_s: Summary | None
     first_audio_s: Summary | None
@@ -95,7 +100,9 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingComparison(NamedParts, frozen=True, kw_only=True):
-    """The fleet, and as far as requested the reference implementation and the twin."""
+    """Serving results of the fleet, and of the reference implementation and the twin if they were
+    requested.
+    """
 
     serving: Serving
     baseline: ReferenceResult | None = None
@@ -142,8 +149,8 @@ class ServingComparison(NamedParts, frozen=True, kw_only=True):
 
 
 def measure_fleet(context: Context) -> ServingComparison:
-    """Measure the fleet, then, while it is idle or stopped, the implementations that it is compared
-    with.
+    """Measure the fleet; then measure the other implementations, while the fleet is idle or
+    stopped.
 
     Raises: BenchError, ConfigError, ApiError.
     """

@@ -1,5 +1,5 @@
-"""The fleet to measure: one that is already running, or one started for the run and stopped after
-it. Knows no stage.
+"""The fleet that a benchmark measures: a running fleet, or a fleet started for the run and stopped
+after it. Takes the stages from the graph.
 """
 
 import re
@@ -23,10 +23,10 @@ from fleet.lab.measure.measurement import Context
 from fleet.process.private import make_private_folder
 
 RESOLVED_NAME = "resolved.yaml"
-"""File of the resolved configuration in the data folder of `fleet up`."""
+"""Name of the file, in the data folder of `fleet up`, with the resolved configuration."""
 LOG_NAME = "up.log"
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints that `checkpoint: auto` makes, in the data folder."""
+"""Name of the folder, in the data folder, with the checkpoints that `checkpoint: auto` writes."""
 READY = re.compile(r"fleet: ready at (http://\S+)")
 DEFAULT_PORT = 8000
 START_S = 600.0
@@ -36,10 +36,10 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFleet:
-    """A fleet to measure and its resolved configuration, whose checkpoint may still be "auto" if
-    the fleet was not started here.
+    """A fleet to measure and its resolved configuration. `checkpoint` may still be "auto" in the
+    configuration of a fleet that was not started here.
 
-    `pid`: the process that started all others, None if the fleet was not started here.
+    `pid`: process that started all others, None if the fleet was not started here.
     """
 
     url: str
@@ -52,15 +52,15 @@ class TargetFleet:
 
 
 def resolve_config(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
-    """Return the deployment that the options name, as `fleet up` does. Raises: ConfigError naming
-    the field and the fix.
+    """Read the deployment from a configuration file and `--set` overrides, as `fleet up` does.
+    Raises: ConfigError naming the field and the fix.
     """
     return open_config(config_file, overrides)[1]
 
 
 def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
-    """Return a running fleet, with the configuration that `fleet up` resolved if it is on this
-    machine and names the port.
+    """Return the running fleet at `url`, with the configuration that `fleet up` resolved, if found
+    on this machine with the same port, else with `config`.
     """
     file = config.data_dir / RESOLVED_NAME
     if file.is_file():
@@ -72,7 +72,9 @@ def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
 
 @contextmanager
 def target_fleet(context: Context, *own: str) -> Iterator[TargetFleet]:
-    """Run the fleet that the options start, or use the one that they name. Raises: BenchError."""
+    """Yield the fleet to measure: start it (`--up`), or use the running fleet of `--url`. `own`:
+    further overrides for a started fleet. Raises: BenchError.
+    """
     options = context.options
     if options.up:
         with started_fleet(context, "starting the fleet", *options.overrides, *own) as target:
@@ -85,7 +87,9 @@ def target_fleet(context: Context, *own: str) -> Iterator[TargetFleet]:
 
 @contextmanager
 def started_fleet(context: Context, label: str, *overrides: str) -> Iterator[TargetFleet]:
-    """Run a fleet with these overrides, and show its start as progress. Raises: BenchError."""
+    """Run a fleet with `overrides` for the duration of the block, and show its start as progress.
+    Raises: BenchError.
+    """
     done = context.steps(label)
     with own_fleet(context.options.config, overrides) as target:
         done()
@@ -96,8 +100,8 @@ def started_fleet(context: Context, label: str, *overrides: str) -> Iterator[Tar
 def own_fleet(
     config_file: Path | None, overrides: Sequence[str], redis_url: str | None = None
 ) -> Iterator[TargetFleet]:
-    """Run `fleet up` until the block ends: on free ports of loopback, without TLS, and with a Redis
-    of its own or at `redis_url`.
+    """Run `fleet up` for the duration of the block, on free loopback ports, without TLS, with its
+    own Redis or the Redis at `redis_url`.
 
     Raises: BenchError with the end of its output if it does not become ready.
     """
@@ -122,8 +126,8 @@ def own_fleet(
 
 
 def own_overrides(folder: Path) -> tuple[str, ...]:
-    """Return the overrides of a fleet for one run: its own folders, a free port on loopback, and no
-    TLS.
+    """Return the overrides for a fleet of one run: folders below `folder`, a free port on loopback,
+    and no TLS.
     """
     own = {
         "web.host": "127.0.0.1",
@@ -139,9 +143,7 @@ def own_overrides(folder: Path) -> tuple[str, ...]:
 
 
 def _own_folder(data_dir: Path) -> Path:
-    """Make a data folder for one run, which shares only the generated checkpoints with other
-    runs.
-    """
+    """Make a data folder for one run. Only generated checkpoints are shared with other runs."""
     checkpoints = data_dir / CHECKPOINTS
     make_private_folder(data_dir)
     make_private_folder(checkpoints)
@@ -151,8 +153,8 @@ def _own_folder(data_dir: Path) -> Path:
 
 
 def _await_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Wait for its ready line and return the address in it. Raises: BenchError with the end of its
-    log.
+    """Wait for the ready line of `fleet up` in its log and return the address in it. Raises:
+    BenchError with the end of the log.
     """
     deadline = time.monotonic() + START_S
     while (ready := READY.search(log.read_text(errors="replace"))) is None:

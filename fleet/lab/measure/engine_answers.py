@@ -1,4 +1,4 @@
-"""Answers of one stage in this process, without a fleet. Knows no model."""
+"""Answers of one stage computed in this process, without a fleet. Knows no model."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ Answers = list[list[int]]
 
 
 def answer(built: BuiltStage, specs: Sequence[RequestSpec], batch: int) -> Answers:
-    """Answer the requests in order, `batch` at a time. Raises: FleetError if the engine fails
-    one.
+    """Compute the answers to the requests, `batch` at a time; return the sampled tokens of each, in
+    order. Raises: FleetError if a request fails.
     """
     answers: dict[str, list[int]] = {spec.id: [] for spec in specs}
     waiting, num_open = iter(specs), 0

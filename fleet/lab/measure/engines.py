@@ -1,8 +1,8 @@
 """Engine benchmark: the torch engine and vLLM's `LLM.generate`, each in one process, and a fleet on
 vLLM.
 
-One model, the same prompts and answers of one length: what differs is the engine, and what a fleet
-adds to it. Knows stages only as declared.
+All use the same model, prompts and answer length, so that only the engine differs, and the overhead
+of a fleet around it. Takes the stages from the graph.
 """
 
 from itertools import islice
@@ -35,15 +35,15 @@ ENGINES = {TORCH: "torch", VLLM: "vllm"}
 BATCHES, FLEET_BATCHES = (1, 8, 32), (8, 32)
 NUM_TOKENS = 128
 NUM_RUNS = 4
-"""Runs of each batch, of which the first warms up. No two have a prompt in common, so that none
-finds another's cached rows.
+"""Number of runs per batch size; the first one warms up. No prompt occurs in two runs, so that no
+run uses another's cached prefixes.
 """
 TORCH_TARGET, FLEET_TARGET = 1.0, 0.9
 
 
 class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of `batch` answers at a time, `num_tokens` tokens together. `others_cores`: background
-    load.
+    """Measured speed of an engine: runs with `batch` concurrent answers of `num_tokens` tokens in
+    total. `others_cores`: background load.
     """
 
     name: str
@@ -58,7 +58,7 @@ class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineComparison(Result, frozen=True, kw_only=True):
-    """The speed of each engine at each batch. `num_equal` of `num_answers` answers have the same
+    """Speed of each engine at each batch size. `num_equal` of `num_answers` answers have the same
     tokens on both engines.
     """
 
@@ -78,7 +78,9 @@ class EngineComparison(Result, frozen=True, kw_only=True):
         )
 
     def relative(self, name: str, batch: int) -> float | None:
-        """Return the speed relative to `LLM.generate`."""
+        """Return an engine's speed at a batch size relative to `LLM.generate`, None if not
+        measured.
+        """
         own, other = self.tokens_per_s(name, batch), self.tokens_per_s(VLLM, batch)
         return own / other if own and other else None
 
@@ -180,7 +182,7 @@ def _only_stage(config: FleetConfig) -> StageName:
 
 
 def _prompts(batch: int, run: int) -> list[str]:
-    """Return the prompts of one run, which differ from all others in their first words."""
+    """Return the prompts of one run, whose first words differ from all other prompts."""
     return [f"{batch}.{run}.{number} {prompt}" for number, prompt in enumerate(pick(batch))]
 
 
@@ -212,7 +214,7 @@ def _measure_fleet(
 
 
 def _work(target: TargetFleet, options: BenchOptions, stage: StageName) -> ReferenceWork:
-    """Prepare the requests of all runs, in order, as the gateway prepares them."""
+    """Prepare the requests of all runs, in order, as the gateway would."""
     prompts = tuple(
         prompt for batch in BATCHES for run in range(NUM_RUNS) for prompt in _prompts(batch, run)
     )
@@ -230,7 +232,9 @@ def _of_one_length(spec: RequestSpec) -> RequestSpec:
 
 
 def _speeds_of(name: str, result: ReferenceResult) -> list[EngineSpeed]:
-    """Return the speed at each batch; every answer of a run has the run's time."""
+    """Return an engine's speed at each batch size from its result, in which each answer has the
+    duration of its run.
+    """
     answers, speeds = iter(result.answers), list[EngineSpeed]()
     for batch in BATCHES:
         runs = [list(islice(answers, batch)) for _ in range(NUM_RUNS)]

@@ -1,5 +1,5 @@
-"""An engine in a process: runs of requests that begin together, each timed to its end. Knows no
-model.
+"""Runs a single engine in a process: batches of requests that begin together, each batch timed to
+its end. Knows no model.
 """
 
 import time
@@ -16,12 +16,12 @@ from fleet.stages.builders import build_options
 from fleet.worker.main import build_stage
 
 Generate = Callable[[Sequence[RequestSpec]], Answers]
-"""Answers requests together; returns the tokens of each."""
+"""Function that computes the answers to requests together and returns the tokens of each."""
 
 
 def run(config: FleetConfig, engine: str, runs: list[int], work: ReferenceWork) -> ReferenceResult:
-    """Run the requests in order, `runs` of them at a time. Every answer has the duration of its
-    whole run.
+    """Run the requests in order on one engine, in batches. `runs`: number of requests in each
+    batch. Every answer gets the duration of its whole batch.
     """
     began_s = time.perf_counter()
     generate = _vllm(config) if engine == "vllm" else _torch(config)

@@ -1,4 +1,4 @@
-"""The benchmark's own error."""
+"""Error of the benchmarks."""
 
 from fleet.core.errors import FleetError
 

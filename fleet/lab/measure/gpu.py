@@ -20,12 +20,12 @@ GIB, MIB, GIGA = 2**30, 2**20, 1e9
 
 
 class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of one stage for a batch in which every request decodes, each from the call to the end
-    of the device's work.
+    """Step latencies of one stage at one batch size, with every request decoding. A latency lasts
+    from the call to the end of the device's work.
 
-    `served_s`: durations as a worker runs them; `eager_s`: durations without a graph, empty where a
-    worker uses none. `weight_bytes`: weights that a step reads, as often as it reads them;
-    `kv_bytes`: KV pages of all requests; 0 for a stage without pages.
+    `served_s`: latencies as a worker runs the steps. `eager_s`: latencies without a CUDA graph,
+    empty where a worker uses none. `weight_bytes`: weights that a step reads, counted as often as
+    it reads them. `kv_bytes`: KV pages of all requests, 0 for a stage without pages.
     """
 
     stage: StageName
@@ -48,13 +48,15 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
         return self.eager_ms / self.served_ms if self.eager_ms else None
 
     def bytes_time(self, copy_bytes_per_s: float) -> float | None:
-        """Return the duration of a step over the time in which as many bytes are copied."""
+        """Return the step latency relative to the time in which a copy moves as many bytes."""
         num_bytes = self.weight_bytes + self.kv_bytes
         return self.served_ms / (num_bytes / copy_bytes_per_s * MS) if num_bytes else None
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
-    """First steps of one request: all rows of its prompt, and the draw of its first token."""
+    """Latency of the first step of one request: the whole prompt, and the sampling of its first
+    token.
+    """
 
     rows: int
     step_s: tuple[float, ...]
@@ -62,7 +64,7 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
 
 class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
     """Answers that were started together, with all stages in one process. `first_audio_s`: time
-    from the start, by answer.
+    from the start to the first audio of each answer.
     """
 
     concurrency: int
@@ -81,8 +83,8 @@ class PublishedRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """`peak_bytes`: reserved on the device if `is_device`, with what graphs hold; else resident in
-    the process.
+    """Memory in use. `peak_bytes`: peak memory reserved on the device, including CUDA graphs, if
+    `is_device`; else peak resident memory of the process.
     """
 
     weight_bytes: dict[StageName, int]
@@ -91,8 +93,10 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuResult(Result, frozen=True, kw_only=True):
-    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: weight type.
-    `ratios`: numbers with a target.
+    """Results of the device benchmark.
+
+    Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: weight type. `ratios`:
+    numbers with a target.
     """
 
     model: str
@@ -113,11 +117,11 @@ class GpuResult(Result, frozen=True, kw_only=True):
 
     @property
     def first_audio_ms(self) -> float:
-        """The median over single answers."""
+        """Median time to first audio over the answers computed one at a time."""
         return median([run.first_audio_s[0] for run in self.singles]) * MS
 
     def steps_of(self, stage: StageName) -> dict[int, StageSteps]:
-        """Return a stage's steps by batch, in ascending order."""
+        """Return a stage's steps by batch size, in ascending order."""
         return {
             each.batch: each
             for each in sorted(self.steps, key=lambda each: each.batch)

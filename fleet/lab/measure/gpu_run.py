@@ -1,6 +1,6 @@
-"""The measurement of a device: copies, answers of all stages, and steps of each stage by itself.
+"""Benchmark of a device: memory copies, answers of all stages, and steps of each stage by itself.
 
-Knows no model: a stage's steps are measured on the inputs that it had while whole answers were
+Knows no model: each stage's steps are measured on inputs recorded while whole answers were
 produced.
 """
 
@@ -44,8 +44,8 @@ PREFILL_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Amounts of work. Units: `copy_bytes` per copy; `num_frames` of speech and `num_tokens` of
-    text an answer.
+    """Amounts of work of the benchmark. Units: `copy_bytes` per copy; `num_frames` of speech and
+    `num_tokens` of text per answer.
     """
 
     copy_bytes: int
@@ -68,8 +68,8 @@ FULL = Plan(
     prefill_rows=(32, 64, 128, 256),
     num_prefills=7,
 )
-"""Ten seconds of speech, and a text of about that length. More than four windows of speech, so that
-whole ones remain to be measured.
+"""Amounts of work at the full size: ten seconds of speech and about as much text. The speech has
+more than four windows, so that whole windows remain to be measured.
 """
 SMALL = Plan(
     copy_bytes=1 << 24,
@@ -85,21 +85,21 @@ SMALL = Plan(
 
 NUM_COPIES = 12
 SKIPPED_STEPS = 3
-"""Steps at the beginning that do not count: they compute the prompts too."""
+"""Number of first steps that do not count, since they also compute prompts."""
 AUDIO = "audio"
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswers:
-    """Whole answers: their requests, and every chunk between the stages."""
+    """Recording of whole answers: their requests, and every chunk between the stages."""
 
     specs: tuple[RequestSpec, ...]
     chunks: tuple[TwinChunk, ...]
 
 
 class DeviceClock:
-    """Times work of a device, from the call until the device has finished it."""
+    """Times work on a device, from the call until the device has finished."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -109,7 +109,7 @@ class DeviceClock:
             torch.cuda.synchronize(self.device)
 
     def timed(self, work: Callable[[], T]) -> tuple[float, T]:
-        """Return the seconds that the work took, and its result."""
+        """Return the duration of the work in seconds, and its result."""
         self.synchronize()
         began_s = time.perf_counter()
         result = work()
@@ -117,14 +117,14 @@ class DeviceClock:
         return time.perf_counter() - began_s, result
 
     def release_memory(self) -> None:
-        """Return memory that is no longer in use to the device."""
+        """Return unused cached memory to the device."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
 def measure_copies(clock: DeviceClock, num_bytes: int) -> float:
-    """Return the bytes per second, read and written, of copies of `num_bytes` within the device's
-    memory.
+    """Return the bandwidth of copies of `num_bytes` within the device's memory, in bytes read and
+    written per second.
     """
     source = torch.ones(num_bytes, dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
@@ -135,7 +135,9 @@ def measure_copies(clock: DeviceClock, num_bytes: int) -> float:
 def answer(
     model: FullSizeModel, graph: Graph, clock: DeviceClock, specs: Sequence[RequestSpec]
 ) -> tuple[SpeechRun, RecordedAnswers]:
-    """Answer requests that begin together. Raises: BenchError if one fails."""
+    """Compute the answers to requests that begin together, and record their chunks. Raises:
+    BenchError if a request fails.
+    """
     twin = SlowTwin(graph, model.built)
     seconds, chunks = clock.timed(lambda: list(twin.stream(specs)))
     if twin.errors:
@@ -154,7 +156,7 @@ def answer(
 
 
 class StageReplay:
-    """A stage on its inputs of a recording, for the first `batch` requests of it, all available
+    """Replay of a recording's first `batch` requests on a single stage; all inputs are available
     from the beginning.
     """
 
@@ -173,7 +175,7 @@ class StageReplay:
         }
 
     def open(self, stage: BuiltStage) -> None:
-        """Submit the requests with all their inputs."""
+        """Submit the requests with all their inputs to the stage."""
         for spec in self._specs:
             adapter = stage.adapter(spec, None)
             request, pieces = adapter.open()
@@ -190,7 +192,7 @@ class StageReplay:
             engine.abort(spec.id)
 
     def is_whole(self, outputs: Sequence[EngineOutput]) -> bool:
-        """Return True for the outputs of a step in which every request drew once, and none
+        """Return True if, according to a step's outputs, every request sampled once and none
         ended.
         """
         return len({output.request_id for output in outputs}) == len(outputs) == len(
@@ -198,8 +200,8 @@ class StageReplay:
         ) and not any(output.final for output in outputs)
 
     def steps_s(self, stage: BuiltStage, clock: DeviceClock, num_steps: int) -> list[float]:
-        """Return the durations of up to `num_steps` steps in which every request draws. Raises:
-        BenchError if there is none.
+        """Return the latencies of up to `num_steps` steps in which every request samples. Raises:
+        BenchError if there is no such step.
         """
         self.open(stage)
         took_s: list[float] = []
@@ -219,7 +221,7 @@ class StageReplay:
     def bytes_read(
         self, stage: BuiltStage, reads: WeightReads, clock: DeviceClock
     ) -> tuple[int, int]:
-        """Return the bytes of weights, and of keys and values, that a step reads."""
+        """Return the bytes of weights and of KV cache that one step reads."""
         engine = stage.engine
         assert isinstance(engine, LMEngine)
         self.open(stage)
@@ -233,7 +235,7 @@ class StageReplay:
 
 
 def _steps(engine: Engine, clock: DeviceClock) -> Iterator[tuple[float, Sequence[EngineOutput]]]:
-    """Run steps while there is work, and yield the duration and the outputs of each. Raises:
+    """Run steps while there is work; yield the latency and the outputs of each step. Raises:
     BenchError if a request fails.
     """
     while engine.is_ready():
@@ -253,7 +255,9 @@ def measure_steps(
     batch: int,
     num_steps: int,
 ) -> StageSteps:
-    """Measure one stage at one batch, as it is served and without a graph."""
+    """Measure the steps of one stage at one batch size, as a worker runs them and without a CUDA
+    graph.
+    """
     built, eager = model.built[name], model.eager.get(name)
     replay = StageReplay(graph, name, recording, batch)
     weight_bytes, kv_bytes = 0, 0
@@ -278,8 +282,8 @@ def measure_prefill(
     clock: DeviceClock,
     specs: Sequence[RequestSpec],
 ) -> Prefill:
-    """Measure the first step of each request by itself; the first two requests do not count. All
-    prompts have equal lengths.
+    """Measure the first step of each request alone. The first two requests warm up. All prompts
+    have equal lengths.
     """
     took_s: list[float] = []
     for spec in specs:
@@ -312,7 +316,7 @@ def measure_device(context: Context) -> GpuResult:
 
 
 def measure(device: torch.device, context: Context, *, small: bool) -> GpuResult:
-    """Measure everything. Raises: BenchError."""
+    """Run the whole benchmark on a device. Raises: BenchError."""
     graph, plan, clock = get_graph(DEFAULT_GRAPH), SMALL if small else FULL, DeviceClock(device)
     copy_bytes_per_s = measure_copies(clock, plan.copy_bytes)
     clock.release_memory()
@@ -355,7 +359,9 @@ def _dtype(device: torch.device) -> str:
 
 
 def _build(graph: Graph, device: torch.device, context: Context, *, small: bool) -> FullSizeModel:
-    """Build the model of the graph. Raises: BenchError if the graph declares no full size."""
+    """Build the model of the graph with random weights. Raises: BenchError if the graph declares no
+    full size.
+    """
     if graph.full_size is None:
         raise BenchError(f"--gpu: graph {graph.name} declares no full size")
     module, _, function = graph.full_size.partition(":")
@@ -374,7 +380,7 @@ def _build(graph: Graph, device: torch.device, context: Context, *, small: bool)
 
 
 class _GpuRun:
-    """The measurements of a built model, in the order of the methods."""
+    """Measurements of a built model, to be called in the order of the methods."""
 
     def __init__(self, model: FullSizeModel, graph: Graph, clock: DeviceClock, plan: Plan) -> None:
         self._model = model
@@ -383,8 +389,8 @@ class _GpuRun:
         self._plan = plan
 
     def warm_up(self, context: Context) -> float:
-        """Answer as later on, unmeasured: memory is allocated, kernels are chosen and graphs are
-        captured. Return the seconds.
+        """Produce answers once, unmeasured, so that memory is allocated, kernels are chosen and
+        CUDA graphs are captured. Return the duration in seconds.
         """
         done, began_s = context.steps("warm-up", 2), time.perf_counter()
         for batch in (1, MAX_BATCH):
@@ -469,7 +475,7 @@ def _memory(model: FullSizeModel, device: torch.device) -> MemoryUse:
 
 
 def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
-    """Return the numbers that have an expectation."""
+    """Return the results for which `expected` has a value, with their targets."""
     ratios: list[Ratio] = []
     for name, target in expected.graph_gain.items():
         gain = result.steps_of(name)[1].graph_gain

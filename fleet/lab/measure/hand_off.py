@@ -1,8 +1,8 @@
-"""Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows
-stages only as declared.
+"""Hand-off benchmark: the time of a hand-off from a prefill worker to a decode worker, part by
+part. Takes the stages from the graph.
 
-Real processes and one request at a time, so that nothing queues. The timestamps come from the
-requests' traces, as the workers reported them.
+Uses real processes and one request at a time, so that nothing queues. The timestamps come from the
+requests' traces, as reported by the workers.
 """
 
 import time
@@ -35,18 +35,18 @@ PARTS = (
     ("input fed, blocks confirmed, adopted", "pulled_us", "confirmed_us"),
     ("first step begins", "confirmed_us", "resumed_us"),
 )
-"""(label, first timestamp, second timestamp)"""
+"""Parts of a hand-off: (label, first timestamp, second timestamp)."""
 MAX_TOKENS, FRAMES = 8, 8
-"""Short answers: only their beginning is measured."""
+"""Length limits of the answers: short, since only their beginning is measured."""
 WARM_UP = 3
 PAUSE_S = 0.02
-"""Pause after an answer, in which its processes release it."""
+"""Pause after an answer, in which processes release its resources."""
 TARGET_P50_MS, PAGES_TARGET = 5.0, 0.5
 
 
 class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hand-offs of one stage. `first`: hand-off of the first request, whose workers had no
-    connection to each other yet.
+    """Hand-offs of one stage. `first`: hand-off of the first request, whose workers had not yet
+    connected to each other.
     """
 
     stage: StageName
@@ -55,7 +55,9 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole_ms(self) -> Summary | None:
-        """From the end of the source's last step to the beginning of the new owner's first step."""
+        """Time from the end of the source's last step to the beginning of the new owner's first
+        step.
+        """
         return summarise([_ms(one, "prefilled_us", "resumed_us") for one in self.hand_offs])
 
     @property
@@ -71,7 +73,7 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_recomputed(self) -> int:
-        """Number of hand-offs whose blocks did not arrive in time."""
+        """Number of hand-offs whose KV blocks did not arrive in time and were recomputed."""
         return sum(one.confirmed_us is None for one in self.hand_offs)
 
     def table(self) -> Group:
@@ -110,7 +112,9 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandOffResult(Result, frozen=True, kw_only=True):
-    """`others_cores`: background load. `pages` is None where it was not measured."""
+    """Hand-offs of each split stage. `others_cores`: background load. `pages`: speed of KV block
+    reads, None where it was not measured.
+    """
 
     stages: tuple[StageHandOffs, ...]
     others_cores: float
@@ -125,8 +129,8 @@ class HandOffResult(Result, frozen=True, kw_only=True):
         return [stage.draw for stage in self.stages]
 
     def targets(self) -> list[Ratio]:
-        """Check the median hand-off of each stage, and the speed of reads by block relative to a
-        plain read.
+        """Compare with their targets: each stage's median hand-off time, and the speed of
+        block-wise reads relative to a plain read.
         """
         ratios = [
             at_most(f"hand-off p50, {stage.stage}", whole.p50, TARGET_P50_MS, "ms")
@@ -139,8 +143,8 @@ class HandOffResult(Result, frozen=True, kw_only=True):
 
 
 def measure_hand_offs(context: Context) -> HandOffResult:
-    """Start a split fleet and send `--hand-offs` requests; each split stage hands each of them off
-    once. The KV blocks are measured before, since the fleet's processes would slow them.
+    """Start a split fleet and send `--hand-offs` requests; each split stage hands each request off
+    once. KV block reads are measured first, since the fleet's processes would slow them.
 
     Raises: ApiError if a request fails, BenchError if its trace lacks a hand-off.
     """
@@ -181,7 +185,9 @@ def _hand_offs(
     stages: Sequence[StageName],
     advance: Callable[[], None],
 ) -> list[Mapping[StageName, HandOff]]:
-    """Send one request after another, and read the hand-offs from the trace of each."""
+    """Send `count` requests one after another, and return the hand-offs from the trace of each, by
+    stage.
+    """
     measured: list[Mapping[StageName, HandOff]] = []
     for index in range(count):
         request_id = api.record_chat(bodies[index % len(bodies)]).request_id

@@ -1,8 +1,9 @@
-"""Hop benchmark: from a producer's `append` to the delivery of the chunk to a blocked consumer,
-through real Redis.
+"""Benchmark of chunk latency: from a producer's `append` to the delivery of the chunk to a blocked
+consumer, through real Redis.
 
-Two processes, as in a fleet: the producer sends one small chunk at a time, and the next only once
-the consumer waits again, in the worker's own blocking read, so that chunks never queue.
+Producer and consumer are two processes, as in a fleet. The producer sends one small chunk at a
+time, and the next chunk only once the consumer is again in the worker's blocking read, so that
+chunks never queue.
 """
 
 import math
@@ -39,18 +40,18 @@ from fleet.lab.report.tables import table_of, titled
 from fleet.worker.process.redis_link import RedisLink, TurnResult
 
 PAYLOAD_CODES = 16
-"""One frame of codes, as in most chunks of speech between stages."""
+"""Payload of a chunk: one frame of codes, as in most chunks of speech between stages."""
 PAUSE_S = 0.001
-"""From the consumer's confirmation of a chunk to the next append: by then the consumer waits in
-Redis.
+"""Pause between the consumer's confirmation of a chunk and the next append, after which the
+consumer is blocked in Redis.
 """
 READY = "ready"
-"""The consumer's confirmation to the producer."""
+"""Message with which the consumer confirms a chunk to the producer."""
 WARM_UP = 50
 ACK_STRIDE = 8
 FREE_SLOTS = 8
-"""Free slots of a worker that is neither idle nor full; with a single one every read of the inbox
-would return early.
+"""Number of free slots that the consumer reports, like a worker neither idle nor full. With a
+single free slot every read of the inbox would return early.
 """
 NUM_PINGS = 500
 TIMEOUT_S = 20.0
@@ -59,10 +60,10 @@ NUM_BINS = 60
 
 
 class HopResult(Result, frozen=True, kw_only=True):
-    """Units: microseconds. `delivery_us`: append to delivery; `append_us`: duration of the
-    producer's calls.
+    """Measured chunk latencies. Units: microseconds. `delivery_us`: time from append to delivery.
+    `append_us`: duration of the producer's calls.
 
-    `ping_us`: a bare round trip to Redis at the same pace, which separates a slow machine from a
+    `ping_us`: plain round trip to Redis at the same pace, which separates a slow machine from a
     slow script, since after a pause every process must be woken first.
     """
 
@@ -92,7 +93,9 @@ class HopResult(Result, frozen=True, kw_only=True):
         return [at_most("hop p50", p50_us, TARGET_P50_US, "us")]
 
     def _draw(self, axes: Axes) -> None:
-        """Draw on a logarithmic scale, where a few late hops leave the others room."""
+        """Draw the distributions on a logarithmic scale, so that a few outliers do not compress the
+        rest.
+        """
         low, high = math.log10(min(self.delivery_us)), math.log10(max(self.delivery_us))
         edges = [10 ** (low + (high - low) * step / NUM_BINS) for step in range(NUM_BINS + 1)]
         axes.hist(self.delivery_us, bins=edges, color=FLEET)
@@ -108,7 +111,8 @@ class HopResult(Result, frozen=True, kw_only=True):
 
 
 def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
-    """Measure `count` hops through a Redis that is started for it, with a fleet's settings.
+    """Measure the latency of `count` chunks through a Redis that is started for the run with a
+    fleet's settings.
 
     Raises: BenchError if a chunk never arrives; ConfigError if there is no Redis to start.
     """
@@ -138,7 +142,7 @@ def _duration_us(call: Callable[[], Reply]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Consumer:
-    """The consuming worker, which lets the producer send each chunk."""
+    """The consuming worker, which confirms each chunk to the producer."""
 
     link: RedisLink
     request: RequestId
@@ -146,8 +150,8 @@ class _Consumer:
     producer: ProcessCall
 
     def receive(self, num_chunks: int, advance: Callable[[int], None]) -> list[float]:
-        """Wait for every chunk as a worker does, acknowledging in strides, and return the age of
-        each on arrival.
+        """Receive every chunk in a blocking read as a worker does, with an acknowledgement per
+        stride of chunks; return the age of each chunk on arrival.
         """
         ages_us: list[float] = []
         acked = 0
@@ -183,8 +187,8 @@ def _ages(result: TurnResult, arrived_us: float) -> list[float]:
 
 
 def produce(redis_url: str, request: RequestId, epoch: Epoch, count: int, caller: Caller) -> None:
-    """Append one chunk after another, each stamped just before it is sent, and send the duration of
-    each call.
+    """Append one chunk after another, each with a timestamp taken just before, and send the
+    duration of each append to the caller.
     """
     took_us: list[float] = []
     tensors = {"codes": WireTensor("int32", (1, PAYLOAD_CODES), bytes(4 * PAYLOAD_CODES))}

@@ -1,10 +1,10 @@
-"""Interference benchmark: the delay that long prompts cause to running answers, with prefill and
-decode together, and split.
+"""Interference benchmark: how much long prompts delay running answers, with prefill and decode in
+one worker and split.
 
-Both fleets have as many workers and get the same load: answers stream all the time, at first alone,
-then while long prompts arrive at a fixed rate, independent of their completion. Only text is
-requested, so that only the stage that prefills the prompt is measured. Knows stages only as
-declared.
+Both fleets have equally many workers and the same load: answers stream all the time, at first
+alone, then while long prompts arrive at a fixed rate, whether or not earlier ones are complete.
+Only text is requested, so that only the stage that prefills the prompt is measured. Takes the
+stages from the graph.
 """
 
 import threading
@@ -39,12 +39,12 @@ TOGETHER, SPLIT = "together", "split"
 MEDIA = ("text",)
 STEADY_TOKENS = 256
 LONG_TOKENS = 2
-"""Length of the answer to a long prompt: only its prefill causes interference."""
+"""Answer length of a long prompt: short, since only the prefill interferes."""
 UNDISTURBED_S = 5.0
 PROBE_CHARACTERS = 2000
 INTERVAL_FACTOR = 2.0
-"""Interval between long prompts, relative to the time that one takes alone: they keep half a worker
-busy, and never queue.
+"""Interval between long prompts, relative to the time of one alone. With 2, long prompts keep a
+worker half busy and never queue.
 """
 NUM_ALONE = 3
 COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
@@ -53,7 +53,7 @@ LEAST_GAP_MS = 0.5
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):
-    """The time between two text chunks of an answer, and the arrival of the later one since the
+    """Time between two successive text chunks of an answer, and the arrival of the second since the
     load began.
     """
 
@@ -62,8 +62,8 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A long prompt: the time since the load began at which it was sent, and the time until its
-    first text.
+    """A long prompt: time at which it was sent since the load began, and time until its first
+    text.
     """
 
     sent_s: float
@@ -72,7 +72,9 @@ class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one fleet. `workers`: count by role. `others_cores`: background load."""
+    """Results of one of the two fleets. `workers`: number of workers by role. `others_cores`:
+    background load.
+    """
 
     name: str
     workers: dict[str, int]
@@ -94,7 +96,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         return summarise([prompt.first_text_s for prompt in self.long_prompts])
 
     def draw(self, axes: Axes, top_s: float) -> None:
-        """Draw the gaps over time, on a scale up to `top_s`."""
+        """Draw the gaps over time. `top_s`: upper end of the vertical axis."""
         color = COLORS[self.name]
         for gaps, alpha in ((self.undisturbed, UNDISTURBED_ALPHA), (self.disturbed, 1.0)):
             axes.plot(
@@ -116,7 +118,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interference(Result, frozen=True, kw_only=True):
-    """Results of two fleets. `interval_s`: time from one long prompt to the next; `num_tokens`:
+    """Results of both fleets. `interval_s`: time from one long prompt to the next. `num_tokens`:
     length of each long prompt.
     """
 
@@ -128,8 +130,8 @@ class Interference(Result, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """95th percentile of the gaps while long prompts arrive, of the split fleet relative to the
-        other.
+        """95th percentile of the gaps while long prompts arrive: split fleet relative to joined
+        fleet.
         """
         split, together = self.split.disturbed_s, self.together.disturbed_s
         return split.p95 / together.p95 if split and together else None
@@ -168,7 +170,7 @@ class Interference(Result, frozen=True, kw_only=True):
         return [side.others_cores for side in self._sides]
 
     def _draw_shares(self, axes: Axes) -> None:
-        """Plot the share of gaps longer than each length, since the tail is what a listener
+        """Plot, for each length, the share of longer gaps, since the tail is what a listener
         notices.
         """
         for side in self._sides:
@@ -202,8 +204,8 @@ class _LongPrompts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_interference(context: Context) -> Interference:
-    """Measure both fleets. Raises: BenchError if their numbers of workers differ, ApiError if a
-    request fails.
+    """Measure a joined and a split fleet under the same load. Raises: BenchError if their numbers
+    of workers differ, ApiError if a request fails.
     """
     options, plain = context.options, context.resolve()
     split = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
@@ -233,7 +235,7 @@ def measure_interference(context: Context) -> Interference:
 
 
 class _InterferenceLoad:
-    """The load on one fleet."""
+    """Load on one fleet: streamed answers and long prompts."""
 
     def __init__(self, target: TargetFleet, context: Context) -> None:
         self._target, self._options = target, context.options
@@ -244,8 +246,8 @@ class _InterferenceLoad:
         self._began_s = time.perf_counter()
 
     def calibrate(self) -> _LongPrompts:
-        """Find the text length of the wanted number of tokens, and the time that such a prompt
-        takes alone.
+        """Find the text length that gives the wanted number of tokens, and the time that such a
+        prompt takes alone.
         """
         wanted, least = (
             self._options.prompt_tokens,
@@ -263,7 +265,9 @@ class _InterferenceLoad:
         )
 
     def run(self, name: str, prompts: _LongPrompts) -> Side:
-        """Stream answers all the time; send the long prompts after `UNDISTURBED_S`."""
+        """Stream answers all the time; send the long prompts from `UNDISTURBED_S` on. Return the
+        results under `name`.
+        """
         count, stop = self._options.concurrency, threading.Event()
         self._api.record_chat(self._long(0, prompts.characters))
         undisturbed = self._steps(f"{count} answers at a time, {name}")
@@ -295,7 +299,7 @@ class _InterferenceLoad:
         )
 
     def _stream(self, number: int, stop: threading.Event) -> list[StreamRecording]:
-        """Request one answer after another until `stop` is set."""
+        """Request one answer after another until `stop` is set; return their recordings."""
         recordings: list[StreamRecording] = []
         while not stop.is_set():
             body = self._steady[
@@ -310,8 +314,8 @@ class _InterferenceLoad:
         streams: Sequence["Future[list[StreamRecording]]"],
         advance: Callable[[], None],
     ) -> tuple[LongPrompt, ...]:
-        """Send each prompt at its time, whether or not the one before is answered, and wait for all
-        answers.
+        """Send each long prompt at its scheduled time, whether or not the previous one is answered;
+        wait for all answers and return their times.
         """
         began_s, answers = time.perf_counter(), list["Future[StreamRecording]"]()
         with ThreadPoolExecutor(max_workers=self._options.requests) as pool:
@@ -339,8 +343,8 @@ class _InterferenceLoad:
         return time_answer(0, recording, self._began_s)
 
     def _long(self, number: int, characters: int) -> bytes:
-        """Make a prompt of `characters` characters; no two share a prefix, so that none is served
-        from a cached prefix.
+        """Return the body of a request with a prompt of `characters` characters. No two prompts
+        share a prefix, so that no cached prefix is used.
         """
         text = " ".join(PROMPTS)
         return self._body(
@@ -359,7 +363,7 @@ def gaps_of(timing: AnswerTiming) -> list[Gap]:
 
 
 def _sleep_until(moment_s: float, streams: Sequence["Future[list[StreamRecording]]"]) -> None:
-    """Raises: the error that ended a stream meanwhile."""
+    """Sleep until `moment_s`. Raises: the error of a stream that fails meanwhile."""
     while (left_s := moment_s - time.perf_counter()) > 0:
         ended = next((stream for stream in streams if stream.done()), None)
         if ended is not None:

@@ -1,9 +1,9 @@
-"""KV page benchmark: reads of KV rows between two processes as in a hand-off, compared with a plain
-read and a checked copy.
+"""KV page benchmark: reads of KV blocks between two processes as in a hand-off, compared with a
+plain read and with a checked copy.
 
-A second process shares pages of a pool. This one reads them into pages of its own, block by block,
-as a worker does; then as many contiguous bytes; then a checked copy through the arenas. Run as a
-module, it is that second process.
+A second process shares pages of a pool. The measuring process reads them block by block into its
+own pages, as a worker does; then reads as many contiguous bytes; then makes a checked copy through
+the arenas. Run as a module, this file is the second process.
 """
 
 import sys
@@ -26,9 +26,9 @@ from fleet.transfer.factory import open_transfer
 from fleet.transfer.memory import HostMemory
 
 SHAPE, DTYPE, PAGE_TOKENS = KVShape(num_layers=48, num_kv_heads=4, head_dim=128), torch.bfloat16, 16
-"""The shape of a model of 30 billion parameters: blocks of 32 KiB."""
+"""KV shape of a model of 30 billion parameters: blocks of 32 KiB."""
 NUM_PAGES = 11
-"""The smallest number with at least 16 MiB."""
+"""Number of pages read: the smallest number with at least 16 MiB."""
 NUM_REPEATS = 20
 ARENA_BYTES = 64 * 1024 * 1024
 REQUEST = RequestId("bench")
@@ -49,8 +49,8 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class _Endpoint:
-    """The pool of a process, with every other page in use, and a contiguous region of as many
-    bytes; both registered.
+    """Memory of one process, registered for transfer: its page pool, with every other page in use,
+    and a contiguous region of as many bytes.
     """
 
     def __init__(self, worker: WorkerId) -> None:
@@ -73,7 +73,7 @@ class _Endpoint:
 
 
 def measure_pages() -> PageReads:
-    """Measure all three ways in turns.
+    """Measure the three ways of moving KV blocks in turns.
 
     Raises: ConfigError if NIXL does not start, TransferError if a read fails, BenchError if other
     bytes arrive.
@@ -122,7 +122,9 @@ class _PageReader:
         return duration_us
 
     def _read_blocks(self) -> PageTable:
-        """Allocate pages as an engine does, and read into them as a worker does."""
+        """Allocate pages as an engine does, and read the remote blocks into them as a worker
+        does.
+        """
         table = self._pool.open_table()
         self._pool.grow(table, NUM_PAGES * PAGE_TOKENS, clean=False)
         spans = spans_between(self._shared.pages, self._pool.locate(table))
@@ -138,7 +140,7 @@ class _PageReader:
         return (time.perf_counter_ns() - began_ns) / 1000
 
     def copied_us(self) -> float:
-        """Return the duration of both processes' parts."""
+        """Return the duration of the checked copy, both processes' parts added."""
         self._connection.send_bytes(b"copy")
         copy = msgspec.msgpack.decode(self._connection.recv_bytes(), type=_Copy)
         assert copy.tensor.ref is not None

@@ -1,5 +1,5 @@
-"""Closed-loop load on a fleet: the same requests one at a time, or `concurrency` at a time. Knows
-no stage.
+"""Closed-loop load on a fleet: the same requests one at a time, or `concurrency` at a time. Takes
+no stage names.
 """
 
 import threading
@@ -27,10 +27,10 @@ Measured = TypeVar("Measured", bound=msgspec.Struct)
 
 
 class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase of `concurrency` requests at a time, until all are answered.
+    """Results of a load phase with `concurrency` requests at a time, until all are answered.
 
-    `others_cores`: background load during the phase; None where the fleet was not started here,
-    hence is part of it.
+    `others_cores`: background load during the phase; None if the fleet was not started here, since
+    its processes then count as background load.
     """
 
     name: str
@@ -46,7 +46,7 @@ class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def throughput(self) -> float:
-        """Seconds of audio per second."""
+        """Seconds of audio produced per second."""
         return self.audio_s / self.wall_s
 
     @property
@@ -69,7 +69,7 @@ class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
 def run_phase(
     name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, advance: Advance
 ) -> LoadPhase:
-    """Send every body once, at most `concurrency` at a time; streams are decoded after all have
+    """Send every body once, at most `concurrency` at a time. Streams are decoded after all have
     ended.
 
     Raises: ApiError as soon as one request fails; the others are cancelled.
@@ -103,8 +103,8 @@ def run_phase(
 
 
 def with_background_load(started_here: bool, measure: Callable[[], Measured]) -> Measured:
-    """Measure, and set `others_cores` of the result where the fleet was started here: else the
-    fleet is part of that load.
+    """Run `measure` and set `others_cores` of its result if the fleet was started here. Otherwise
+    the fleet itself would count as background load.
     """
     background_load = BackgroundLoad()
     result = measure()

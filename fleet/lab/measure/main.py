@@ -35,7 +35,9 @@ def run(args: list[str]) -> int:
 
 
 def _perform(options: BenchOptions, args: list[str]) -> bool:
-    """Measure, show and write the report; return True if no target was missed."""
+    """Run the requested measurements, show and write the report; return True if no target was
+    missed.
+    """
     report = Report(command=tuple(args))
     with meter("fleet bench") as progress:
         context = Context(options, progress)

@@ -1,4 +1,6 @@
-"""The declaration of a measurement, and what its function receives. Measures nothing."""
+"""Declaration of a measurement of `fleet bench`, and the context that its function receives.
+Measures nothing.
+"""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -16,10 +18,11 @@ Advance = Callable[[], None]
 
 
 class BenchOptions(argparse.Namespace):
-    """The arguments that measurements share. Further arguments are read by name.
+    """Parsed arguments that all measurements share. Arguments of a single measurement are read by
+    name.
 
-    `chosen`: measurements that run, in order. Invariants: `url` or `up`, never both; counts are
-    positive.
+    `chosen`: measurements to run, in order. Invariants: at most one of `url` and `up` is set;
+    counts are positive.
     """
 
     chosen: "tuple[Measurement, ...]"
@@ -40,7 +43,7 @@ class BenchOptions(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An option of the command line: names and settings of `ArgumentParser.add_argument`."""
+    """A command-line option: names and settings for `ArgumentParser.add_argument`."""
 
     name: str
     settings: Mapping[str, Any]
@@ -51,7 +54,7 @@ def argument(name: str, **settings: Any) -> Argument:
 
 
 def whole_number(least: int = 1) -> Callable[[str], int]:
-    """Return a parser of whole numbers of at least `least`."""
+    """Return an argument parser for whole numbers not below `least`."""
 
     def parse_number(text: str) -> int:
         if not text.isdigit() or int(text) < least:
@@ -63,7 +66,7 @@ def whole_number(least: int = 1) -> Callable[[str], int]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The options that a measurement is given, and the display of its progress."""
+    """What a measurement's function receives: the parsed options, and the progress display."""
 
     options: BenchOptions
     progress: Meter
@@ -73,7 +76,8 @@ class Context:
         return self.progress.steps(label, total)
 
     def resolve(self, *own: str) -> FleetConfig:
-        """Return the deployment of the options with further overrides, as `fleet up` resolves it.
+        """Return the deployment named by the options, with further overrides `own`, resolved as
+        `fleet up` does.
 
         Raises: ConfigError naming the field and the fix.
         """
@@ -109,7 +113,7 @@ class Measurement:
     conflict: Callable[[BenchOptions], str] = lambda _options: ""
 
     def measure(self, context: Context) -> Result:
-        """Run the measurement. Raises: FleetError, OSError."""
+        """Run the measurement and return its result. Raises: FleetError, OSError."""
         if not isinstance(self.run, str):
             return self.run(context)
         module, _, name = self.run.partition(":")

@@ -1,4 +1,6 @@
-"""Arguments of `fleet bench`, made from the declarations of all measurements. Measures nothing."""
+"""Command-line parser of `fleet bench`, built from the declarations of all measurements. Measures
+nothing.
+"""
 
 import argparse
 import re
@@ -103,16 +105,16 @@ REPORT = (
 
 @cache
 def measurements() -> tuple[Measurement, ...]:
-    """Return the measurements that the packages declare, in the order of their places.
+    """Return all declared measurements, ordered by `place`.
 
-    A measurement is left out where a library that it imports is not installed.
+    A measurement is left out if a library that its module imports is not installed.
     """
     found = [each for name in _modules() for each in _declared(name)]
     return tuple(sorted(found, key=lambda each: each.place))
 
 
 def _modules() -> Iterator[str]:
-    """Yield the names of the modules that have a declaration, which alone are imported."""
+    """Yield the names of modules that declare a measurement, found without an import."""
     for package in PACKAGES:
         folders = map(Path, import_module(package).__path__)
         for file in (file for folder in folders for file in folder.glob("*.py")):
@@ -130,7 +132,9 @@ def _declared(module: str) -> list[Measurement]:
 
 
 def parse(args: list[str]) -> BenchOptions:
-    """Parse the arguments. Raises: SystemExit with status 0 after --help, 2 for invalid ones."""
+    """Parse the arguments of `fleet bench`. Raises: SystemExit with status 0 after `--help`, 2 for
+    invalid arguments.
+    """
     every = measurements()
     parser = _parser(every)
     options = parser.parse_args(args, BenchOptions())
@@ -174,7 +178,9 @@ def _parser(every: tuple[Measurement, ...]) -> argparse.ArgumentParser:
 
 
 def _epilog(every: tuple[Measurement, ...]) -> str:
-    """Return the text of each measurement beside its label, then examples and exit status."""
+    """Return the end of the help text: a description of each measurement, then examples and exit
+    status.
+    """
     lines = ["What is measured"]
     for label, text in ((label, text) for each in every for label, text in each.about.items()):
         first = f"  {label}".ljust(INDENT)

@@ -1,4 +1,6 @@
-"""Durations of three ways to move KV blocks between two processes. Measures nothing."""
+"""Result of the KV page benchmark: durations of three ways to move KV blocks between two processes.
+Measures nothing.
+"""
 
 import msgspec
 from rich.console import Group
@@ -8,11 +10,11 @@ from fleet.lab.report.tables import cells, figure, table_of, titled
 
 
 class PageReads(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of three ways to move the same KV rows, measured in turns.
+    """Durations of three ways to move the same KV blocks, measured in turns.
 
-    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in
-    place. `plain_us`: one read of as many contiguous bytes. `copied_us`: copied out of the pool
-    into the arena, read, checked, and written into the pool.
+    Units: microseconds. `blocks_us`: read block by block, from the search for free pages until all
+    blocks are in place. `plain_us`: one read of as many contiguous bytes. `copied_us`: copied out
+    of the pool into the arena, read, checked, and written into the pool.
     """
 
     num_bytes: int
@@ -23,7 +25,7 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Speed of the reads by block relative to the plain read."""
+        """Speed of block-wise reads relative to the plain read."""
         return median(self.plain_us) / median(self.blocks_us)
 
     def table(self) -> Group:

@@ -1,5 +1,5 @@
-"""A Redis of its own, and requests with one edge between two owned tasks, for benchmarks that act
-as both workers.
+"""A Redis server and requests with one edge between two owned tasks, for benchmarks that act as
+both the producing and the consuming worker.
 """
 
 import signal
@@ -36,7 +36,7 @@ RunScript = Callable[[scripts.Call], Reply]
 
 @dataclass(frozen=True, slots=True)
 class BareRedis:
-    """A started Redis server with a fleet's settings."""
+    """A running Redis server with a fleet's settings, without a fleet."""
 
     url: str
     pid: int
@@ -48,7 +48,9 @@ class BareRedis:
 
 @contextmanager
 def bare_redis() -> Iterator[BareRedis]:
-    """Run a Redis until the end of the block. Raises: ConfigError if there is none to start."""
+    """Run a Redis server for the duration of the block. Raises: ConfigError if no Redis is
+    installed.
+    """
     with tempfile.TemporaryDirectory(prefix="fleet-bench-redis-") as folder:
         options = ServerOptions(data_dir=Path(folder))
         command = server_command(find_server(), options)
@@ -68,7 +70,9 @@ def bare_redis() -> Iterator[BareRedis]:
 def open_requests(
     call: RunScript, links: Mapping[StageName, RedisLink], count: int
 ) -> list[tuple[RequestId, Mapping[StageName, Epoch]]]:
-    """Submit requests whose two tasks are owned; return each with the epochs of its tasks."""
+    """Submit `count` requests and claim the two tasks of each; return each request with the epochs
+    of its tasks.
+    """
     call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
     for stage, worker in WORKERS.items():
         call(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
@@ -95,7 +99,7 @@ def _open_request(
 
 
 def ok(reply: Reply) -> None:
-    """Raise AssertionError unless the first word of every answer of a script is "ok"."""
+    """Check that each result in a script's reply begins with "ok". Raises: AssertionError."""
     status = text(cast("list[Reply]", reply)[0])
     assert status == "ok", f"a script refused: {status}"
 
@@ -107,7 +111,7 @@ def append_of(
     tensors: Mapping[str, WireTensor],
     first_row: int = 0,
 ) -> scripts.Append:
-    """Return the append of one chunk, stamped now."""
+    """Return the script call that appends one chunk, with the present time as its timestamp."""
     chunk = Chunk(
         request=request,
         edge=EDGE,
@@ -129,7 +133,7 @@ def append_of(
 
 
 def ack_of(request: RequestId, epoch: Epoch, consumed: int) -> scripts.Ack:
-    """Return the acknowledgement of the first `consumed` chunks."""
+    """Return the script call that acknowledges the first `consumed` chunks."""
     return scripts.Ack(
         request=request,
         stage=CONSUMER,

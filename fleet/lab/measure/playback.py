@@ -1,18 +1,18 @@
-"""Playback clock of a client: when each piece of audio is played, and if it arrived in time. Pure;
-times are arguments.
+"""Playback clock of a client: when each piece of audio is played, and whether it arrived in time.
+Pure; times are arguments.
 """
 
 START_S = 0.1
-"""Audio buffered before playback starts, at the beginning and after an underrun, as on the Voice
-page.
+"""Length of audio buffered before playback starts, at the beginning and after an underrun, as on
+the Voice page.
 """
 
 
 class PlaybackClock:
-    """Playback of one answer. Units: seconds of any one clock.
+    """Simulated playback of one answer. Units: seconds on any one clock.
 
-    `underruns`: how often the buffer was empty before more audio arrived. `late_s`: delay of each
-    piece but the first: its arrival after the moment at which it was due; negative if it was early.
+    `underruns`: number of times that the buffer was empty before more audio arrived. `late_s`:
+    arrival minus due time of each piece but the first; negative if early.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -36,5 +36,5 @@ class PlaybackClock:
 
     @property
     def ends_s(self) -> float:
-        """When all audio received so far has been played."""
+        """Time at which all audio received so far will have been played."""
         return self._start_s + self.num_samples / self._rate_hz

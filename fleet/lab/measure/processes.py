@@ -1,5 +1,5 @@
-"""Processes that a measurement starts, each in a session of its own, with their output in a log.
-Knows no stage.
+"""Processes started by a measurement, each in its own process session with its output in a log.
+Takes no stage names.
 """
 
 import os
@@ -17,8 +17,8 @@ TAIL_LINES = 15
 
 
 def own_environment(redis_url: str | None = None) -> dict[str, str]:
-    """Return this process's environment for a fleet with its own port, and its own Redis unless
-    another is named.
+    """Return this process's environment without the variables that would name a port or Redis of
+    another fleet. `redis_url`: Redis to use; None for an embedded one.
     """
     own = {
         key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")
@@ -29,10 +29,10 @@ def own_environment(redis_url: str | None = None) -> dict[str, str]:
 def start(
     command: Sequence[str], env: Mapping[str, str], log: Path, with_parent: signal.Signals
 ) -> "subprocess.Popen[bytes]":
-    """Start a command, which receives the signal `with_parent` when this process dies.
+    """Start a command. `with_parent`: signal that the command receives when this process dies.
 
-    Its output is appended to a file, not to a pipe: if this process is killed, the command can
-    still log its stop.
+    Output is appended to the file `log` and not sent through a pipe: if this process is killed, the
+    command can still log its stop.
     """
     with log.open("a") as lines:
         return subprocess.Popen(
@@ -47,8 +47,8 @@ def start(
 
 
 def stop(processes: Iterable["subprocess.Popen[bytes]"], timeout_s: float) -> None:
-    """Terminate all processes at the same time; kill the groups of those that do not end in
-    time.
+    """Terminate all processes at the same time; kill the process groups that do not end within
+    `timeout_s`.
     """
     for process in processes:
         process.terminate()
@@ -62,5 +62,5 @@ def stop(processes: Iterable["subprocess.Popen[bytes]"], timeout_s: float) -> No
 
 
 def end_of(log: Path) -> str:
-    """Return the last lines of a log."""
+    """Return the last lines of a log file."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])

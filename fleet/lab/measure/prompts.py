@@ -1,4 +1,4 @@
-"""The prompts of the benchmark: short and long, without common prefixes."""
+"""Prompts of the benchmarks: short and long, no two with a common prefix."""
 
 PROMPTS = (
     "Hello, who are you?",
@@ -27,5 +27,5 @@ PROMPTS = (
 
 
 def pick(count: int) -> list[str]:
-    """Return `count` prompts in order, cycling."""
+    """Return `count` prompts in order; the list repeats if it is too short."""
     return [PROMPTS[index % len(PROMPTS)] for index in range(count)]

@@ -1,5 +1,5 @@
-"""Speed of reads on this machine: a second process publishes, this one pulls. Run as a module, it
-is the publisher.
+"""Benchmark of tensor reads on this machine: a second process publishes tensors, the measuring
+process pulls them. Run as a module, this file is the publisher.
 """
 
 import socket
@@ -26,7 +26,7 @@ HEADROOM_BYTES = 4096
 
 
 class ReadSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Median of a whole pull: read, copy and checksum."""
+    """Median duration of a whole pull of one size: read, copy and checksum."""
 
     num_bytes: int
     p50_us: float
@@ -77,12 +77,12 @@ def _arena_bytes(sizes: Sequence[int]) -> int:
 
 @contextmanager
 def peer_process(module: str, *arguments: str) -> Iterator[tuple[Connection, bytes]]:
-    """Run `python -m MODULE FD ARGUMENTS` in the block, and yield a connection to its descriptor
-    and its first message.
+    """Run `python -m MODULE FD ARGUMENTS` during the block. Yield a connection to the process's
+    descriptor FD, and its first message.
 
-    The process is killed at the end of the block. A transfer that reads from it must be closed
-    before: see `Agent.close`.
-    Raises: TransferError if it sends none.
+    The process is killed at the end of the block. A transfer that reads from the process must be
+    closed before: see `Agent.close`.
+    Raises: TransferError if the process sends no first message.
     """
     parent_end, child_end = socket.socketpair()
     command = [sys.executable, "-m", module, str(child_end.fileno()), *arguments]

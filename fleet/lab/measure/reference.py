@@ -1,6 +1,8 @@
-"""Requests for the reference implementation, the twin or an engine, and their answers.
+"""Requests for an implementation that the fleet is compared with (the reference implementation, the
+twin or an engine), and its answers.
 
-Each runs in a process of its own. Knows no model: the requests are the fleet's own, stage by stage.
+Each implementation runs in its own process. Knows no model: the requests are the fleet's own, stage
+by stage.
 """
 
 from collections.abc import Callable
@@ -14,10 +16,10 @@ from fleet.lab.report.stats import Summary, summarise
 
 
 class ReferenceWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The requests to run. `messages`: the chats from which they were made; `warm_up`: unmeasured
-    runs of the first request.
+    """Requests for the compared implementation. `messages`: chats from which the requests were
+    made. `warm_up`: number of unmeasured runs of the first request.
 
-    Of several `num_threads` the reference uses the fastest.
+    `num_threads`: thread counts to try; the reference uses the fastest.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -30,9 +32,10 @@ class ReferenceWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one request; without audio `first_audio_s` is None.
+    """Answer to one request. `first_audio_s`: time to first audio, None without audio.
 
-    `same_prompt`: the reference's own tokenisation of the chat gave the ids of the request.
+    `same_prompt`: whether the reference's own tokenisation of the chat gave the token ids of the
+    request.
     """
 
     seconds: float
@@ -48,8 +51,8 @@ class ReferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers, in the order of the requests, and the device. `others_cores`: background load,
-    from the loading on.
+    """All answers of the compared implementation, in request order, and its device. `others_cores`:
+    background load, measured from the loading of the model on.
     """
 
     answers: tuple[ReferenceAnswer, ...]
@@ -65,7 +68,7 @@ class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def throughput(self) -> float:
-        """Seconds of audio per second."""
+        """Seconds of audio produced per second."""
         return sum(answer.audio_s for answer in self.answers) / self.seconds
 
     @property
@@ -80,8 +83,8 @@ class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def summary(self, field: str) -> Summary | None:
-        """Summarise one field of `AnswerMetrics`; None for a field that a reference
-        does not know.
+        """Summarise one field of `AnswerMetrics` over the answers; None if the reference does not
+        measure this field.
         """
         match field:
             case "first_audio_s":
@@ -105,10 +108,10 @@ def run_reference(
     advance: Callable[[], None],
     num_threads: int | None = None,
 ) -> ReferenceResult:
-    """Return the result of a function `module:function` in a process of its own; each line that it
-    prints is one request done.
+    """Run a function `module:function` in a child process and return its result. Every line that it
+    prints counts as one request done.
 
-    `num_threads`: threads of OpenMP, which it reads when torch is imported. Raises: BenchError.
+    `num_threads`: number of OpenMP threads, which torch reads at import. Raises: BenchError.
     """
     background_load = BackgroundLoad()
     settings = ProcessSettings(num_threads=num_threads)

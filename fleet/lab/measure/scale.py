@@ -1,11 +1,11 @@
 """Scale benchmark of the control plane: many real-time streams on the fake engine, and a second
 worker that joins a full role.
 
-Real time is 12.5 rows a second, since a frame of speech is 80 ms. Every stage produces one row per
-stream every 80 ms, at a phase of the stream's own; each of the E edges of an answer carries E rows
-per chunk. Hence a stream appends 12.5 chunks a second on all its edges together, half of them
-(where E is 4) between workers and half to the client. The engine computes nothing: all CPU used is
-the fleet's.
+Every stage produces one row (an item of its output) per stream every 80 ms, the length of a frame
+of speech, which is real time: 12.5 rows a second. Streams have different phases. A chunk on any of
+the E edges of an answer carries E rows, hence a stream appends 12.5 chunks a second on all its
+edges together, half of them (where E is 4) between workers and half to the client. The engine
+computes nothing: all CPU used is the fleet's.
 """
 
 import asyncio
@@ -41,23 +41,25 @@ PROMPT_IDS = tuple(range(16))
 READY_S = 180.0
 POLL_S = 0.1
 SETTLE_S = 1.0
-"""From the first chunk of the last stream to the window, in which its later stages begin too."""
+"""Time from the first chunk of the last stream to the start of the measured window, in which that
+stream's later stages begin too.
+"""
 SLACK_S = 4.0
-"""Spare length of the streams, at least; on a busy machine, the time that the workers took to
-start.
+"""Smallest spare length of the streams. On a busy machine, the time that the workers took to start
+is used if longer.
 """
 OTHER_CONTENT = "its content differs from the expected one"
 JOIN_S = 5.0
-"""Time for the second worker to start and its streams to begin, at least; else twice the time of
-the first workers.
+"""Smallest time allowed for the second worker to start and its streams to begin. Twice the start
+time of the first workers is used if longer.
 """
 
 
 def measure_scale(context: Context) -> ScaleResult:
-    """Measure each count of streams on one fleet, then a second worker on another, whose first role
-    has half of the slots, then costs without workers.
+    """Measure each number of streams on one fleet; then, on another fleet, a second worker that
+    joins a role with half of the slots; then costs without workers.
 
-    Each window lasts `--scale-seconds`, and two leases at least, since workers report the ages of
+    Each window lasts `--scale-seconds`, and at least two leases, since workers report the ages of
     chunks once per lease.
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
@@ -89,7 +91,7 @@ def measure_scale(context: Context) -> ScaleResult:
 
 
 def counts_of(options: BenchOptions) -> list[int]:
-    """Return the counts of streams, in ascending order."""
+    """Return the numbers of streams to measure, in ascending order."""
     return sorted(set(options.streams or STREAMS))
 
 
@@ -138,7 +140,7 @@ def _with_slots(config: FleetConfig, stage: str, slots: int) -> FleetConfig:
 
 
 def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpec]:
-    """Make requests whose answers last for `seconds`, each with its own content."""
+    """Return `count` requests, each with its own content, whose answers last for `seconds`."""
     graph = config.graph_declaration()
     rows = math.ceil(seconds * 1000 / STEP_MS)
     return [
@@ -157,8 +159,8 @@ def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpe
 async def _streams(
     fleet: ScaleFleet, count: int, seconds: Callable[[], float]
 ) -> AsyncIterator[StreamLoad]:
-    """Open `count` streams, each of `seconds()` once the fleet is ready, and receive them to their
-    end.
+    """Open `count` streams that last at least `seconds()` after the last one has begun, once the
+    fleet is ready. Yield their load, and receive the streams to their end.
     """
     client = await _ready_client(fleet)
     load = StreamLoad(
@@ -213,7 +215,7 @@ async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: i
 
 
 async def _ready_client(fleet: ScaleFleet) -> FleetClient:
-    """Join as a gateway, and wait until every role is served."""
+    """Register as a gateway, and wait until every role is served."""
     client = await FleetClient.connect(fleet.url, fleet.config)
     await client.start()
     deadline = time.monotonic() + READY_S
@@ -230,7 +232,9 @@ async def _ready_client(fleet: ScaleFleet) -> FleetClient:
 
 
 def _broken(config: FleetConfig, load: StreamLoad) -> tuple[str, ...]:
-    """Return the fault of each stream that is incomplete or differs."""
+    """Return a fault for each stream that is incomplete, or whose content differs from the expected
+    content.
+    """
     expected = expected_content(
         paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams]
     )

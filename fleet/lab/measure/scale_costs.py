@@ -1,7 +1,7 @@
-"""Costs of the control plane that must not grow with the fleet: submissions, a gateway's answers,
-and grants that wait.
+"""Costs of the control plane that must not grow with the fleet: submissions, a gateway's resumed
+answers, and unclaimed grants.
 
-Each is measured on a Redis of its own, without worker processes: the fleet's own code writes and
+Each cost is measured on its own Redis without worker processes: the fleet's own code writes and
 reads what a large fleet would.
 """
 
@@ -30,12 +30,12 @@ from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, measure_rep
 FEW_WORKERS, MANY_WORKERS = 3, 1000
 MAX_ANSWERS, MAX_WAITING = 3000, 15_000
 NUM_SUBMISSIONS, ROUNDS = 40, 5
-"""Submissions whose mean is taken, and means of which the least counts: Redis counts the time in
-which it had no core as well.
+"""Number of submissions per round, of which the mean is taken, and number of rounds. The round with
+the smallest mean counts, since Redis's times include waits for a CPU core.
 """
 CLIENTS = 16
 STEPS = 20
-"""Chunks of each stream in the replay of calls."""
+"""Number of chunks of each stream in the replay of calls."""
 POLL_S = 0.01
 TIMEOUT_S = 60.0
 OVERDUE_S = 3600.0
@@ -43,8 +43,8 @@ MAX_TURNS = 2000
 
 
 def sizes_for(streams: int) -> Sizes:
-    """Return the published sizes for 300 streams or more, and proportionally smaller ones for
-    fewer.
+    """Return the simulated sizes for a number of streams: the published sizes for 300 or more, and
+    proportionally smaller ones for fewer.
     """
     part = min(1.0, streams / 300)
     many = max(FEW_WORKERS, math.ceil(MANY_WORKERS * part))
@@ -56,8 +56,8 @@ def sizes_for(streams: int) -> Sizes:
 
 
 def measure_costs(base: FleetConfig, streams: int) -> ScaleCosts:
-    """Raises: ConfigError if there is no Redis to start; BenchError if a gateway does not get its
-    answers back.
+    """Measure the costs with `streams` streams. Raises: ConfigError if there is no Redis to start;
+    BenchError if a gateway does not get its answers back.
     """
     sizes = sizes_for(streams)
     limits = base.limits.model_copy(update={"max_requests": 2 * MAX_WAITING})
@@ -126,8 +126,8 @@ def _mean_submit_us(config: FleetConfig, info: Callable[[str], Any], call: RunSc
 
 
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
-    """Fence a gateway with `count` answers, then let a second gateway resume them; return both
-    times, and the lapsed leases.
+    """Fence a gateway with `count` answers, wait until it has registered again with all of them,
+    then let a second gateway resume them. Return both times, and the number of expired leases.
     """
     with bare_redis() as server, connect(server.url) as client:
         _register(partial(run, client), _roles(config), 0)
@@ -168,8 +168,8 @@ async def _resume(gateway: FleetClient, streams: Sequence[ClientStream]) -> None
 
 
 class _LeaseWatch:
-    """Counts the looks at which the lease of a listed gateway had lapsed, from a thread of its
-    own.
+    """Thread that checks the lease of each listed gateway repeatedly, and counts the checks that
+    found it expired.
     """
 
     def __init__(self, url: str, gateways: Sequence[FleetClient]) -> None:
@@ -202,8 +202,8 @@ class _LeaseWatch:
 
 
 def _watch_ms(config: FleetConfig, waiting: int) -> float:
-    """Let a conductor look at `waiting` grants that no worker claims; return its longest turn
-    meanwhile.
+    """Let a conductor check `waiting` grants that no worker claims; return the longest duration of
+    its loop meanwhile.
     """
     stages = len(config.graph_declaration().stages)
     with bare_redis() as server, connect(server.url) as client:

@@ -1,5 +1,5 @@
-"""Results of the scale benchmark without workers: Redis alone, and costs that must not grow.
-Measures nothing.
+"""Results of the scale benchmark's measurements without workers: Redis alone, and costs that must
+not grow. Measures nothing.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from fleet.lab.report.tables import figure, table_of, titled
 SUBMIT_RATIO, MOVE_S, WATCH_MS = 1.2, 5.0, 100.0
 PAYLOAD_FACTOR, OVERHEAD_BYTES = 1.2, 512
 COMMANDS = 7.2
-"""Commands per chunk that Redis may run: its append, its read, and their shares of acknowledgements
-and of the group's calls.
+"""Largest number of Redis commands per chunk: its append, its read, and its share of
+acknowledgements and of calls for a group of chunks.
 """
 CHUNKS_PER_STREAM_S = 12.5
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of many streams, made by one process. Units: per chunk.
+    """Cost of the calls of many streams, made by one process. Units: per chunk.
 
-    `payload_bytes`: the chunk as it is appended, its tensors included; `tensor_bytes` without its
-    header. `redis_us`: CPU time of Redis. `append_only_bytes`: size of all that Redis logged,
-    acknowledgements included. `commands`: commands that Redis ran, also in its scripts.
+    `payload_bytes`: size of the chunk as appended; `tensor_bytes`: size of its tensors alone.
+    `redis_us`: CPU time of Redis. `append_only_bytes`: bytes that Redis wrote to its append-only
+    file, acknowledgements included. `commands`: commands that Redis ran, also in its scripts.
     """
 
     streams: int
@@ -42,13 +42,13 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def streams_per_core(self) -> float:
-        """Streams in real time for which Redis would use one core."""
+        """Number of real-time streams for which Redis would use one core."""
         return 1e6 / self.redis_us / CHUNKS_PER_STREAM_S if self.redis_us else 0.0
 
     @property
     def targets(self) -> tuple[Ratio, Ratio]:
-        """The two counts that no machine changes, from 8 streams on: fewer share a call among fewer
-        chunks.
+        """Compare two counts that do not depend on the machine with their targets. Requires at
+        least 8 streams: with fewer, a call has fewer chunks to share its cost.
         """
         chunk = f"per chunk of {self.tensor_bytes} bytes"
         logged, limit = self.append_only_bytes, self.append_only_limit
@@ -59,7 +59,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Registered workers (few, many), answers of one gateway, and grants that wait for a claim."""
+    """Sizes of the simulated fleet: registered workers (few, many), answers of one gateway, and
+    grants that wait for a claim.
+    """
 
     workers: tuple[int, int]
     answers: int
@@ -67,12 +69,14 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleCosts(Result, frozen=True, kw_only=True):
-    """Costs of many workers, answers and waiting grants. `submit_us`: Redis's time for a submission
-    with few and with many registered workers. `rejoin_s`: time from the fencing of a gateway until
-    it has all its answers again. `take_over_s`: the time after that until 16 clients, which resume
-    one answer after another, have resumed all answers at another gateway. `lapsed_leases`: the
-    number of lease checks, meanwhile, that found the lease of a gateway expired. `watch_ms`: the
-    longest turn of the conductor while it looks at all waiting grants.
+    """Costs with many workers, answers and waiting grants.
+
+    `submit_us`: Redis's time for a submission with few and with many registered workers.
+    `rejoin_s`: time from the fencing of a gateway until it has all its answers again.
+    `take_over_s`: time after that until 16 clients, which resume one answer after another, have
+    resumed all answers at another gateway. `lapsed_leases`: number of lease checks, meanwhile, that
+    found the lease of a gateway expired. `watch_ms`: longest duration of the conductor's loop while
+    it checks all waiting grants.
     """
 
     sizes: Sizes

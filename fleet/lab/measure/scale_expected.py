@@ -1,5 +1,5 @@
-"""Expected content of the streams of the scale benchmark: the same stages in one process. Knows no
-Redis.
+"""Expected content of the scale benchmark's streams, computed by the same stages in one process.
+Uses no Redis.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ Content = dict[EdgeName, bytes]
 
 
 def expected_content(config: FleetConfig, specs: Iterable[RequestSpec]) -> dict[RequestId, Content]:
-    """Return the digest of each client edge of each request. The engines of `config` must take no
-    time for a step.
+    """Return a digest of each client edge of each request. The engines of `config` must be set to
+    take no time for a step.
     """
     from fleet.worker.main import build_stage
 

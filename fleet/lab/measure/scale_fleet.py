@@ -1,7 +1,7 @@
-"""The fleet of the scale benchmark: Redis, a conductor and workers as plain processes, and the CPU
-that each has used.
+"""The fleet of the scale benchmark: Redis, a conductor and workers as child processes, and the CPU
+time that each has used.
 
-Without supervisor and gateway, which are not measured here. Knows no stage.
+There are no keepers and no gateway, which are not measured here. Takes the stages from the graph.
 """
 
 import os
@@ -29,8 +29,8 @@ REDIS, CONDUCTOR = "redis", "conductor"
 
 
 class ScaleFleet:
-    """The started processes, by name; workers of one role share its name. `ready_s`: time until all
-    roles were served.
+    """Handle of the running processes, by name; workers of one role share a name. `ready_s`: time
+    until all roles were served.
     """
 
     def __init__(self, config: FleetConfig, folder: Path) -> None:
@@ -58,7 +58,7 @@ class ScaleFleet:
                 self.start_worker(role.name)
 
     def set_ready(self) -> None:
-        """Record the time since the start, on the first call."""
+        """Set `ready_s` to the time since the start, on the first call only."""
         self.ready_s = self.ready_s or time.monotonic() - self._began_s
 
     def start_worker(self, role: str) -> None:
@@ -71,7 +71,9 @@ class ScaleFleet:
         self._started.append((name, processes.start(command, self._env, self._log, signal.SIGKILL)))
 
     def check(self) -> None:
-        """Raises: BenchError with the end of the log if a process has ended."""
+        """Check that all processes still run. Raises: BenchError with the end of the log of a
+        process that has ended.
+        """
         for name, process in self._started:
             if process.poll() is not None:
                 tail = processes.end_of(self._log)
@@ -81,8 +83,8 @@ class ScaleFleet:
                 )
 
     def cpu_s(self) -> dict[str, float]:
-        """Return CPU seconds by name: all threads, and ended children (Redis forks to rewrite its
-        file).
+        """Return the CPU seconds used so far, by process name; includes ended children, since Redis
+        forks to rewrite its append-only file.
         """
         self.check()
         used: dict[str, float] = {}
@@ -93,15 +95,17 @@ class ScaleFleet:
         return used
 
     def stop(self) -> None:
-        """Stop the users of Redis together, then Redis; kill those that do not end in time."""
+        """Stop the clients of Redis together, then Redis; kill processes that do not end in
+        time.
+        """
         processes.stop([process for name, process in self._started if name != REDIS], STOP_S)
         processes.stop([process for name, process in self._started if name == REDIS], STOP_S)
 
 
 @contextmanager
 def scale_fleet(config: FleetConfig) -> Iterator[ScaleFleet]:
-    """Run every process of `config` but the gateway until the end of the block; on entry they are
-    started, but not yet ready.
+    """Run every process of `config` except the gateway until the end of the block. On entry the
+    processes are started, but not yet ready.
 
     Raises: ConfigError if there is no Redis to start, or the configuration is invalid.
     """

@@ -1,9 +1,9 @@
-"""Load generator of the scale benchmark: a gateway that submits streams, reads their client edges
-and records the chunks' ages.
+"""Load generator of the scale benchmark: acts as a gateway that submits streams, reads their client
+edges and records the chunks' ages.
 
-It joins through `FleetClient` and acknowledges as `web` does, but without HTTP: the control plane
-is measured, and one Python HTTP server does not serve 3,750 chunks a second. The generator runs in
-this process, whose CPU is not counted as the fleet's.
+The generator registers through `FleetClient` and acknowledges as `web` does, but without HTTP: the
+control plane is measured, and one Python HTTP server does not serve 3,750 chunks a second. The
+generator runs in this process, whose CPU is not counted as the fleet's.
 """
 
 import asyncio
@@ -36,13 +36,15 @@ PERCENT = (50.0, 99.0)
 
 
 def spread_s(num_streams: int) -> float:
-    """Return the time over which the streams arrive."""
+    """Return the time over which the starts of `num_streams` streams are spread."""
     return max(MIN_SPREAD_S, num_streams / ARRIVALS_PER_S)
 
 
 @dataclass(slots=True)
 class Stream:
-    """An answer as it arrives. `fault`: the first fault, or ""."""
+    """A stream and what has been received of it: chunk counts and content digests by edge. `fault`:
+    the first fault, or "".
+    """
 
     spec: RequestSpec
     num_chunks: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
@@ -63,7 +65,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counters:
-    """All counters at one moment."""
+    """Values of all counters at one moment."""
 
     at_s: float
     chunks: int
@@ -74,7 +76,7 @@ class _Counters:
 
 
 class StreamLoad:
-    """The streams of one run, on one event loop. `fleet` is only read."""
+    """All streams of one run, on one event loop. `fleet` is only read."""
 
     def __init__(
         self, fleet: ScaleFleet, client: FleetClient, specs: Sequence[RequestSpec]
@@ -113,8 +115,8 @@ class StreamLoad:
         return sum(stream.begun for stream in self.streams)
 
     async def wait_for(self, reached: Callable[[], bool], description: str) -> None:
-        """Poll until `reached()`. Raises: BenchError if a process or a stream fails, or after
-        `TIMEOUT_S`.
+        """Poll until `reached()` is True. `description`: awaited state, for the error. Raises:
+        BenchError if a process or a stream fails, or after `TIMEOUT_S`.
         """
         deadline = time.monotonic() + TIMEOUT_S
         while not reached():
@@ -129,7 +131,9 @@ class StreamLoad:
             await asyncio.sleep(POLL_S)
 
     async def window(self, seconds: float) -> Window:
-        """Measure for `seconds`. Raises: BenchError if a stream ends before the window does."""
+        """Measure during `seconds` and return the results. Raises: BenchError if a stream ends
+        before the window does.
+        """
         background_load = BackgroundLoad()
         before = await self._read_counters()
         await asyncio.sleep(seconds)
@@ -167,7 +171,7 @@ class StreamLoad:
         )
 
     def _appended(self) -> int:
-        """Count the chunks in the logs of all edges of all streams, by their producers'
+        """Return the number of chunks appended to all edges of all streams, from their producers'
         counters.
         """
         commands: list[Sequence[str]] = []
@@ -183,8 +187,8 @@ class StreamLoad:
         )
 
     async def finish(self) -> None:
-        """Wait for the end of every stream and request, then record chunks that were appended and
-        never read.
+        """Wait for the end of every stream and request; then set the fault of each stream whose
+        request did not finish, or whose log has unread chunks.
         """
         await self.wait_for(
             lambda: all(stream.ended for stream in self.streams), "the streams to end"

@@ -1,8 +1,8 @@
-"""Replay of the calls of many streams, for the share of Redis alone: one process appends, reads and
-acknowledges for two workers.
+"""Replay of the Redis calls of many streams, which measures the cost of Redis alone: one process
+appends, reads and acknowledges in place of two workers.
 
-A step of all streams is sent in groups, since workers that serve many streams send the chunks of
-several in one call. With no engine and one process beside Redis, the chunks per second that Redis
+A step of all streams is sent in groups, since a worker that serves many streams sends several
+chunks in one call. With no engine and one process beside Redis, the chunks per second that Redis
 alone would serve follow from its CPU time.
 """
 
@@ -31,15 +31,17 @@ from fleet.lab.measure.scale_costs_result import Replay
 from fleet.worker.process.redis_link import RedisLink
 
 CODES_BYTES, AUDIO_BYTES = 64, 15_360
-"""A frame of codes, and 0.32 s of audio as it is sent to clients."""
+"""Tensor sizes of a chunk: a frame of codes, and 0.32 s of audio as sent to clients."""
 GROUP = 4
-"""Chunks per call: what a worker of 300 streams sends in one turn."""
+"""Number of chunks per call, as a worker of 300 streams sends them."""
 ACK_STRIDE = 4
 Opened = Sequence[tuple[RequestId, Mapping[StageName, Epoch]]]
 
 
 def measure_replay(streams: int, steps: int, tensor_bytes: int) -> Replay:
-    """Append `steps` chunks of each stream. Raises: ConfigError if there is no Redis to start."""
+    """Append, read and acknowledge `steps` chunks of each stream; return the costs. Raises:
+    ConfigError if there is no Redis to start.
+    """
     with bare_redis() as server:
         with (
             connect(server.url, one_connection=True) as producer,
@@ -97,7 +99,9 @@ def _replay(
 
 
 def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) -> int:
-    """Read what arrived as the consumer, acknowledging in strides; return the number of chunks."""
+    """Read the chunks that have arrived as the consumer, with an acknowledgement per stride; return
+    their number.
+    """
     acks = [
         ack_of(request, epochs[CONSUMER], index)
         for request, epochs in group
@@ -110,16 +114,16 @@ def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) ->
 
 
 def _logged_bytes(info: Callable[[str], Any]) -> int:
-    """Return the size of the append-only file, with what Redis has yet to write to it: for up to 2
-    s if the disk is busy.
+    """Return the size of the append-only file, including data that Redis has yet to write: waits
+    for up to 2 s if the disk is busy.
     """
     persistence = info("persistence")
     return int(persistence["aof_current_size"]) + int(persistence["aof_buffer_length"])
 
 
 def _num_commands(info: Callable[[str], Any]) -> int:
-    """Return the commands that Redis has run, also in scripts, without these
-    questions.
+    """Return the number of commands that Redis has run, also in scripts, without the commands of
+    this query.
     """
     stats = info("commandstats")
     return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")

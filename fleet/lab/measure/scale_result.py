@@ -13,12 +13,14 @@ from fleet.lab.report.tables import figure, table_of, titled
 
 HOP_P99_MS, COST_RATIO, JOIN_RATIO, REDIS_US = 50.0, 1.3, 1.5, 60.0
 PACE_RATIO = 0.97
-"""Streams that fall behind real time are a smaller load than the one reported."""
+"""Smallest appended share of the real-time chunk rate; streams that fall further behind are a
+smaller load than the reported one.
+"""
 
 
 class Ages(msgspec.Struct, frozen=True, kw_only=True):
-    """Ages of chunks on arrival: from the producer's timestamp, just before the append, to the
-    consumer.
+    """Distribution of the ages of chunks on arrival, from the producer's timestamp just before the
+    append to the consumer.
 
     Units: microseconds, at most 12 % too high (the bounds of `telemetry/hops.py`).
     """
@@ -29,11 +31,12 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured window, during all of which every stream ran.
+    """Measurements during a window in which every stream ran.
 
-    `chunks`: appended on all edges together. `between_workers`: counted by the workers and reported
-    when they renew their leases, so its window is up to 1.5 s earlier. `cpu_s`: CPU seconds by
-    process name. `generator_cores`: CPU of the load generator.
+    `chunks`: chunks appended on all edges together. `between_workers`: ages as counted by the
+    workers and reported when they renew their leases, so that their window is up to 1.5 s earlier.
+    `cpu_s`: CPU seconds by process name. `generator_cores`: mean CPU cores used by the load
+    generator.
     """
 
     seconds: float
@@ -50,7 +53,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_us(self) -> float:
-        """CPU of all processes of the fleet per chunk."""
+        """CPU time of all processes of the fleet per chunk."""
         return sum(self.cpu_s.values()) / self.chunks * 1e6 if self.chunks else 0.0
 
     def cost_of_us(self, name: str) -> float:
@@ -62,8 +65,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalePhase(msgspec.Struct, frozen=True, kw_only=True):
-    """A count of concurrent streams. `broken`: the fault of each stream that was not complete, in
-    order and as expected.
+    """Results for one number of concurrent streams. `broken`: a fault for each stream that did not
+    arrive complete, in order and as expected.
     """
 
     streams: int
@@ -76,9 +79,9 @@ class ScalePhase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
-    """A role with slots for half of the streams, before and after the start of a second worker.
+    """A role with slots for half of the streams, measured before and after a second worker starts.
 
-    `start_s`: time from the start of its process to the first chunk of the last stream.
+    `start_s`: time from the start of the worker's process to the first chunk of the last stream.
     """
 
     role: str
@@ -95,8 +98,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleResult(Result, frozen=True, kw_only=True):
-    """Every stage produces a row per stream every `step_ms`; each of `num_edges` edges carries
-    `num_edges` rows per chunk.
+    """Results of the scale benchmark. Every stage produces a row per stream every `step_ms`; each
+    of `num_edges` edges carries `num_edges` rows per chunk.
 
     Hence a stream appends one chunk every `step_ms`, all edges together.
     """
@@ -109,14 +112,12 @@ class ScaleResult(Result, frozen=True, kw_only=True):
     costs: ScaleCosts | None = None
 
     def real_time_per_s(self, streams: int) -> float:
-        """Chunks per second if all streams keep real time."""
+        """Return the chunks per second of `streams` streams that all keep real time."""
         return streams * 1000 / self.step_ms
 
     @property
     def most_in_time(self) -> int:
-        """Return the largest measured count of streams that kept real time with chunks on time; 0
-        if none did.
-        """
+        """Largest measured number of streams that kept real time with chunks on time; 0 if none."""
         in_time = (
             phase.streams
             for phase in self.phases
@@ -183,8 +184,8 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         return [self._draw_costs]
 
     def _draw_costs(self, axes: Axes) -> None:
-        """Draw the CPU per chunk, stacked by process, for each number of streams; above it the 99th
-        percentile of the hops.
+        """Draw the CPU time per chunk for each number of streams, stacked by process and annotated
+        with the 99th percentile of the chunks' ages.
         """
         for place, window in enumerate(self._windows):
             bottom = 0.0
@@ -210,8 +211,8 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         axes.legend(fontsize=7)
 
     def targets(self) -> list[Ratio]:
-        """Check pace and late chunks with the most streams, the growth of the CPU per chunk, and
-        that no answer is incomplete.
+        """Compare with targets: pace and late chunks with the most streams, growth of the CPU time
+        per chunk, and number of incomplete answers.
         """
         few, many = self.phases[0], self.phases[-1]
         window, joined = many.window, self.joined
@@ -242,7 +243,7 @@ class ScaleResult(Result, frozen=True, kw_only=True):
 
 
 def _window_rows(windows: Sequence[Window]) -> Iterator[list[str]]:
-    """Yield the name of each row and its cells, one per window."""
+    """Yield the table rows: a name, and a cell for each window."""
     yield ["chunks, 1/s", *(figure(window.chunks_per_s) for window in windows)]
     for name in windows[0].hops:
         hops = [window.hops[name] for window in windows]

@@ -1,5 +1,5 @@
-"""Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Knows
-stages only as declared.
+"""Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Takes the
+stages from the graph.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ SINGLE, CONCURRENT = "single stream", "concurrent"
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of both phases, and the prompts they sent, by index."""
+    """Results of the sequential and the concurrent phase, and the prompts they sent, by index."""
 
     url: str
     model: str
@@ -37,8 +37,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBounds:
-    """Return the `fleet` section of a request: every stage that samples is greedy and bounded, the
-    main one by `max_tokens`.
+    """Return the `fleet` section of a request: every sampling stage is greedy and has a length
+    limit, `max_tokens` for the main stage and `frames` for the others.
     """
     stages = config.graph_declaration().stages
     return {
@@ -49,8 +49,8 @@ def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBoun
 
 
 def measure_serving(target: TargetFleet, context: Context) -> Serving:
-    """Warm up, then send one request at a time, then `concurrency` at a time. Raises: ApiError,
-    BenchError.
+    """Run the serving benchmark: warm up, then send one request at a time, then `concurrency` at a
+    time. Raises: ApiError, BenchError.
     """
     api, config, options = target.api, target.config, context.options
     model = api.model()
@@ -82,7 +82,7 @@ def measure_serving(target: TargetFleet, context: Context) -> Serving:
 
 
 def _check_stages(api: ApiClient, config: FleetConfig) -> None:
-    """Check that the fleet serves the graph of the options, since the bounds name its stages.
+    """Check that the fleet serves the graph of the configuration, since requests name its stages.
     Raises: BenchError.
     """
     roles = api.roles()
@@ -109,10 +109,11 @@ def encode_call(
     conversation: str | None = None,
     store: bool = True,
 ) -> bytes:
-    """Encode a streamed request, greedy by default, for all media of the graph or only `media`.
+    """Encode a streamed chat request, greedy by default. `media`: output media, by default all of
+    the graph.
 
-    `conversation`: the key of the one whose turn it is; None: of none. `store` False: the answer is
-    never captured.
+    `conversation`: key of the conversation to which the turn belongs, None without one. `store`:
+    False to exclude the answer from hidden-state samples.
     Raises: BenchError for a medium that the graph does not produce.
     """
     produced = set(config.graph_declaration().media.values())
@@ -159,11 +160,11 @@ def prepare(
     prompts: tuple[str, ...],
     num_threads: tuple[int, ...],
 ) -> tuple[ReferenceWork, Frontend]:
-    """Prepare the measured prompts for the reference, as the gateway prepares them; return also the
-    frontend that did.
+    """Prepare the measured prompts for the reference implementation as the gateway would; return
+    the work and the frontend that prepared it.
 
-    Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks
-    something.
+    Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if the
+    checkpoint lacks a file.
     """
     config = target.config
     frontend = load_frontend(

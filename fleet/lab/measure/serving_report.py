@@ -1,5 +1,5 @@
-"""The serving benchmark in a report, beside the implementations that it is compared with. Measures
-nothing.
+"""Tables and panels of the serving benchmark: the fleet beside the implementations that it is
+compared with. Measures nothing.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ LATENCIES = (
     ("chunks in time, %", 100.0, "viability"),
     ("playback stalled, ms", MS, "stalled_s"),
 )
-"""(label, scale, field of `AnswerMetrics`)"""
+"""Rows of the latency table: (label, scale, field of `AnswerMetrics`)."""
 
 Measured = tuple[str, str, LoadPhase | ReferenceResult]
-"""(label, colour, result)"""
+"""A result with its label and colour: (label, colour, result)."""
 
 
 def serving_table(serving: Serving, baseline: ReferenceResult | None) -> Group:
@@ -82,7 +82,7 @@ def twin_table(twin: ReferenceResult) -> Group:
 def serving_panels(
     serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None
 ) -> list[Panel]:
-    """Return the panels; without audio there are none."""
+    """Return the panels of the picture; there are none for answers without audio."""
     if not any(timing.audio for timing in serving.single.timings):
         return []
     many = f"fleet,\n{serving.concurrent.concurrency} at a time"
@@ -105,8 +105,8 @@ def serving_panels(
 
 
 def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]:
-    """Compare medians of the same requests one at a time, and concurrent throughput with
-    the sequential baseline.
+    """Compare with the reference: medians of the same requests one at a time, and the fleet's
+    concurrent throughput relative to the reference's sequential one.
     """
     first, last = serving.single.summary("first_audio_s"), serving.single.summary("last_sample_s")
     count = len(serving.single.timings)
@@ -127,13 +127,13 @@ def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]
 
 
 def against_twin(serving: Serving, twin: ReferenceResult) -> list[Ratio]:
-    """Compare the wall time of the same requests, one at a time."""
+    """Compare with the slow twin: total time of the same requests, one at a time."""
     wall_s = sum(metrics.total_s for metrics in serving.single.metrics)
     return [at_most("wall time / twin", wall_s / twin.seconds, TWIN_RATIO)]
 
 
 def _timeline(axes: Axes, serving: Serving, baseline: ReferenceResult | None) -> None:
-    """Plot the answer with the median time to first audio."""
+    """Plot one answer over time: the answer whose time to first audio is the median."""
     spoken = sorted(
         (timing for timing in serving.single.timings if timing.audio),
         key=lambda timing: timing.audio[0].at_s,
@@ -161,8 +161,8 @@ def _received(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
 
 
 def _played(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
-    """Return the audio played by each time: from the first chunk on, flat while the buffer is
-    empty.
+    """Return the curve of audio played over time, as (times, seconds played): it starts with the
+    first chunk and is flat while the buffer is empty.
     """
     times, played, free_s = [audio[0].at_s], [0.0], audio[0].at_s
     for chunk in audio:
@@ -186,7 +186,7 @@ def _reference_step(axes: Axes, timing: AnswerTiming, baseline: ReferenceResult)
 
 
 def _latencies(axes: Axes, title: str, measured: Sequence[Measured], field: str) -> None:
-    """Draw p50 solid, p95 behind it."""
+    """Draw bars of one latency: p50 solid, p95 behind it."""
     known = [
         (label, color, summary)
         for label, color, each in measured

@@ -1,11 +1,11 @@
-"""Measurement of layer spans: one model in one process, and divided between two, in either
-direction; and the cost of a hop.
+"""Benchmark of layer spans: one model in one process, and divided between two processes, in either
+direction; and the communication time of a step.
 
-Every process has a core of its own, and each arrangement of processes does the same work in turn,
-round by round, so that the speeds of a round can be compared also on a machine whose own speed
-changes. The ceiling of an arrangement is the computation of the passes that its engine formed: both
-processes compute their halves at the same time, or for one request, whose steps depend on each
-other, one after the other; nothing is received or sent.
+Every process has its own core. All arrangements of processes do the same work in turn, round by
+round, so that the speeds of a round can be compared even if the machine's speed changes. The
+ceiling of an arrangement is its speed without communication, for the same steps: two processes
+compute their halves at the same time, or for one request, whose steps depend on each other, one
+after the other.
 """
 
 import os
@@ -47,9 +47,10 @@ GAIN_TARGET, SHARE_TARGET, SINGLE_TARGET, HOP_TARGET_MS = 1.5, 0.85, 1.05, 0.3
 
 
 class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of work, by name of the arrangement of processes: tokens per second in each round.
+    """Measured speed of one kind of work: tokens per second in each round, by arrangement of
+    processes.
 
-    `is_prefill`: prompts are computed, else one token at a time of `num_requests` together.
+    `is_prefill`: True for prompts, False for decode steps of `num_requests` requests together.
     """
 
     name: str
@@ -61,27 +62,26 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
         return median(self.tokens_per_s[arrangement])
 
     def relative(self, arrangement: str, other: str) -> float:
-        """Return the median over the rounds of a speed relative to another arrangement in
-        the same round.
+        """Return an arrangement's speed relative to another in the same round: median over
+        rounds.
         """
         pairs = zip(self.tokens_per_s[arrangement], self.tokens_per_s[other], strict=True)
         return median([own / others for own, others in pairs])
 
     def gain(self, arrangement: str) -> float:
-        """Return the speed relative to one process."""
+        """Return an arrangement's speed relative to one process."""
         return self.relative(arrangement, ONE)
 
     def share(self, arrangement: str) -> float:
-        """Return the share of the ceiling that is reached."""
+        """Return an arrangement's speed relative to its ceiling."""
         return self.relative(arrangement, CEILINGS[arrangement])
 
 
 class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
-    """Passes of one request through `num_workers` span workers, each from its sending to its
-    result, without the computation.
+    """Communication time of steps of one request through `num_workers` span workers: the time from
+    the anchor's sending to the result, minus computation.
 
-    `rounds_s`: times of each round. The round with the lowest median counts: other processes only
-    add to it.
+    `rounds_s`: times by round. The round with the lowest median counts: other load only adds time.
     """
 
     num_workers: int
@@ -97,9 +97,7 @@ class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpansResult(Result, frozen=True, kw_only=True):
-    """`num_equal` of `num_answers` answers are the same as with one process. `others_cores`:
-    background load.
-    """
+    """Speeds of a divided model. `num_equal` of `num_answers` answers equal one process's."""
 
     model: str
     spans: str
@@ -171,7 +169,7 @@ def _ratios(work: SpanWork, direction: str) -> list[Ratio]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanModelSize:
-    """Sizes of a random model, from which the others follow."""
+    """Sizes of a random model; all further sizes follow from them."""
 
     hidden: int
     layers: int
@@ -181,9 +179,9 @@ class SpanModelSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpansPlan:
-    """The random model, and amounts of work, each with its number of rounds.
+    """The random model and amounts of work. `works`: kinds of work, each with its number of rounds.
 
-    Then rounds of `num_hops` passes through each of `num_workers` span workers.
+    `num_hops`: steps per round in the measurement of communication, for each of `num_workers`.
     """
 
     size: SpanModelSize
@@ -204,8 +202,8 @@ FULL = SpansPlan(
     num_hop_rounds=5,
     num_workers=(1, 3),
 )
-"""254 million parameters, of which 189 million are in layers. The first token of an answer belongs
-to its prompt.
+"""Model of 254 million parameters, of which 189 million are in layers. The first token of an answer
+counts as prefill.
 """
 SMALL = SpansPlan(
     size=SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000),
@@ -242,7 +240,7 @@ def measure_spans(context: Context) -> SpansResult:
 
 
 class _SpansBench:
-    """A run: its folder, checkpoints and processes."""
+    """A run of the benchmark, with its folder, checkpoints and processes."""
 
     def __init__(self, folder: Path, context: Context, plan: SpansPlan) -> None:
         """Choose the checkpoint and the spans, and prepare the configurations to be measured.
@@ -268,7 +266,7 @@ class _SpansBench:
         }
 
     def _checkpoint(self) -> Path:
-        """Return the checkpoint to measure; write a random one where none is named."""
+        """Return the checkpoint to measure; write a random one if the configuration names none."""
         if not self._is_random:
             self.model = Path(self._base.checkpoint).name
             return Path(self._base.checkpoint)
@@ -317,7 +315,7 @@ class _SpansBench:
             }
 
     def measure_hops(self, num_workers: int) -> SpanHops:
-        """Measure passes of a tiny model with a layer in each process."""
+        """Measure steps of a tiny model with one layer per process."""
         step = self._steps(f"hops of {num_workers} workers", self._plan.num_hop_rounds)
         tiny = self._folder / f"tiny-{num_workers}"
         write_random(tiny, replace(SMALL.size, layers=num_workers + 1))
@@ -338,8 +336,8 @@ class _SpansBench:
 
 @dataclass(frozen=True, slots=True)
 class RoundSpeeds:
-    """Tokens per second by arrangement, ceilings included. `same`: True for a divided arrangement
-    if its answers are the same.
+    """Result of a round: tokens per second by arrangement, with ceilings. `same`: whether the
+    answers of each divided arrangement equal the answers of one process.
     """
 
     speeds: dict[str, float]
@@ -347,7 +345,7 @@ class RoundSpeeds:
 
 
 class Round:
-    """A piece of work, done by each arrangement in turn."""
+    """A kind of work, done by each arrangement of processes in turn."""
 
     def __init__(
         self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]
@@ -376,8 +374,8 @@ class Round:
         return reply.num_decoded / (reply.seconds - reply.prefill_s)
 
     def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
-        """Compute the passes of prefill or of decode in all processes: at the same time, if
-        passes overlap.
+        """Return the speed of computation alone: all processes compute the passes of `reply`, at
+        the same time if passes can overlap.
         """
         chosen = [
             number
@@ -403,7 +401,7 @@ def _seconds_together(processes: Sequence[SpanProcess], command: Compute) -> lis
 
 
 def shortened(work: Answer) -> Answer:
-    """Return the work with a shorter prompt and fewer tokens, for warming up."""
+    """Return a shorter version of the work, for warming up."""
     return msgspec.structs.replace(
         work,
         num_prompt=min(work.num_prompt, WARM_UP_PROMPT),
@@ -412,12 +410,12 @@ def shortened(work: Answer) -> Answer:
 
 
 def usable_cores() -> list[int]:
-    """Return the cores on which this process may run; none where that is not known."""
+    """Return the numbers of the cores on which this process may run; [] if unknown."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def halves(num_layers: int) -> tuple[str, str]:
-    """Return the spans that divide a model's layers into two halves: of 28 layers, `0:13` and
+    """Return the spans that divide a model's layers into halves: for 28 layers, `0:13` and
     `14:output`. Raises: BenchError for a model of one layer.
     """
     if num_layers < 2:
@@ -427,8 +425,8 @@ def halves(num_layers: int) -> tuple[str, str]:
 
 
 def divisible_config(context: Context, *own: str) -> FleetConfig:
-    """Return the configuration of the options, then of `own` overrides; without a graph, of a
-    language model.
+    """Return the configuration of the options and of `own` overrides; if the options name no graph,
+    use a language model's.
 
     Raises: ConfigError, BenchError.
     """
@@ -449,8 +447,8 @@ def divisible_config(context: Context, *own: str) -> FleetConfig:
 def arranged(
     base: FleetConfig, checkpoint: Path, *spans: str, kv_pages: int = KV_PAGES
 ) -> FleetConfig:
-    """Return a configuration for one thread of each process. `spans`: the anchor's and the
-    workers'; none if the model is not divided.
+    """Return a configuration with one thread per process. `spans`: spans of the anchor and the
+    workers; empty for an undivided model.
     """
     stage = base.graph_declaration().stages[0].name
     own = base.stage(stage).model_dump(mode="json")

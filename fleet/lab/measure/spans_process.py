@@ -19,14 +19,14 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """The beginning of a process's command line, and the address at which it listens."""
+    """Where a process runs: the prefix of its command line, and the address on which it listens."""
 
     command: Sequence[str] = ()
     host: str = LOOPBACK
 
 
 class SpanProcess(ProcessCall):
-    """A process that replies to commands in their order."""
+    """A child process that replies to commands in order."""
 
     def run(self, command: SpanCommand) -> SpanReply:
         """Send a command and return its reply. Raises: BenchError if it failed."""
@@ -35,8 +35,8 @@ class SpanProcess(ProcessCall):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanGroup:
-    """An anchor and its span workers, in the order of the layers; or one process with all layers
-    and no worker.
+    """Processes that serve one model: an anchor and its span workers in layer order, or one process
+    with all layers and no workers.
     """
 
     anchor: SpanProcess
@@ -53,9 +53,10 @@ def span_group(
     data_limit_bytes: int | None = None,
     places: Sequence[ProcessPlace] = (),
 ) -> Iterator[SpanGroup]:
-    """Start processes on one of the cores each, in turn; stop them at the end of the block.
+    """Start the processes of a model, each on one of `cores` in turn; stop them at the end of the
+    block.
 
-    `places`: command line and address of the anchor and of each worker. Raises: BenchError.
+    `places`: command-line prefix and address of the anchor and of each worker. Raises: BenchError.
     """
     key = secrets.token_hex(KEY_BYTES)
     names = [name, *(f"{name}-worker-{number}" for number in range(1, num_workers + 1))]

@@ -1,30 +1,32 @@
-"""Messages between the measurement of layer spans and the processes that it starts.
+"""Messages between the benchmark of layer spans and the processes that it starts.
 
-Loads no tensor library, nor does the measurement itself.
+Imports no tensor library; the benchmark itself does not either.
 """
 
 import msgspec
 
 Extents = tuple[tuple[int, int, int], ...]
-"""Rows of a pass: for each request the number of its table, the first position and the one after
-the last.
+"""Positions computed in one step, by request: (number of the page table, first position, end
+position).
 """
 
 
 class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of the commands, each of which is answered by one `SpanReply`."""
+    """Base class of the commands; a process answers each with a `SpanReply`."""
 
 
 class Connect(SpanCommand, frozen=True, kw_only=True):
-    """Addresses of span workers by name: of an anchor's route, in order; to a worker those that it
-    may have to connect to.
+    """Command with the addresses of span workers by name. An anchor receives its route, in order; a
+    worker receives the workers to which it may have to connect.
     """
 
     addresses: dict[str, tuple[str, int]]
 
 
 class Answer(SpanCommand, frozen=True, kw_only=True):
-    """Answer `num_requests` requests together, each of `num_prompt` tokens, with `num_tokens`."""
+    """Command to an anchor to compute `num_tokens` tokens for each of `num_requests` requests with
+    prompts of `num_prompt` tokens, all together.
+    """
 
     num_requests: int
     num_prompt: int
@@ -32,11 +34,11 @@ class Answer(SpanCommand, frozen=True, kw_only=True):
 
 
 class Compute(SpanCommand, frozen=True, kw_only=True):
-    """Compute passes of rows of this width, one after another, with the own layers: nothing is
-    received or sent.
+    """Command to compute steps with the process's own layers on random hidden states of width
+    `row_width`, without communication.
 
-    Where the output head is, logits of each extent's last row are computed if it is in `draws`,
-    which has a part for each pass.
+    `draws`: flags by step and extent, True if a token is sampled after the extent; the process with
+    the output head computes logits there.
     """
 
     passes: tuple[Extents, ...]
@@ -45,17 +47,17 @@ class Compute(SpanCommand, frozen=True, kw_only=True):
 
 
 class ReadMemory(SpanCommand, frozen=True, kw_only=True):
-    """Read every weight of a span once, and report the memory."""
+    """Command to read every weight of the span once, and then report the process's memory."""
 
 
 AnyCommand = Connect | Answer | Compute | ReadMemory
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes. `peak`: the most that was resident. Resident now: `anonymous` of no file, and
-    `weight_files` of the checkpoint's files.
+    """Memory of a process in bytes. `peak`: peak of resident memory. `anonymous`: resident memory
+    without a file. `weight_files`: resident memory of the checkpoint's files.
 
-    `data`: what counts for the limit. `weights`: size of a span, as loaded.
+    `data`: memory that counts for RLIMIT_DATA. `weights`: size of the span's weights as loaded.
     """
 
     peak: int
@@ -66,14 +68,14 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of a process to a command. `error`: the cause of a failure; empty if the command
-    succeeded. `seconds`: duration of `Compute`, or from the start to the last token of `Answer`.
+    """Reply of a process to a command. `error`: cause of a failure; empty if the command succeeded.
+    `seconds`: duration of `Compute`, or from the start to the last token of `Answer`.
 
-    `prefill_s`: time until every request has its first token. `num_decoded`: the number of tokens
-    after that time. `hop_s`: the time of each step of an anchor from its sending to its result,
-    without the computation of the span workers. `sent_s`: the time at which the anchor sent each
-    step, by its own clock. `passes`: the extents of each step that the anchor formed, of rows of
-    `row_width`. `draws`: a flag for each extent of each step, True if a token is sampled after it.
+    `prefill_s`: time until every request has its first token. `num_decoded`: number of tokens after
+    that time. `hop_s`: time of each step of an anchor from its sending to its result, minus the
+    computation of the span workers. `sent_s`: time at which the anchor sent each step, on its own
+    clock. `passes`: extents of each step that the anchor formed, with hidden states of width
+    `row_width`. `draws`: flags by step and extent, True if a token is sampled after the extent.
     """
 
     seconds: float = 0.0

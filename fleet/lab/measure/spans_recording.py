@@ -1,4 +1,4 @@
-"""A chain of span workers that records the passes of an anchor. Knows no connection."""
+"""A chain of span workers that records the steps of an anchor. Opens no connection."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ US = 1e-6
 
 
 class RecordingChain(DelegatingChain):
-    """A chain that records each pass: its rows, and the time from its sending to its result without
-    the workers' computation.
+    """Chain of span workers that records each step: its extents, and the time from its sending to
+    its result minus the workers' computation.
     """
 
     def __init__(self, chain: SpanChain, item_bytes: int) -> None:
-        """`item_bytes`: size of a number in a hidden state."""
+        """Wrap `chain`. `item_bytes`: size of an element of a hidden state."""
         super().__init__(chain)
         self._item_bytes = item_bytes
         self.row_width = 0
@@ -32,7 +32,7 @@ class RecordingChain(DelegatingChain):
         self.sent_s: list[float] = []
 
     def recorded(self, reply: SpanReply) -> SpanReply:
-        """Return a reply with what was recorded since `clear`."""
+        """Return a copy of `reply` with the steps recorded since `clear`."""
         return msgspec.structs.replace(
             reply,
             passes=tuple(self.passes),

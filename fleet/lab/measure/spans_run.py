@@ -1,7 +1,7 @@
-"""The processes of the measurement of layer spans: all layers in one, an anchor, or a span worker.
-Knows no model.
+"""Processes of the layer spans benchmark: one with all layers, an anchor, or a span worker. Knows
+no model.
 
-Legend: N rows of a pass, H hidden size.
+Legend: N positions in a step, H hidden size.
 """
 
 import queue
@@ -56,11 +56,13 @@ GENERATION = 1
 TAKE_S, WAIT_S = 0.2, 1.0
 KIB = 1024
 FIRST_ID, NUM_IDS = 100, 200
-"""Range of the ids of prompts, which every vocabulary has."""
+"""Range of the random token ids of prompts: first id and number of ids, which every vocabulary
+has.
+"""
 
 
 class MeasuredStage:
-    """A process with all layers of the stage, or an anchor."""
+    """The stage in a process with all layers, or in an anchor; computes answers on command."""
 
     def __init__(self, config: FleetConfig, name: str, key: str) -> None:
         self._config = config
@@ -89,15 +91,15 @@ class MeasuredStage:
 
     @property
     def _layers(self) -> SpanLayers | None:
-        """The span of an anchor."""
+        """Layers of the anchor's own span; None in a process with all layers."""
         if self._options.anchor is None:
             return None
         engine = cast("LMEngine[ProgramTask]", self._built.engine)
         return cast("SpanProgram[ProgramTask]", engine.program).layers
 
     def _connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
-        """Give each worker its place in a route, and leave the chain for the engine. Raises:
-        BenchError.
+        """Connect to the span workers, assign each its place in a route, and give the chain to the
+        engine. Raises: BenchError.
         """
         spans, anchor = self._config.stage(self._stage).spans, self._options.anchor
         slot = self._built.route
@@ -125,7 +127,9 @@ class MeasuredStage:
         slot.offer(self._chain)
 
     def answer(self, command: Answer) -> SpanReply:
-        """Answer requests as a worker's loop does. Raises: FleetError if one fails."""
+        """Compute answers as a worker's loop does, and return their timing. Raises: FleetError if a
+        request fails.
+        """
         engine, answers = self._built.engine, dict[RequestId, list[int]]()
         if self._chain is not None:
             self._chain.clear()
@@ -175,7 +179,7 @@ class MeasuredStage:
 
 
 class NamedNeighbours:
-    """Connects to span workers whose addresses are known."""
+    """Connects a span worker to other span workers, by a table of their addresses."""
 
     def __init__(self, key: bytes, own_name: str, arrivals: SpanArrivals) -> None:
         self._key = key
@@ -196,7 +200,9 @@ class NamedNeighbours:
 
 
 class MeasuredSpanWorker:
-    """A span worker: handles what arrives on its connections, and commands in between."""
+    """A span worker process: computes frames that arrive on its connections, and executes
+    commands.
+    """
 
     def __init__(self, config: FleetConfig, name: str, key: str, host: str) -> None:
         self._checkpoint, secret = Path(config.checkpoint), bytes.fromhex(key)
@@ -221,7 +227,7 @@ class MeasuredSpanWorker:
         return self._loaded
 
     def serve(self, caller: Caller) -> None:
-        """Handle arrivals and commands until the input ends."""
+        """Handle arriving frames and commands until the caller closes the input."""
         commands: queue.SimpleQueue[AnyCommand | None] = queue.SimpleQueue()
         threading.Thread(
             target=self._receive, args=(caller, commands), name="commands", daemon=True
@@ -257,8 +263,8 @@ class MeasuredSpanWorker:
 
 
 def host_stage(config: FleetConfig, name: str, key: str, host: str, caller: Caller) -> None:
-    """Reply to the commands for one process with all layers, or for an anchor; `host` is of no
-    use to it.
+    """Execute commands in a process with all layers, or in an anchor. `host` is unused: neither
+    listens.
     """
     stage = MeasuredStage(config, name, key)
     caller.send(SpanReply())
@@ -267,7 +273,9 @@ def host_stage(config: FleetConfig, name: str, key: str, host: str, caller: Call
 
 
 def host_span(config: FleetConfig, name: str, key: str, host: str, caller: Caller) -> None:
-    """Serve a span on the address `host`, and reply to commands; the first reply has its port."""
+    """Serve a span on the address `host` and execute commands; the first reply contains the
+    port.
+    """
     worker = MeasuredSpanWorker(config, name, key, host)
     assert not isinstance(worker.listener.address, Path), "a measurement of TCP"
     caller.send(SpanReply(address=worker.listener.address))
@@ -276,7 +284,7 @@ def host_span(config: FleetConfig, name: str, key: str, host: str, caller: Calle
 
 @torch.inference_mode()
 def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) -> SpanReply:
-    """Compute passes of random rows in a pool of their own."""
+    """Compute steps on random hidden states with a separate KV pool; return the duration."""
     dtype, width = DTYPES[options.dtype], command.row_width
     tables: dict[int, PageTable] = {}
     pool = KVPool(
@@ -307,7 +315,7 @@ def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) 
 
 
 def measure_memory(checkpoint: Path, layers: SpanLayers | None) -> SpanReply:
-    """Return the process's memory, after every weight of a span was read."""
+    """Read every weight of the span, and return the process's memory."""
     weights = layers.weights() if layers is not None else {}
     for weight in weights.values():
         weight.sum()
@@ -323,7 +331,7 @@ def measure_memory(checkpoint: Path, layers: SpanLayers | None) -> SpanReply:
 
 
 def _fields(text: str) -> dict[str, int]:
-    """Return the sizes of a file of /proc, in bytes, by their names."""
+    """Parse a file of /proc to sizes in bytes by field name."""
     parts = (line.split() for line in text.splitlines())
     return {
         words[0].removesuffix(":"): int(words[1]) * KIB for words in parts if words[2:] == ["kB"]
@@ -331,7 +339,7 @@ def _fields(text: str) -> dict[str, int]:
 
 
 def _resident_of_files(folder: Path) -> int:
-    """Return how much is resident of the files of a folder that this process has mapped."""
+    """Return the resident bytes of this process's mappings of files in a folder."""
     total, is_of_folder = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         words = line.split()

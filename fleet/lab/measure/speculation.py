@@ -1,8 +1,8 @@
-"""Measurement of speculation: one stage in one process answers questions with each drafter in turn,
-round by round.
+"""Speculation benchmark: one stage in one process answers the same questions with each drafter in
+turn, round by round.
 
 Before, a draft head is trained on answers to other questions, and the table of served answers is
-filled with them. A numerics has a process of its own.
+filled with the same answers. Invariant and fast numerics run in separate processes.
 """
 
 import tempfile
@@ -35,20 +35,22 @@ HEAD = "fleet.lab.measure.speculation_head:train"
 RUNS = "fleet.lab.measure.speculation_run:measure"
 COLORS = {OFF: PLAYED, NGRAM: OTHER, SUFFIX: FLEET, EAGLE3: MANY}
 LOSS_TARGET = 0.97
-"""Tokens/s relative to those without speculation, below which no batch with it may be."""
+"""Smallest allowed speed with speculation, relative to no speculation, at any batch size."""
 
 
 SPEEDS = {"fast": 1.3, "invariant": 1.5}
-"""Least tokens/s of one answer with the trained head, relative to those without speculation, by
+"""Target speed of a single answer with the trained head, relative to no speculation, by
 numerics.
 """
 LEAST_ACCEPTANCE = 2.5
-"""Least mean tokens of one answer in one pass with the trained head."""
+"""Target for the mean number of tokens per verification step of a single answer with the trained
+head.
+"""
 
 
 class HeadWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Training of the head: `taught` are answered and trained on, for `seconds`; `held_out`
-    are not trained on.
+    """Inputs of the head's training. `taught`: requests whose answers are trained on, for
+    `seconds`. `held_out`: requests whose answers only evaluate the head.
     """
 
     taught: tuple[RequestSpec, ...]
@@ -57,8 +59,8 @@ class HeadWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The head that was trained. `held_out`: drafts in a row that are right, on samples that were
-    not trained on.
+    """Outcome of the head's training. `held_out`: mean number of successive correct draft tokens on
+    held-out samples.
     """
 
     windows: int
@@ -69,10 +71,10 @@ class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of one process: `taught` are answered first, as earlier traffic, then `asked` by each
-    drafter in each round.
+    """Requests of one process: `taught` are answered first, as earlier traffic; then each drafter
+    answers `asked` in each round.
 
-    `num_rounds`: number of rounds with a batch of 1.
+    `num_rounds`: number of rounds at batch size 1.
     """
 
     taught: tuple[RequestSpec, ...]
@@ -81,18 +83,18 @@ class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
     num_rounds: int
 
     def rounds_of(self, batch: int) -> int:
-        """Return the number of rounds with a batch: those with larger ones are shorter, so that
-        more are needed.
+        """Return the number of rounds at a batch size. Larger batches take less time per round, so
+        more rounds are run.
         """
         return self.num_rounds * min(batch, 3)
 
 
 class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers of one drafter, `batch` at a time. `tokens_per_s` of each round; `acceptance_length`:
-    tokens of a request per pass.
+    """Answers with one drafter at one batch size. `tokens_per_s`: speed in each round.
+    `acceptance_length`: tokens of a request per step.
 
-    `shares`: accepted share of the drafts at each position. `num_equal` answers are those
-    without speculation.
+    `shares`: accepted share of the draft tokens at each position. `num_equal`: number of answers
+    equal to those without speculation.
     """
 
     numerics: str
@@ -106,7 +108,9 @@ class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationResult(Result, frozen=True, kw_only=True):
-    """`others_cores`: background load."""
+    """Results of all drafters and batch sizes, and of the head's training. `others_cores`:
+    background load.
+    """
 
     model: str
     head: TrainedHead
@@ -114,8 +118,8 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
     others_cores: tuple[float | None, ...]
 
     def gain(self, run: DraftedRuns) -> float:
-        """Return the speed relative to that without speculation: the median over the rounds, in
-        each of which both ran.
+        """Return the speed relative to no speculation, as the median of the ratios within each
+        round.
         """
         plain = next(
             one
@@ -127,7 +131,7 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
 
     @property
     def _compared(self) -> tuple[int, int]:
-        """Return how many answers are those without speculation, and the number of all answers."""
+        """Number of answers equal to the answers without speculation, and number of all answers."""
         return sum(run.num_equal for run in self.runs), sum(run.num_answers for run in self.runs)
 
     def tables(self) -> list[Group]:
@@ -212,13 +216,15 @@ TRAINING = (
     "training.window_samples=8",
     "training.batch_samples=8",
 )
-"""Settings of the training process, whose stage answers and captures while the head is trained."""
+"""Settings of the training process, whose stage produces answers and hidden-state samples while the
+head is trained.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """Amounts of work. `num_tokens`: the most of an answer. `train_s`: training time of the draft
-    head.
+    """Amounts of work. `num_tokens`: length limit of an answer. `train_s`: training time of the
+    draft head.
     """
 
     train_s: float
@@ -251,8 +257,7 @@ SMALL = SpeculationPlan(
 
 
 def measure_speculation(context: Context) -> SpeculationResult:
-    """Measure the stage that verifies drafts of the deployment; the checkpoint may be any that it
-    serves.
+    """Measure the deployment's stage that verifies drafts, with any checkpoint.
 
     Raises: ConfigError; BenchError for a graph without such a stage.
     """
@@ -319,8 +324,8 @@ def _requests(
     split: Split,
     count: int,
 ) -> tuple[RequestSpec, ...]:
-    """Prepare questions of Pocket's corpus, greedily answered; `held_out` ones share none with
-    `train`.
+    """Prepare `count` greedy requests with questions of Pocket's corpus; no question of the split
+    `held_out` is in `train`.
     """
     graph = config.graph_declaration()
     text = tuple(edge for edge, kind in graph.media.items() if kind == "text")

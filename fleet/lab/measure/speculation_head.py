@@ -1,8 +1,8 @@
-"""Training of a draft head in one process,: from the answers of the stage that is
-measured. Knows no model.
+"""Training of a draft head in one process, on hidden states of the answers of the measured stage.
+Knows no model.
 
-The stage answers and captures in one thread while the trainer fits in another, as long as the time
-lasts.
+The stage answers and produces samples in one thread while the trainer trains in another, until the
+time is over.
 """
 
 import contextlib
@@ -32,14 +32,14 @@ from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
 
 BATCH = 16
-"""Answers that are computed at one time."""
+"""Number of answers computed concurrently."""
 POLL_S = 0.1
 LINES = 100
-"""Lines of progress over the whole time."""
+"""Number of progress lines over the whole training time."""
 
 
 def train(config: FleetConfig, work: HeadWork, folder: Path) -> TrainedHead:
-    """Train a head for `work.seconds`, and write it to `folder`."""
+    """Train a draft head for `work.seconds`, and write it to `folder`."""
     torch.set_num_threads(1)
     stage = config.graph_declaration().main_stage
     built = build_stage(config, stage.name, Path(config.checkpoint))
@@ -70,7 +70,9 @@ def train(config: FleetConfig, work: HeadWork, folder: Path) -> TrainedHead:
 
 
 def _train_on(trainer: Trainer, samples: Iterator[DraftSample]) -> int:
-    """Train on samples that a thread produces meanwhile; return how many did not fit the head."""
+    """Train on samples that a thread produces meanwhile; return the number of samples that did not
+    fit the head.
+    """
     arrived: queue.Queue[DraftSample | None] = queue.Queue(2 * trainer.settings.window_samples)
     has_ended = threading.Event()
 
@@ -93,7 +95,9 @@ def _train_on(trainer: Trainer, samples: Iterator[DraftSample]) -> int:
 
 
 def _fit(trainer: Trainer, arrived: queue.Queue[DraftSample | None]) -> int:
-    """Train on windows of new samples until None arrives; return how many did not fit the head."""
+    """Train on windows of new samples until None arrives in the queue; return the number of samples
+    that did not fit the head.
+    """
     num_refused, whole, buffer = 0, trainer.settings.window_samples, trainer.buffer
     while (sample := arrived.get()) is not None:
         num_refused += _is_refused(trainer, sample)
@@ -105,14 +109,14 @@ def _fit(trainer: Trainer, arrived: queue.Queue[DraftSample | None]) -> int:
 
 
 def _drain(arrived: queue.Queue[DraftSample | None], producing: Future[None]) -> None:
-    """Let a producer end that waits for room in the queue."""
+    """Empty the queue until the producer, which may wait for room in it, has ended."""
     while not producing.done():
         with contextlib.suppress(queue.Empty):
             arrived.get(timeout=POLL_S)
 
 
 def _is_refused(trainer: Trainer, sample: DraftSample) -> bool:
-    """Add a sample; return True if it does not fit the head."""
+    """Add a sample to the trainer; return True if the sample does not fit the head."""
     try:
         trainer.add(sample)
     except SampleRefused:
@@ -121,7 +125,7 @@ def _is_refused(trainer: Trainer, sample: DraftSample) -> bool:
 
 
 class _Progress:
-    """Prints a line at each hundredth of the time."""
+    """Prints a progress line at each hundredth of the training time."""
 
     def __init__(self, began_s: float, seconds: float) -> None:
         self._began_s = began_s
@@ -129,7 +133,7 @@ class _Progress:
         self._num_lines = 0
 
     def report(self) -> bool:
-        """Return True once the time is over."""
+        """Print due progress lines; return True once the time is over."""
         share = (time.monotonic() - self._began_s) / self._seconds
         while self._num_lines < min(1.0, share) * LINES:
             self._num_lines += 1
@@ -138,7 +142,7 @@ class _Progress:
 
 
 def _samples(built: BuiltStage, specs: Sequence[RequestSpec]) -> Iterator[DraftSample]:
-    """Answer requests, and capture each answer."""
+    """Answer the requests, and yield a sample with the hidden states of each answer."""
     for first in range(0, len(specs), BATCH):
         some = specs[first : first + BATCH]
         for spec, ids in zip(some, answer(built, some, BATCH), strict=True):
@@ -148,7 +152,9 @@ def _samples(built: BuiltStage, specs: Sequence[RequestSpec]) -> Iterator[DraftS
 
 
 def _capture(built: BuiltStage, spec: RequestSpec) -> DraftSample:
-    """Compute the rows of a prompt and its answer. Raises: FleetError if the engine fails it."""
+    """Compute the hidden states of a prompt and its answer. Raises: FleetError if the engine fails
+    the request.
+    """
     adapter = built.adapter(spec, None)
     request, pieces = adapter.open()
     built.engine.submit(request)
@@ -159,7 +165,7 @@ def _capture(built: BuiltStage, spec: RequestSpec) -> DraftSample:
 
 
 def _outputs(built: BuiltStage) -> Iterator[EngineOutput]:
-    """Yield the outputs of the only request, to its end."""
+    """Yield the engine outputs of the only open request, to its end."""
     while True:
         for output in built.engine.step():
             if output.error is not None:

@@ -1,5 +1,5 @@
-"""A stage in one process: answers the same requests with each drafter, and times
-each run. Knows no model.
+"""A stage in one process: answers the same requests with each drafter, and times each run. Knows no
+model.
 """
 
 import sys
@@ -31,8 +31,8 @@ from fleet.worker.main import build_stage
 
 
 class ReadDrafter(MatchingDrafter):
-    """Reads a table of served answers and adds none, so that no round profits from the one
-    before.
+    """Drafter that matches against a fixed table of served answers. New answers are not added, so
+    that no round profits from an earlier one.
     """
 
     def __init__(self, table: AnswerTable) -> None:
@@ -45,7 +45,7 @@ class ReadDrafter(MatchingDrafter):
 
 @dataclass(slots=True)
 class _Runs:
-    """Runs of one drafter with one batch."""
+    """Accumulated results of one drafter at one batch size."""
 
     tokens_per_s: list[float] = field(default_factory=list[float])
     num_equal: int = 0
@@ -54,7 +54,9 @@ class _Runs:
 
 
 def measure(config: FleetConfig, work: SpeculationWork) -> list[DraftedRuns]:
-    """Answer the requests with each drafter at each batch, round by round."""
+    """Answer the requests with each drafter at each batch size, round by round; return the
+    results.
+    """
     stage = next(stage for stage in config.graph_declaration().stages if stage.verifies_drafts)
     torch.set_num_threads(config.stage(stage.name).threads)
     built, table = (
@@ -96,7 +98,9 @@ def _run_round(
     runs: dict[str, _Runs],
     expected: Answers,
 ) -> None:
-    """Answer with each drafter in turn, and compare the answers with `expected`."""
+    """Answer `asked` with each drafter in turn, add the results to `runs`, and compare the answers
+    with `expected`.
+    """
     for name, one in runs.items():
         speculation.use(name)
         began_s = time.perf_counter()

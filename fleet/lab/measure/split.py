@@ -1,6 +1,7 @@
-"""Two deployments of one model to compare: prefill and decode in one worker, and split. Pure.
+"""Overrides for two comparable deployments of one model: prefill and decode in one worker (joined),
+and split. Pure.
 
-Knows stages only as declared: a stage with more than one walk can be split.
+Takes the stages from the graph: a stage with more than one walk can be split.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ TINY = "checkpoint=tiny"
 
 
 def with_checkpoint(config: FleetConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Add random weights where no checkpoint is named: they are as fast as trained weights of
-    the same size.
+    """Return the overrides, with random weights added if the configuration names no checkpoint:
+    random weights are as fast as trained ones.
     """
     return (*overrides, TINY) if config.checkpoint == "auto" else tuple(overrides)
 
@@ -27,8 +28,8 @@ def split_stages(config: FleetConfig) -> tuple[StageName, ...]:
 
 
 def splitting_overrides(config: FleetConfig) -> tuple[str, ...]:
-    """Return the overrides that split every stage that can be; none for a deployment that already
-    splits one.
+    """Return the overrides that split every stage that can be split; none if the deployment already
+    splits a stage.
     """
     if split_stages(config):
         return ()
@@ -41,8 +42,8 @@ def splitting_overrides(config: FleetConfig) -> tuple[str, ...]:
 
 
 def joining_overrides(config: FleetConfig) -> tuple[str, ...]:
-    """Return the overrides that replace the halves of each split stage by as many workers of the
-    whole stage.
+    """Return the overrides that replace the two halves of each split stage by equally many workers
+    of the whole stage.
     """
     overrides: list[str] = []
     for name in split_stages(config):

@@ -1,10 +1,10 @@
-"""Measurement of training beside answers: what captures cost the answers, and what an exchange of
-the draft head does.
+"""Benchmark of training during serving: how much hidden-state samples slow answers, and how much an
+exchange of the draft head does.
 
-Rounds of the same answers, in turn such as clients exclude from captures and such as the gateway
-captures a share of. At first every sample is held out, so that the trainer receives and stores but
-computes nothing; a second fleet trains, on the same cores. There two versions of the head are then
-exchanged again and again, while answers are drafted with them.
+Rounds of the same answers alternate: in one the client excludes its answers from samples, in the
+next the gateway takes samples of a share of them. At first every sample is held out, so that the
+trainer receives and stores but computes nothing; a second fleet trains, on the same cores. There
+two versions of the head are then exchanged again and again, while answers are drafted with them.
 """
 
 import asyncio
@@ -46,18 +46,20 @@ NUM_SAMPLES = 8
 
 
 CAPTURE_TARGET = 0.95
-"""Tokens/s of answers while a share of them is captured, relative to those without captures, with
-an idle trainer.
+"""Smallest allowed speed of answers while a share of them is sampled for the idle trainer, relative
+to no hidden-state samples.
 """
 GAP_TARGET_MS = 50.0
-"""The most that exchanges of the draft head add to the 99th percentile of the gaps of answers."""
+"""Largest allowed increase of the answers' 99th percentile gap by exchanges of the draft head."""
 
 
 class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Rounds of answers, in turn without and with captures: tokens/s. `captures`: captures that
-    were acknowledged, each round's before the next began; `shed`: answers that were drawn for a
-    capture and left out under load; `trains`: windows were computed meanwhile, on the cores of the
-    answers.
+    """Speeds, in tokens/s, of alternating rounds without (`plain`) and with (`captured`)
+    hidden-state samples.
+
+    `captures`: number of acknowledged samples; a round begins after the samples of the previous
+    one. `shed`: number of answers chosen for a sample but left out under load. `trains`: whether
+    the trainer computed meanwhile, on the same cores.
     """
 
     trains: bool
@@ -73,8 +75,8 @@ class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingCosts(Result, frozen=True, kw_only=True):
-    """`undisturbed_s`, `exchanging_s`: gaps between the text chunks of answers, in the latter with
-    `exchanges` of the head.
+    """Costs of hidden-state samples, and of exchanges of the draft head. `undisturbed_s`,
+    `exchanging_s`: gaps between text chunks of answers, without and with `exchanges` exchanges.
 
     `others_cores`: background load.
     """
@@ -173,8 +175,8 @@ class TrainingCosts(Result, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Amounts of work. `num_answers`: answers of a round; `exchanges`: one each second. `share`:
-    part of the answers that is captured.
+    """Amounts of work. `num_answers`: answers per round. `exchanges`: number of exchanges of the
+    head, at one per second. `share`: share of the answers of which hidden-state samples are taken.
     """
 
     num_rounds: int
@@ -188,8 +190,8 @@ SMALL = TrainingPlan(num_rounds=1, num_answers=8, exchanges=3, share=1.0)
 
 
 def measure_training(context: Context) -> TrainingCosts:
-    """Measure two fleets that are started for it. Raises: BenchError, ConfigError, ApiError if a
-    request fails.
+    """Measure two fleets that are started for the benchmark. Raises: BenchError, ConfigError,
+    ApiError if a request fails.
     """
     options = context.options
     plan = SMALL if options.small else FULL
@@ -228,13 +230,13 @@ def measure_training(context: Context) -> TrainingCosts:
 
 
 class RunCall(Protocol):
-    """Runs one call of a client."""
+    """Function that runs one call of a fleet client."""
 
     def __call__(self, call: Callable[[FleetClient], Awaitable[T]]) -> T: ...
 
 
 class _AnswerLoad:
-    """Answers of one fleet."""
+    """Load of answers on one fleet."""
 
     def __init__(self, target: TargetFleet, concurrency: int) -> None:
         self._target, self._concurrency = target, concurrency
@@ -283,8 +285,8 @@ class _AnswerLoad:
     def exchange(
         self, plan: TrainingPlan, step: Callable[[], None]
     ) -> tuple[list[float], list[float]]:
-        """Return gaps of answers without exchanges, and with one each second between two versions
-        that are trained before.
+        """Train two versions of the head and exchange them once per second. Return the gaps between
+        text chunks without and with exchanges, in seconds.
         """
         for number in (1, 2):
             self._train(f"bench {number}")
@@ -316,7 +318,9 @@ class _AnswerLoad:
         return undisturbed, [gap.gap_s for gap in gaps if middle_s <= gap.at_s < ends_s]
 
     def _stream(self, number: int, stop: threading.Event, began_s: float) -> list[Gap]:
-        """Request one long answer after another until `stop` is set."""
+        """Request one long answer after another until `stop` is set; return the gaps between their
+        text chunks.
+        """
         gaps, at = list[Gap](), number
         while not stop.is_set():
             gaps += gaps_of(
@@ -330,8 +334,8 @@ class _AnswerLoad:
         return gaps
 
     def _train(self, name: str) -> None:
-        """Train on a few answers, and make a version. Raises: BenchError with the end of its
-        output.
+        """Train on a few answers and make a version of the head with `fleet train`. Raises:
+        BenchError with the end of its output.
         """
         log, pool = (
             self._target.config.data_dir / "train.log",
@@ -351,8 +355,8 @@ class _AnswerLoad:
 
 
 def _await_captures(run: RunCall) -> None:
-    """Wait until the captures of a round have ended, so that the next round is not slower for them.
-    Raises: BenchError.
+    """Wait until the hidden-state samples of a round are complete, so that they do not slow the
+    next round. Raises: BenchError.
     """
     deadline_s = time.monotonic() + CAPTURES_S
     while num_live := run(lambda client: client.telemetry.num_live()):
@@ -365,7 +369,7 @@ def _await_captures(run: RunCall) -> None:
 
 @contextmanager
 def _fleet_client(target: TargetFleet) -> Iterator[RunCall]:
-    """Yield a function that runs calls of a client of the fleet."""
+    """Yield a function that runs calls of a client of the fleet, for the duration of the block."""
     with asyncio.Runner() as runner:
         client = runner.run(
             FleetClient.connect(embedded_url(target.config.redis_data_dir), target.config)

@@ -1,5 +1,5 @@
-"""Transfer benchmark: tensor reads between two processes, from a few rows to a long
-prompt.
+"""Transfer benchmark: tensor reads between two processes, from the size of a few hidden states to a
+long prompt's.
 """
 
 from rich.console import Group
@@ -13,7 +13,7 @@ SIZES_BYTES = (4 * 1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
 
 
 class TransferResult(Result, frozen=True, kw_only=True):
-    """The speed of reads of each size."""
+    """Read speed for each tensor size."""
 
     reads: tuple[ReadSpeed, ...]
 
@@ -25,7 +25,9 @@ class TransferResult(Result, frozen=True, kw_only=True):
 
 
 def measure_transfer(context: Context) -> TransferResult:
-    """Raises: ConfigError where NIXL does not start, TransferError if a read fails."""
+    """Measure reads of each size. Raises: ConfigError if NIXL does not start, TransferError if a
+    read fails.
+    """
     done = context.steps("tensor reads")
     reads = measure_reads(SIZES_BYTES)
     done()

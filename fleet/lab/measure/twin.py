@@ -1,7 +1,7 @@
 """The slow twin of the fleet: the same stages in one process, without Redis or transfers.
 
-The fleet's answers are compared with the twin's. The twin only moves items from stage to stage, as
-the graph says.
+The fleet's answers are compared with the twin's answers. The twin only moves items from stage to
+stage along the graph's edges.
 """
 
 import math
@@ -29,8 +29,8 @@ def declared_policy(edge: Edge) -> ChunkPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinChunk:
-    """A chunk that a stage released. `walk`: walk of the consumer. Units: `at_s` since the run
-    began.
+    """A chunk that a stage of the twin released. `walk`: walk that the consumer enters with it.
+    Units: `at_s` since the run began.
     """
 
     at_s: float
@@ -43,8 +43,8 @@ class TwinChunk:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunker:
-    """An edge of a request: groups items by policy, never across a change of the consumer's
-    walk.
+    """Groups the items of a request's edge into chunks by the edge's policy. No chunk spans a
+    change of the consumer's walk.
     """
 
     edge: Edge
@@ -55,7 +55,9 @@ class _Chunker:
     num_chunks: int = 0
 
     def offer(self, item: EdgeItem) -> Iterator[tuple[Walk, Arrays, bool]]:
-        """Yield the chunks that the item releases: (consumer's walk, arrays, final)."""
+        """Add an item, and yield the chunks that it completes: (consumer's walk, arrays, whether it
+        is the final chunk).
+        """
         if item.arrays:
             ordinal = self.ordinals.get(item.walk, 0)
             self.ordinals[item.walk] = ordinal + 1
@@ -81,7 +83,7 @@ class _Chunker:
 
 @dataclass(slots=True, kw_only=True)
 class _TwinRun:
-    """The open requests of one run."""
+    """State of one run: its open requests."""
 
     adapters: dict[tuple[StageName, RequestId], TaskAdapter]
     chunkers: dict[tuple[EdgeName, RequestId], _Chunker]
@@ -90,10 +92,11 @@ class _TwinRun:
 
 
 class SlowTwin:
-    """Runs requests through all stages of a graph in this process, for comparison with the fleet.
+    """Runs requests through all stages of a graph in this process, as the simple version with which
+    the fleet's answers are compared.
 
-    `built`: the stages. The last stages of the graph may be missing; a run then ends at their
-    input edges. `errors`: errors by request; a failed request does not end the others.
+    `built`: the stages. The last stages of the graph may be missing; a run then ends at their input
+    edges. `errors`: errors by request; a failed request does not end the others.
     """
 
     def __init__(
@@ -108,8 +111,8 @@ class SlowTwin:
     def run(
         self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None
     ) -> Answers:
-        """Run every request to its end; return the chunks of each edge, those without arrays left
-        out.
+        """Run every request to its end; return the chunks of each edge, without chunks that have no
+        arrays.
         """
         answers: Answers = {
             spec.id: {edge.name: [] for edge in self._edges(spec)} for spec in specs
@@ -138,7 +141,7 @@ class SlowTwin:
         """Hook for subclasses, called before the stages take their next steps; empty here."""
 
     def abort(self, request: RequestId) -> None:
-        """Abort a request of the running `stream` call: in every stage, and for its open edges."""
+        """Abort a request of the running `stream` call in every stage, and close its edges."""
         assert self._run is not None, "no stream is open"
         for stage in self._built.values():
             stage.engine.abort(request)

@@ -1,6 +1,6 @@
-"""The stages of a fleet in one process, one request at a time, timed. Knows no model.
+"""All stages of a fleet in one process, with one request at a time, timed. Knows no model.
 
-The difference to the fleet's times is the cost of separate processes.
+The difference from the fleet's times is the cost of separate processes.
 """
 
 import time
@@ -19,7 +19,9 @@ AUDIO, TEXT = "audio", "text"
 
 
 def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
-    """Build every stage in this process, warm up, then run the requests one at a time."""
+    """Build every stage in this process, warm up, run the requests one at a time, and return their
+    answers and times.
+    """
     graph = config.graph_declaration()
     began_s = time.perf_counter()
     checkpoint = Path(config.checkpoint)
@@ -50,7 +52,9 @@ def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
 def _answer(
     twin: SlowTwin, config: FleetConfig, spec: RequestSpec, *, rate_hz: int
 ) -> ReferenceAnswer:
-    """Run one request. Raises: FleetError if a stage fails it."""
+    """Run one request and return its timing. `rate_hz`: sample rate of the audio. Raises:
+    FleetError if a stage fails the request.
+    """
     media = config.graph_declaration().media
     ids: list[int] = []
     first_audio_s: float | None = None

@@ -1,4 +1,4 @@
-"""vLLM's own `LLM.generate` in this process, with the settings of a stage of Fleet. Its prompts and
+"""vLLM's own `LLM.generate` in this process, with the settings of a Fleet stage. Prompts and
 answers are token ids.
 """
 
@@ -10,7 +10,9 @@ from fleet.stages.options import BuildOptions
 
 
 def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], list[list[int]]]:
-    """Load the model, and return a function that answers requests together."""
+    """Load the model into vLLM, and return a function that computes the answers to requests
+    together.
+    """
     # one process, as the torch engine is; vLLM has no other switch
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -43,10 +43,10 @@ from fleet.lab.report.tables import summary_table
 from fleet.processing.voice_onset import FirstVoicedClock
 
 SILENCE_MS = 500
-"""Silence that ends a turn. Source: OpenAI's default."""
+"""Silence after which the server ends a turn. Source: OpenAI's default."""
 LEAD_IN_MS = 300
 QUIET = 0.02
-"""Threshold of voiced samples, relative to the peak."""
+"""Amplitude threshold of voiced samples, relative to the peak."""
 TIMEOUT_S = 30.0
 TARGET_P50_MS = 400.0
 PEAK = 32767
@@ -65,10 +65,10 @@ Samples = NDArray[np.int16]
 
 
 class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and its answer.
+    """A spoken question and the latency of its answer.
 
-    `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are on this
-    client's clock; `parts` are the fleet's report of its share of the former.
+    `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are measured on
+    this client's clock. `parts`: the fleet's report of its share of the voice-to-voice latency.
     """
 
     question: str
@@ -81,8 +81,8 @@ class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceResult(Result, frozen=True, kw_only=True):
-    """`silence_ms`: the session's end-of-turn silence, which is part of every
-    `voice_to_voice_ms`.
+    """Turns of one voice session. `silence_ms`: the session's end-of-turn silence, which is part of
+    every `voice_to_voice_ms`.
     """
 
     model: str
@@ -96,7 +96,7 @@ class VoiceResult(Result, frozen=True, kw_only=True):
 
     @property
     def fleet_ms(self) -> Summary | None:
-        """Voice to voice without the end-of-turn silence."""
+        """Voice-to-voice latency without the end-of-turn silence."""
         return summarise([turn.voice_to_voice_ms - self.silence_ms for turn in self.turns])
 
     @property
@@ -113,8 +113,8 @@ class VoiceResult(Result, frozen=True, kw_only=True):
         return list(dict.fromkeys(part.name for turn in self.turns for part in turn.parts))
 
     def tables(self) -> list[Group]:
-        """The parts are the fleet's report on its own clock; they need not add up to the client's
-        wait.
+        """Return the tables. The latency parts are reported by the fleet on its own clock, and need
+        not add up to the client's latency.
         """
         rows = [
             ("voice to voice (first voiced sample plays)", self.voice_to_voice_ms),
@@ -129,7 +129,9 @@ class VoiceResult(Result, frozen=True, kw_only=True):
         ]
 
     def targets(self) -> list[Ratio]:
-        """Check the median of voice to voice without the end-of-turn silence."""
+        """Compare the median of voice to voice, without the end-of-turn silence, with its
+        target.
+        """
         if (fleet_ms := self.fleet_ms) is None:
             return []
         name = "voice turn without its silence, p50"
@@ -138,7 +140,10 @@ class VoiceResult(Result, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenQuestion:
-    """Invariant: `samples` are 16-bit PCM at 24 kHz, and the last one is voiced."""
+    """Recording of a question.
+
+    Invariants: `samples` are 16-bit PCM at 24 kHz, and the last one is voiced.
+    """
 
     name: str
     samples: Samples
@@ -157,7 +162,9 @@ def read_question(path: Path) -> SpokenQuestion:
 
 
 def spoken_questions(api: ApiClient, model: str, count: int) -> list[SpokenQuestion]:
-    """Have the fleet speak up to `count` different questions. Raises: ApiError, BenchError."""
+    """Return recordings of up to `count` different questions, spoken by the fleet itself. Raises:
+    ApiError, BenchError.
+    """
     questions: list[SpokenQuestion] = []
     for text in QUESTIONS[:count]:
         file = api.speech(SpeechCall(model=model, input=text))
@@ -200,7 +207,7 @@ def measure_voice(
 
 @dataclass(slots=True)
 class _Answer:
-    """The answer as far as it has arrived. `first_s`: arrival of its first sample."""
+    """The audio answer received so far. `first_s`: arrival time of its first sample."""
 
     voiced: FirstVoicedClock
     first_s: float | None = None
@@ -239,8 +246,8 @@ class EventReader:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def wait(self, event_type: str, remedy: str = "") -> tuple[float, RealtimeEvent]:
-        """Return the session's first event of a type, and its arrival. Raises: ApiError,
-        BenchError.
+        """Wait for the session's next event of a type; return it with its arrival time. `remedy`:
+        advice for the error message. Raises: ApiError, BenchError.
         """
         with self._more:
             self._more.wait_for(lambda: self._first(event_type) or self._ended, TIMEOUT_S)
@@ -251,7 +258,7 @@ class EventReader:
             return found
 
     def take(self) -> list[tuple[float, RealtimeEvent]]:
-        """Return the events that have arrived since the last call. Raises: ApiError."""
+        """Return the events, with arrival times, received since the last call. Raises: ApiError."""
         with self._more:
             if self._error is not None:
                 raise self._error
@@ -278,7 +285,7 @@ class EventReader:
 
 
 class _Conversation:
-    """A session with an open microphone: between questions it sends silence."""
+    """A voice session with an open microphone, which sends silence between questions."""
 
     def __init__(self, session: RealtimeSession) -> None:
         self._session, self._events = session, EventReader(session)
@@ -294,7 +301,9 @@ class _Conversation:
         self._events.wait("session.updated")
 
     def ask(self, question: SpokenQuestion) -> VoiceTurn:
-        """Speak, then send silence until the answer has arrived. Raises: ApiError, BenchError."""
+        """Speak the question, then send silence until the answer has arrived. Raises: ApiError,
+        BenchError.
+        """
         lead_in_s = self._session.speak(
             bytes(BYTES_PER_S * LEAD_IN_MS // 1000), time.perf_counter()
         )
@@ -338,7 +347,7 @@ class _Conversation:
 
 
 def questions_of(context: Context, api: ApiClient, count: int) -> list[SpokenQuestion]:
-    """Return the recordings that `--wav` names, or else questions that the fleet speaks."""
+    """Return the recordings named by `--wav`, or else `count` questions spoken by the fleet."""
     if recorded := [read_question(path) for path in context.options.wavs]:
         return recorded
     done = context.steps("questions, spoken by the fleet")
@@ -358,7 +367,7 @@ def _measure(context: Context) -> VoiceResult:
 
 
 def _is_requested(options: BenchOptions) -> bool:
-    """Return True for one session: many are another measurement."""
+    """Return True if one voice session is requested; `voice_sessions` measures several."""
     implied = bool(options.sessions) or (bool(options.wavs) and not options.barge_in)
     return (options.voice or implied) and (options.sessions or 1) == 1
 

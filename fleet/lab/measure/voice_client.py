@@ -1,5 +1,5 @@
-"""Client of one of many concurrent voice sessions, as a page or a program has it: an open
-microphone, and audio played as it arrives.
+"""Client of one of many concurrent voice sessions, like a browser page or a program: an open
+microphone, and playback of audio as it arrives.
 
 Speech is encoded before the measurement, and received events are decoded no further than needed,
 since 50 sessions share one event loop. Knows no stage and no process.
@@ -36,22 +36,22 @@ from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion
 from fleet.processing.voice_onset import FirstVoicedClock
 
 PROGRAM_BLOCK_MS = 40
-"""Block size of programs, which send 40 to 100 ms; the Voice page sends 20."""
+"""Length of audio blocks from programs, which send 40 to 100 ms; the Voice page sends 20."""
 NOISE_BLOCKS = 16
 NOISE = 30
-"""Amplitude of 32768 of a quiet room: no microphone gives zeros."""
+"""Amplitude of background noise, of 32768: no microphone sends zeros."""
 PLAYED_EVERY_S = 0.25
 COMPLETE = ("completed", "incomplete")
-"""Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
+"""Statuses of a whole answer; "incomplete" means that it ended at its length limit."""
 PAUSE_S = (0.3, 1.5)
-"""Pause between an answer's end and the next question, at least and at most."""
+"""Range of the pause between an answer's end and the next question."""
 
 
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A question and its answer.
+    """A question and the latency and playback of its answer.
 
-    `late_ms`: delay of each piece of audio but the first: its arrival after the moment at which it
-    was due; negative if early. `parts`: the fleet's report of its share of the wait.
+    `late_ms`: arrival minus due time of each piece of audio but the first; negative if early.
+    `parts`: the fleet's report of its share of the latency.
     """
 
     voice_to_voice_ms: float
@@ -62,8 +62,8 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each
-    block that this client sent.
+    """Result of one voice session. `fault`: error that ended it early, or "". `mic_late_ms`: delay
+    of each audio block that this client sent.
     """
 
     console: bool
@@ -74,7 +74,7 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSpeech:
-    """Audio blocks as they are sent: background noise, and the questions."""
+    """Audio blocks in the form in which they are sent: background noise, and the questions."""
 
     block_ms: int
     noise: tuple[str | bytes, ...]
@@ -82,8 +82,8 @@ class EncodedSpeech:
 
     @staticmethod
     def of(questions: Sequence[SpokenQuestion], *, console: bool) -> "EncodedSpeech":
-        """Encode for the console's socket, which takes PCM, or for the API's, which takes events
-        with base64.
+        """Encode questions for the console's socket (binary PCM) or for the API's socket (events
+        with base64).
         """
         block_ms = BLOCK_MS if console else PROGRAM_BLOCK_MS
         size = BYTES_PER_S * block_ms // 1000
@@ -104,7 +104,9 @@ class EncodedSpeech:
 
 
 class VoiceClient:
-    """A session. Events: `opened` once it is admitted, `left` once it is closed."""
+    """Client of one voice session. Events: `opened` is set once the session is admitted, `left`
+    once it is closed.
+    """
 
     def __init__(
         self,
@@ -140,8 +142,8 @@ class VoiceClient:
         self._mic_late_ms: list[float] = []
 
     async def run(self, num_turns: int, begin: asyncio.Event) -> SessionResult:
-        """Open a session, wait for `begin`, and take the turns. An error ends it early and is
-        part of the result.
+        """Open a session, wait for `begin`, take the turns, and return the result. An error ends
+        the session early and is part of the result.
         """
         fault = ""
         try:
@@ -223,8 +225,8 @@ class VoiceClient:
         self._parts = ()
 
     def _settings(self) -> str:
-        """Return the settings of the Voice page on the console's socket, where the user's speech is
-        transcribed too.
+        """Return the session settings that the Voice page sends on the console's socket, including
+        transcription of the user's speech.
         """
         settings: dict[str, object] = {
             "turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
@@ -234,8 +236,8 @@ class VoiceClient:
         return update_audio_input(**settings)
 
     async def _send_microphone(self, socket: ClientConnection) -> None:
-        """Send each block once it would have been recorded; every session has its own phase, as
-        microphones do.
+        """Send each audio block at the time at which a microphone would have recorded it. Every
+        session has a random phase.
         """
         block_s = self._speech.block_ms / 1e3
         due_s = time.perf_counter() + self._random.uniform(0, block_s)
@@ -255,7 +257,7 @@ class VoiceClient:
             due_s += block_s
 
     async def _report_playhead(self, socket: ClientConnection) -> None:
-        """Report the playhead at the rate of the Voice page, while audio plays."""
+        """Report the playback position as often as the Voice page does, while audio plays."""
         now_s, playback = time.perf_counter(), self._playback
         if (
             not self._console

@@ -1,8 +1,9 @@
-"""Benchmark of many concurrent voice sessions in real time, one more than the gateway admits.
+"""Benchmark of many concurrent voice sessions in real time, including one more session than the
+gateway admits.
 
 On the fake engine the fleet itself is measured: its stages produce audio at twice the pace of
-speech, and compute nothing. The sessions run in this process, whose CPU is reported apart from the
-fleet's. Knows no stage.
+speech, and compute nothing. The sessions run in this process, whose CPU time is reported
+separately. Takes the stages from the graph.
 """
 
 import asyncio
@@ -42,22 +43,24 @@ from fleet.lab.report.stats import Ratio, at_least, at_most, percentile, summari
 from fleet.lab.report.tables import NONE, figure, table_of, titled
 
 STEP_MS = 40
-"""Time of a step of the fake engine, which makes one frame of 80 ms: twice the pace of speech."""
+"""Step time of the fake engine. A step makes one frame of 80 ms, so audio has twice the pace of
+speech.
+"""
 ANSWER_TOKENS, ANSWER_FRAMES = 16, 50
-"""Length of an answer: four seconds of speech."""
+"""Length limits of an answer: four seconds of speech."""
 CONSOLE_EACH = 4
-"""Every so many sessions one uses the console's socket; the others use the API's."""
+"""Every `CONSOLE_EACH`-th session uses the console's socket; the others use the API's."""
 OPENING_S = 0.03
-"""Interval between the openings of two sessions."""
+"""Time between the openings of successive sessions."""
 RECORDING = ("fleet.lab.pocket", "docs/spoken.wav")
 
 
 class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """The session beyond the limit.
+    """Result of the session beyond the gateway's limit.
 
-    `position`: place in the queue, None if none was reported. `early`: admitted before another
-    session had left.
-    `admitted_ms`: time from the first leave to its admission, None if it was not admitted.
+    `position`: place in the queue, None if none was reported. `early`: whether it was admitted
+    before another session had left. `admitted_ms`: time from the first session's leave to the
+    admission, None if it was not admitted.
     """
 
     position: int | None
@@ -83,8 +86,8 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceSessionsResult(Result, frozen=True, kw_only=True):
-    """`cores`: CPU of each process of the fleet in `seconds` with all sessions active;
-    `client_cores`: CPU of this process.
+    """Results of all voice sessions. `cores`: mean CPU cores used by each process of the fleet
+    during `seconds` with all sessions active. `client_cores`: cores used by this process.
     """
 
     model: str
@@ -120,7 +123,7 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
 
     @property
     def fleet_ms(self) -> list[float]:
-        """Voice to voice without the end-of-turn silence."""
+        """Voice-to-voice latency of each turn without the end-of-turn silence."""
         return [turn.voice_to_voice_ms - self.silence_ms for turn in self.turns]
 
     @property
@@ -166,8 +169,8 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
         yield titled(f"{self.seconds:.1f} s", cores)
 
     def targets(self) -> list[Ratio]:
-        """Check that no playback underruns, every question is answered, and the session beyond the
-        limit is queued.
+        """Compare with targets: no underruns of playback, every question answered, and the session
+        beyond the limit queued.
         """
         count, queued = len(self.sessions), self.queued
         unanswered = count * self.wanted_turns - len(self.turns)
@@ -187,9 +190,9 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
 
 
 def own_overrides(context: Context) -> list[str]:
-    """Return the overrides of a fleet that is started here: it admits as many sessions as run, and
-    with `--engine fake` computes nothing, with slots for every session's answers and
-    transcriptions.
+    """Return the overrides of a fleet started for this benchmark, which admits as many sessions as
+    run. With `--engine fake` the fleet computes nothing, and has slots for every session's answers
+    and transcriptions.
 
     Raises: ConfigError.
     """
@@ -211,8 +214,8 @@ def own_overrides(context: Context) -> list[str]:
 
 
 def recorded_question() -> SpokenQuestion:
-    """Return a spoken sentence that ships with Fleet, since a fleet that computes nothing cannot
-    speak one.
+    """Return a spoken sentence that ships with Fleet, since a fleet on the fake engine cannot speak
+    one.
     """
     package, name = RECORDING
     with resources.as_file(resources.files(package) / name) as path:
@@ -220,8 +223,8 @@ def recorded_question() -> SpokenQuestion:
 
 
 def measure_voice_sessions(context: Context) -> VoiceSessionsResult:
-    """Run `--sessions` sessions, and one more if the fleet is started here, since it then admits no
-    more than those.
+    """Run `--sessions` sessions; if the fleet is started here, and so admits no more, also one
+    session beyond the limit.
 
     Raises: BenchError if a session cannot be opened.
     """
@@ -235,7 +238,7 @@ def measure_voice_sessions(context: Context) -> VoiceSessionsResult:
 
 
 class _SessionRun:
-    """The sessions of one run, on one event loop."""
+    """All voice sessions of one run, on one event loop."""
 
     def __init__(
         self, target: TargetFleet, questions: Sequence[SpokenQuestion], options: BenchOptions
@@ -294,8 +297,8 @@ class _SessionRun:
             first_end.cancel()
 
     async def _try_one_more(self) -> QueuedSession:
-        """Open a session beyond the limit: it is admitted once another has left, and asks one
-        question.
+        """Open a session beyond the limit and return what happened: it must be admitted once
+        another session has left, and then asks one question.
         """
         extra = self._extra
         run = asyncio.create_task(extra.run(1, self._begin))

@@ -1,5 +1,5 @@
-"""Bytes of weights that a computation reads, counted operation by operation: of the experts of a
-layer only those chosen.
+"""Counter of the weight bytes that a computation reads, operation by operation. Of a layer's
+experts only the chosen ones count.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ GROUPED = "grouped_mm"
 
 
 class WeightReads(TorchDispatchMode):
-    """Counts while it is entered. A weight that is read twice counts twice: the larger ones do not
-    fit a cache.
+    """Dispatch mode that counts the weight bytes read by operations inside its `with` block. A
+    weight that is read twice counts twice, since large weights do not fit a cache.
 
-    `is_weight` returns True for weights and their views. Entering it slows every operation, and
-    reads values of the device.
+    `is_weight`: returns True for weights and their views. The mode slows every operation, and
+    synchronizes with the device.
     """
 
     def __init__(self, is_weight: Callable[[Tensor], bool]) -> None:
@@ -56,8 +56,8 @@ class WeightReads(TorchDispatchMode):
 
 
 def _share_of_groups(tensors: Sequence[Tensor]) -> float:
-    """Return the share of a grouped product's matrices that have rows. Its last tensor, int32, has
-    the end of each one's rows.
+    """Return the share of the matrices in a grouped product that have rows. The last of `tensors`,
+    int32, has the end row of each group.
     """
     (ends,) = (tensor for tensor in tensors if tensor.dtype == torch.int32)
     sizes = ends.diff(prepend=ends.new_zeros(1))

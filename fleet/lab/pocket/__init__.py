@@ -4,5 +4,5 @@ any computer.
 Start at `recipe`, which lists the steps in order: `corpus` generates the dialogues and sentences,
 `teacher` synthesizes their speech, `speech` and `hearing` turn it into data sets, `train` trains
 each part, `export` writes the checkpoint folder, `judge` evaluates it. `shape` holds the sizes and
-ids that all of them share. The shipped weights are in `fleet/checkpoints`.
+ids that these modules share. The shipped weights are in `fleet/checkpoints`.
 """

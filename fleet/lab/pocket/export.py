@@ -27,8 +27,8 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "talker": {"talker.": "talker."},
     "codec": {"": "code2wav."},
 }
-"""Part -> prefix of its names -> their prefix in the model. Names with other prefixes are used in
-training only.
+"""Exported weights by part: prefix of the part's weight names, and the prefix that replaces it in
+the model. Weights with other prefixes are used in training only.
 """
 
 EXAMPLES = (
@@ -42,11 +42,13 @@ EXAMPLES = (
     "what is the capital of france",
     "my name is anna",
 )
-"""Questions to try the checkpoint with, one of most kinds."""
+"""Questions with which to try the checkpoint, from most of the families."""
 
 
 def _sampling(prefix: str, max_new_tokens: int) -> Json:
-    """Return the sampling of one of the two language stages for requests that set none: greedy."""
+    """Return the default sampling parameters of a language stage, which are greedy. `prefix`:
+    prefix of the parameter names.
+    """
     return {
         f"{prefix}do_sample": False,
         f"{prefix}max_new_tokens": max_new_tokens,
@@ -60,16 +62,16 @@ GENERATION_CONFIG: Mapping[str, Any] = {
     **_sampling("", max_new_tokens=128),
     **_sampling("talker_", max_new_tokens=375),
 }
-"""Content of generation_config.json. The Talker's limit of half a minute is far longer than any
-answer.
+"""Content of generation_config.json. The Talker's length limit of half a minute is far longer than
+any answer.
 """
 
 
 def export(parts: Mapping[str, Path], out_dir: Path) -> Path:
-    """Write the folder (created if absent) from the weight file of each part, and return it; equal
-    inputs give equal bytes.
+    """Write the checkpoint folder, created if absent, from each part's weight file; return the
+    folder. Equal inputs give equal bytes.
 
-    Raises: ConfigError if a file is missing, or not of Pocket's shape.
+    Raises: ConfigError if a file is missing, or does not have Pocket's shape.
     """
     model = _initial_model()
     for name in PLACES:
@@ -79,8 +81,8 @@ def export(parts: Mapping[str, Path], out_dir: Path) -> Path:
 
 
 def part_of(folder: Path, part: str) -> dict[str, Tensor]:
-    """Return the weights of one part of an exported folder, in single precision, with the names
-    that its training uses.
+    """Return the weights of one part of an exported folder, in single precision, under the names
+    used by its training.
 
     Raises: ConfigError if the folder holds no weights.
     """
@@ -122,8 +124,8 @@ def _initial_model() -> Any:
 
 @torch.no_grad()
 def _fill(model: Any, part: str, file: Path) -> None:
-    """Copy the file's weights into the model. Raises: ConfigError if names or sizes are not those
-    of the part.
+    """Copy a part's weight file into the model. Raises: ConfigError if names or sizes do not match
+    the part.
     """
     wanted: dict[str, Tensor] = {
         name: value
@@ -169,7 +171,7 @@ def _write(model: Any, out_dir: Path) -> None:
 
 
 def _halve(model: Any) -> None:
-    """Convert to half precision. Raises: ConfigError naming a weight that overflows."""
+    """Convert the model to half precision. Raises: ConfigError naming a weight that overflows."""
     model.half()
     for name, value in model.state_dict().items():
         if not bool(torch.isfinite(value).all()):

@@ -1,8 +1,8 @@
-"""Training recipe of Pocket, from the corpus to a checkpoint folder: steps in order, each resumable
-and runnable alone.
+"""Training recipe of Pocket, from the corpus to a checkpoint folder: a list of steps, each
+resumable and runnable alone.
 
 A finished step is quick to run again: existing data is reused, and a finished training stops
-immediately. `STEPS` has the dependencies; the language stages, the codec and the audio tower share
+immediately. `STEPS` has the dependencies. The language stages, the codec and the audio tower share
 only the model's configuration, so their order is free.
 """
 
@@ -23,12 +23,12 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """Options of a run. `folder`: data and trained parts. `device`: torch device of the trainings,
-    such as cuda.
+    """Options of a recipe run. `folder`: folder of data and trained parts. `device`: torch device
+    of the trainings, such as cuda.
 
-    `share` scales the steps of each training: less than 1 tests the recipe, with worse results.
-    `start`: an exported folder from whose weights the trainings start, of the same shape and, for
-    codec and Talker, the same codebook.
+    `share`: factor on the number of steps of each training; a value below 1 tests the recipe, with
+    worse results. `start`: exported folder from whose weights the trainings start; it must have the
+    same shape and, for codec and Talker, the same codebook.
     """
 
     folder: Path = DEFAULT_FOLDER
@@ -69,8 +69,8 @@ class RecipeOptions:
         return schedule.scaled(self.share)
 
     def keep_start(self, part: str, name: str) -> None:
-        """If the training `name` has no result, use the weights of `part` in `start` as its
-        result.
+        """Store the weights of `part` in `start` as the result of the training `name`, unless the
+        training already has a result.
         """
         from safetensors.torch import save_file
 
@@ -96,7 +96,7 @@ class RecipeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of the recipe. `after`: the steps whose results it reads."""
+    """A step of the recipe. `after`: steps whose results it reads."""
 
     description: str
     run: Callable[[RecipeOptions], None]
@@ -153,8 +153,8 @@ def _hearing(work: RecipeOptions) -> None:
 
 
 def _joint(work: RecipeOptions) -> None:
-    """Train Thinker and tower together; a part that was not trained here has the weights of
-    `start`.
+    """Train Thinker and audio tower together. A part that was not trained in this run has the
+    weights of `start`.
     """
     from fleet.lab.pocket.train import joint
 
@@ -166,7 +166,9 @@ def _joint(work: RecipeOptions) -> None:
 
 
 def _export(work: RecipeOptions) -> None:
-    """Export all parts; a part that was not trained here has the weights of `start`."""
+    """Export all parts to a checkpoint folder. A part that was not trained in this run has the
+    weights of `start`.
+    """
     from fleet.lab.pocket.export import export
 
     files = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
@@ -196,7 +198,7 @@ STEPS: Final[Mapping[str, Step]] = {
 
 
 def run_steps(work: RecipeOptions, names: Sequence[str] = ()) -> None:
-    """Run the named steps, or all of them, in the order of the recipe.
+    """Run the steps `names`, or all steps if empty, in the order of the recipe.
 
     Raises: BadInput for an unknown step; ConfigError if the result of an earlier step is missing.
     """

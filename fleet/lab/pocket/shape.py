@@ -21,18 +21,20 @@ SEED: Final = 7
 FRAME_S: Final = 0.08
 SAMPLES_PER_FRAME: Final = 1920
 NUM_CODE_GROUPS: Final = 8
-"""Seven residual codebooks of the spectrum, then the number of glottal cycles in the frame."""
+"""Number of codes per frame: seven residual codebooks of the spectrum, then the number of glottal
+cycles in the frame.
+"""
 CODEBOOK_SIZE: Final = 512
 LEAD_FRAMES: Final = 4
-"""Silent frames before the first word, so that text (one symbol per frame) stays ahead of
+"""Number of silent frames before the first word, so that text (one symbol per frame) stays ahead of
 speech.
 """
 VOICES: Final[Mapping[str, Voice]] = {
     "chelsie": Voice(name="en-us+f5", rate_wpm=140, pitch=50, pitch_range=40),
     "ethan": Voice(name="en-us", rate_wpm=140, pitch=85, pitch_range=40),
 }
-"""Speakers and the teacher's voice of each, with a pitch that whole cycles per frame represent
-within a semitone.
+"""The teacher's voice for each of Pocket's speakers, with a pitch that whole cycles per frame
+represent within a semitone.
 """
 
 SPECIALS: Final = (
@@ -54,8 +56,8 @@ SPECIALS: Final = (
     "<tts_text_bos>",
     "<tts_text_eod>",
 )
-"""Special symbols, with the ids after `SYMBOLS`. A turn is `<|im_start|> role <|says|> text
-<|im_end|>`, without separators.
+"""Special symbols, whose ids follow the ids of `SYMBOLS`. A turn is `<|im_start|> role <|says|>
+text <|im_end|>`, without separators.
 """
 TOKEN_ID: Final[Mapping[str, int]] = {
     name: len(SYMBOLS) + index for index, name in enumerate(SPECIALS)
@@ -67,14 +69,14 @@ HIDDEN: Final = 256
 HEAD_DIM: Final = 64
 ROPE_THETA: Final = 10_000.0
 CONTROL_IDS: Final = 1024
-"""Number of the Talker's last ids, which `generate` never samples, except its end: the codes are
-before them.
+"""Number of ids at the end of the Talker's vocabulary that `generate` never samples, except the end
+of speech. Codes have the ids before.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CodecIds:
-    """Control ids in the Talker's vocabulary."""
+    """Control ids in the Talker's vocabulary, such as the end of speech."""
 
     pad: int = CODEBOOK_SIZE
     bos: int = CODEBOOK_SIZE + 1
@@ -92,8 +94,8 @@ CODEC_IDS: Final = CodecIds()
 
 
 def text_table() -> Tensor:
-    """Return the Thinker's embedding, which the Talker shares: [VOCAB_SIZE, HIDDEN] of float32, the
-    same on every machine.
+    """Return the text embedding [VOCAB_SIZE, HIDDEN] of Thinker and Talker, float32, the same on
+    every machine.
     """
     return (
         torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(SEED))

@@ -1,8 +1,8 @@
-"""Data sets in shards, each built in a fresh process, because espeak-ng carries its phase from text
-to text.
+"""Building of data sets in shards, each shard in a fresh process, because espeak-ng carries the
+phase of its voice from text to text.
 
 So a shard is the same in every run, and a build that was killed resumes with the missing shards.
-Knows no contents.
+Independent of the shards' content.
 """
 
 import multiprocessing
@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 
 def build_missing(name: str, make: Callable[[int], None], files: list[Path], workers: int) -> None:
-    """Build each shard whose file is missing. `make`: called with the number of the shard; `name`:
-    label of the progress bar.
+    """Build each shard whose file is missing, in `workers` processes. `make`: builds the shard of a
+    number. `name`: label of the progress bar.
     """
     missing = [shard for shard, file in enumerate(files) if not file.exists()]
     if not missing:
@@ -32,7 +32,9 @@ def build_missing(name: str, make: Callable[[int], None], files: list[Path], wor
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yield a new file to write, which replaces `path` atomically at the end of the block."""
+    """Yield the path of a temporary file to write, which replaces `path` atomically at the end of
+    the block.
+    """
     new = path.with_suffix(".new")
     yield new
     os.replace(new, path)

@@ -1,4 +1,5 @@
-"""The teacher: espeak-ng, which synthesizes speech with the start of every word.
+"""The teacher: espeak-ng, which synthesizes Pocket's training speech and reports the start time of
+every word.
 
 espeak-ng has one state per process: syntheses are serialized, and the phase of the voice carries
 over from text to text. So the samples are reproducible only for the same texts in the same order
@@ -37,7 +38,7 @@ _LETTER_A = "[[eI]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice:
-    """A voice of espeak-ng. `name`: a file that `espeak-ng --voices=en` lists, with an optional
+    """A voice of espeak-ng. `name`: voice listed by `espeak-ng --voices=en`, with an optional
     variant: `en-us`, `en-us+f3`.
 
     Units: `rate_wpm` words per minute (80..450); `pitch` and `pitch_range` 0..99, 50 is the voice's
@@ -52,7 +53,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesizedSpeech:
-    """Mono samples at 24 kHz in -1..1, and the start of each word of the text.
+    """Speech of a text: mono samples at 24 kHz in -1..1, and the start time of each word.
 
     Invariants: one start for every word, in ascending order.
     """
@@ -82,7 +83,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes
 
 
 class Teacher:
-    """Synthesizes texts.
+    """Synthesizes texts with espeak-ng.
 
     Raises: ConfigError if espeak-ng is missing or lacks the voice.
     """
@@ -91,7 +92,7 @@ class Teacher:
         self._engine = _engine(tuple(libraries))
 
     def speak(self, text: str, voice: Voice | None = None) -> SynthesizedSpeech:
-        """Synthesize a text that is normalized by `spoken`; the samples are not trimmed."""
+        """Synthesize a text that is normalized by `spoken`; silence around the speech is kept."""
         words = [
             _LETTER_A if is_letter else word
             for word, is_letter in zip(text.split(), letters_a(text), strict=True)
@@ -109,8 +110,8 @@ class Teacher:
 
 
 def letters_a(text: str) -> list[bool]:
-    """Return True for each word that is the letter A: in a spelled word, or as the last word, where
-    no article can be.
+    """Return for each word whether it is the letter A: within a spelled word, or as the last word,
+    where no article can be.
     """
     spelled = [match.span() for match in _SPELLED.finditer(text)]
     begins = _begins(text.split())
@@ -121,9 +122,10 @@ def letters_a(text: str) -> list[bool]:
 
 
 def word_starts(words: Sequence[str], events: Sequence[tuple[int, int]], end: int) -> list[float]:
-    """Return the sample at which each word starts, from events (character, sample).
+    """Return the sample at which each word starts. `events`: (character, sample) pairs reported by
+    espeak-ng. `end`: number of samples.
 
-    espeak-ng has one event for some pairs of words ("of the"); the start of the second is
+    espeak-ng reports one event for some pairs of words ("of the"); the start of the second word is
     interpolated by letters.
     """
     begins = _begins(words)
@@ -142,8 +144,8 @@ def _begins(words: Sequence[str]) -> list[int]:
 
 @cache
 def _engine(libraries: tuple[str, ...]) -> "_Engine":
-    """Return the process's only engine: initialising espeak-ng again would drop the callback of the
-    first.
+    """Return the process's only espeak-ng engine: a second initialisation would drop the callback
+    of the first.
     """
     return _Engine(_library(libraries))
 
@@ -177,8 +179,8 @@ class _Engine:
     def synthesise(
         self, text: str, voice: Voice
     ) -> tuple[NDArray[np.int16], list[tuple[int, int]]]:
-        """Return the samples, and (character, sample) of every word event; characters count
-        from 0.
+        """Return the samples of a text, and a (character, sample) pair for every word event;
+        characters count from 0.
         """
         encoded = text.encode() + b"\0"
         with self._lock:

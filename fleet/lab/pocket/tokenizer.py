@@ -1,7 +1,7 @@
 """Pocket's tokenizer, chat template and processor files, in the formats of `transformers`.
 
-The tokenizer encodes typed text like the corpus's `encode(spoken(text))`, by rules alone. Names of
-symbols in tokenizer.json: `a` begins a word, `##a` continues one.
+The tokenizer encodes typed text like the corpus's `encode(spoken(text))`, by rules alone. Symbol
+names in tokenizer.json: `a` begins a word, `##a` continues one.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer() -> Tokenizer:
-    """Build the tokenizer, with the ids of `shape`."""
+    """Build the tokenizer, whose ids are defined in `shape`."""
     vocabulary = {_piece(symbol): index for index, symbol in enumerate(SYMBOLS)}
     # Without merges each letter is a token, in a time that grows with the length of the text.
     # WordPiece would look up every part of a word. No letter is unknown: the normalizer removes
@@ -67,8 +67,8 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_files(out_dir: Path) -> None:
-    """Write the tokenizer, the chat template and the processor's configuration to the checkpoint's
-    folder.
+    """Write the tokenizer, the chat template and the processor's configuration to the checkpoint
+    folder `out_dir`.
     """
     build_tokenizer().save(str(out_dir / "tokenizer.json"))
     config = {"model_max_length": 4096, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -94,8 +94,8 @@ def _plain_letters() -> normalizers.Normalizer:
 
 
 def _spoken_signs() -> Iterator[normalizers.Normalizer]:
-    """Yield the rules that write signs and numbers in words, digit by digit, because a rule's
-    replacement is a fixed text.
+    """Yield normalizer rules that replace signs and numbers by words. Numbers are replaced digit by
+    digit, because a rule's replacement is a fixed text.
     """
     yield from (_rule(sign, f" {word} ") for sign, word in SIGNS.items())
     yield _rule("(?<=[0-9])(?=[0-9]{3})|(?<=[0-9]{2})(?=[0-9]{2})|(?<=[0-9]{3})(?=[0-9])", " ")
@@ -113,8 +113,8 @@ def _spoken_signs() -> Iterator[normalizers.Normalizer]:
 
 
 def _word_boundaries() -> Iterator[normalizers.Normalizer]:
-    """Yield the rules that split words at all other characters; an apostrophe is a letter only
-    within a word.
+    """Yield normalizer rules that split words at all characters but letters and apostrophes; an
+    apostrophe is a letter only within a word.
     """
     yield _rule("[^a-z']", " ")
     # The second lookbehind changes no match: without it, a run of apostrophes is read again from

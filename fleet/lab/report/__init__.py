@@ -1,3 +1,3 @@
-"""Reports of measurements: statistics, machine description, tables, pictures, JSON and progress.
-Knows no measurement.
+"""Reports of measurements: statistics, machine description, tables, pictures, JSON and progress
+display. Independent of what is measured.
 """

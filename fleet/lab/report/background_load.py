@@ -6,10 +6,10 @@ import psutil
 
 
 class BackgroundLoad:
-    """Cores used by other processes, from the construction to `cores()`: all but this process and
-    its descendants.
+    """Mean number of CPU cores used by other processes, from the construction of the object on.
+    This process and its descendants do not count.
 
-    A fleet that was not started here is part of it.
+    A fleet that is not a descendant of this process counts as background load.
     """
 
     def __init__(self) -> None:
@@ -17,24 +17,24 @@ class BackgroundLoad:
         self._others_s = _all_cpu_s() - _own_cpu_s()
 
     def cores(self) -> float:
-        """Return the mean since the construction; slightly wrong if processes start or end
-        meanwhile, never negative.
+        """Return the mean number of cores since the construction. The value is slightly wrong if
+        processes start or end meanwhile; never negative.
         """
         others_s = _all_cpu_s() - _own_cpu_s() - self._others_s
         return max(0.0, round(others_s / (time.monotonic() - self._began_s), 2))
 
 
 def _all_cpu_s() -> float:
-    """Return the CPU seconds of all processes since boot, including those that the host of a
-    virtual machine stole.
+    """Return the CPU seconds of all processes since boot, including time stolen by a virtual
+    machine's host.
     """
     times = psutil.cpu_times()
     return times.user + times.system + getattr(times, "nice", 0.0) + getattr(times, "steal", 0.0)
 
 
 def _own_cpu_s() -> float:
-    """Return the CPU seconds of this process and its descendants; ended ones count for the parent
-    that waited for them.
+    """Return the CPU seconds of this process and its descendants, and of ended children for which
+    they have waited.
     """
     me = psutil.Process()
     return sum(_cpu_s_of(process) for process in (me, *me.children(recursive=True)))

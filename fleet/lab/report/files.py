@@ -1,4 +1,6 @@
-"""Report files: checked before a measurement begins, written after it."""
+"""Report files: their folders are checked before a measurement begins, and the files written after
+it.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,8 @@ from fleet.core.errors import BadInput
 
 
 def check_report_folders(**paths: Path | None) -> None:
-    """Check that the folder of each report file exists, by option name. Raises: BadInput naming the
-    option.
+    """Check that each report file's folder exists. `paths`: report file by option name, None if not
+    requested. Raises: BadInput naming the option.
     """
     for option, path in paths.items():
         if path is not None and not path.absolute().parent.is_dir():

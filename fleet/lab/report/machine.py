@@ -1,4 +1,6 @@
-"""Description of the machine of a measurement, without which reports cannot be compared."""
+"""Description of the machine of a measurement, stored in each report so that reports can be
+compared.
+"""
 
 import importlib.metadata
 import os
@@ -13,7 +15,9 @@ LIBRARIES = ("torch", "transformers", "redis", "nixl", "numpy", "starlette", "uv
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """`load_1min`: mean number of running processes in the minute before the measurement."""
+    """Hardware, system and library versions of the machine. `load_1min`: mean number of running
+    processes in the minute before the measurement.
+    """
 
     processor: str
     cores: int
@@ -49,7 +53,7 @@ def _version(library: str) -> str | None:
 
 
 def _processor() -> str:
-    """Return the processor's name, which Linux gives in /proc/cpuinfo only."""
+    """Return the processor's name from /proc/cpuinfo on Linux, else from `platform`."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,6 @@
-"""Pictures of reports: figures made of panels, written as PNG. Knows no number's meaning."""
+"""Pictures of reports: figures made of panels, written as PNG. Draws panels without knowing what
+their numbers mean.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +10,7 @@ from typing import Any
 DPI = 130
 
 Axes = Any
-"""`matplotlib.axes.Axes`, whose annotations are incomplete."""
+"""Stands for `matplotlib.axes.Axes`, whose type annotations are incomplete."""
 Panel = Callable[[Axes], None]
 
 
@@ -22,7 +24,9 @@ def saved_figure(
     dpi: int = DPI,
     **layout: Any,
 ) -> Iterator[tuple[Any, list[Axes]]]:
-    """Yield a figure and its axes, row by row; write it to `path` at the end of the block."""
+    """Yield a new figure and its axes, row by row; write the figure to `path` at the end of the
+    block.
+    """
     import matplotlib
 
     # No window: there may be no display.
@@ -42,7 +46,9 @@ def saved_figure(
 def draw_panels(
     panels: Sequence[Panel], path: Path, title: str, panel_inches: tuple[float, float]
 ) -> None:
-    """Draw panels in two columns. Without panels no file is written."""
+    """Draw panels in two columns and write the picture to `path`. With no panels no file is
+    written.
+    """
     if not panels:
         return
     columns = min(2, len(panels))
@@ -59,6 +65,6 @@ def draw_panels(
 
 
 def finish_bars(axes: Axes) -> None:
-    """Put a light horizontal grid behind bars."""
+    """Draw a light horizontal grid behind a bar chart."""
     axes.set_axisbelow(True)
     axes.grid(axis="y", alpha=0.25)

@@ -1,4 +1,4 @@
-"""Progress of long measurements, on stderr, so that stdout holds only the report."""
+"""Progress display of long measurements, on stderr, so that stdout holds only the report."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,20 +15,22 @@ from rich.progress import (
 
 
 class Meter:
-    """Progress bars on a terminal; elsewhere a line for each bar that begins."""
+    """Display of progress bars on a terminal; elsewhere it prints a line for each bar that
+    begins.
+    """
 
     def __init__(self, progress: Progress, command: str) -> None:
         self._progress, self._command = progress, command
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that remains visible above the progress bars."""
         self._progress.console.print(
             f"{self._command}: {line}", highlight=False, soft_wrap=True, markup=False
         )
 
     def counted(self, label: str, total: int | None) -> Callable[[int], None]:
-        """Begin a bar, of an unknown length if `total` is None; the returned function advances it,
-        from any thread.
+        """Begin a progress bar. `total`: length of the bar, None if unknown. The returned function
+        advances it by a count, from any thread.
         """
         if not self._progress.console.is_terminal:
             self.say(label if total is None else f"{label} ({total})")
@@ -36,14 +38,16 @@ class Meter:
         return lambda count: self._progress.advance(task, count)
 
     def steps(self, label: str, total: int | None) -> Callable[[], None]:
-        """Begin a bar; the returned function advances it by one step."""
+        """Begin a progress bar. The returned function advances it by one step."""
         advance = self.counted(label, total)
         return lambda: advance(1)
 
 
 @contextmanager
 def meter(command: str) -> Iterator[Meter]:
-    """Show the progress of a command, such as `fleet bench`, until the end of the block."""
+    """Show progress bars until the end of the block. `command`: prefix of printed lines, such as
+    `fleet bench`.
+    """
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -62,6 +66,8 @@ def meter(command: str) -> Iterator[Meter]:
 
 @contextmanager
 def progress_bar(command: str, label: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a single bar until the end of the block."""
+    """Show a single progress bar until the end of the block; the yielded function advances it by
+    one step.
+    """
     with meter(command) as progress:
         yield progress.steps(label, total)

@@ -1,5 +1,5 @@
-"""Results of measurements, and a report of several: on the terminal, as a picture, and as JSON.
-Measures nothing.
+"""Results of measurements, and a report of several results: on the terminal, as a picture, and as
+JSON. Measures nothing.
 """
 
 import time
@@ -17,29 +17,29 @@ from fleet.lab.report.tables import print_line, ratio_table
 
 MS = 1e3
 FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
-"""Colours of the panels."""
+"""Colours in the pictures."""
 P95_ALPHA = 0.4
 NOISY_CORES = 0.2
 PANEL_INCHES = (6.0, 3.8)
 
 
 class Result(msgspec.Struct, frozen=True):
-    """Outcome of one measurement, and how a report shows and judges it.
+    """Outcome of one measurement. Its methods give the report its tables, panels and targets.
 
-    A result may have `others_cores`, the background load: one number, or a tuple with a number for
-    each part of the measurement; None where it is not known.
+    A result may have a field `others_cores`, the background load in cores: a number, or a tuple
+    with a number for each part of the measurement; None where the load is unknown.
     """
 
     def tables(self) -> Iterable[RenderableType]:
-        """Return the tables of the terminal, in order."""
+        """Return the tables for the terminal, in order."""
         return ()
 
     def panels(self) -> Sequence[Panel]:
-        """Return the panels of the picture, in order."""
+        """Return the panels for the picture, in order."""
         return ()
 
     def targets(self) -> Sequence[Ratio]:
-        """Return the numbers that have a target."""
+        """Return the measured numbers that have a target."""
         return ()
 
     def background_loads(self) -> Sequence[float | None]:
@@ -48,14 +48,15 @@ class Result(msgspec.Struct, frozen=True):
         return loads if isinstance(loads, Sequence) else (loads,)
 
     def percentiles(self) -> dict[str, msgspec.Struct]:
-        """Return summaries that precede the raw numbers in the JSON file, by name."""
+        """Return summaries by name; the JSON file has them before the raw numbers."""
         return {}
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Results of one run, by key. `command`: arguments of the run; `began`: local time, ISO 8601.
+    """Results of one run of a command, by key, with a description of the machine.
 
-    `subject`: beginning of the picture's title.
+    `command`: arguments of the run. `began`: local time, ISO 8601. `subject`: beginning of the
+    picture's title.
     """
 
     command: tuple[str, ...]
@@ -86,7 +87,7 @@ class Report(msgspec.Struct, kw_only=True):
             print_line(console, f"{line}machine", style="yellow")
 
     def draw(self, path: Path) -> None:
-        """Write the picture; a report without anything to draw makes none."""
+        """Write the picture of all panels to `path`; nothing is written if no result has panels."""
         panels = [panel for result in self.results.values() for panel in result.panels()]
         machine = self.machine
         title = (
@@ -96,7 +97,9 @@ class Report(msgspec.Struct, kw_only=True):
         draw_panels(panels, path, title, PANEL_INCHES)
 
     def write(self, path: Path, keys: Iterable[str] = ()) -> None:
-        """Write the JSON file, in which a key of `keys` without a result is null."""
+        """Write the JSON file. `keys`: keys that the file must have; those without a result are
+        null.
+        """
         found: dict[str, object] = dict.fromkeys(keys)
         for key, result in self.results.items():
             found |= parts if (parts := parts_of(result)) else {key: result}
@@ -113,16 +116,18 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class NamedParts(Result, frozen=True):
-    """A result whose fields stand in the JSON report each under its own name."""
+    """Result of several parts: each field is a separate entry of the JSON report, under the field's
+    name.
+    """
 
 
 def parts_of(result: Result) -> dict[str, object]:
-    """Return the fields of a result of several parts, nothing of another result."""
+    """Return the fields of a `NamedParts` result by name; {} for any other result."""
     return msgspec.structs.asdict(result) if isinstance(result, NamedParts) else {}
 
 
 def machine_line(machine: Machine) -> str:
-    """Return the machine in one line."""
+    """Describe the machine in one line."""
     libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
     return (
         f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load "

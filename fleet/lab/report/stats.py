@@ -1,4 +1,4 @@
-"""Percentiles of samples, and numbers compared with targets. Pure."""
+"""Statistics of samples, and measured numbers with targets. Pure."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the samples of one quantity, in its unit."""
+    """Statistics of the samples of one quantity, in the quantity's unit."""
 
     count: int
     p50: float
@@ -17,7 +17,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """A number and its target; `at_least` and `at_most` make one.
+    """A measured number and its target; the functions `at_least` and `at_most` make one.
 
     `at_most`: True for an upper limit, False for a lower limit.
     """
@@ -34,22 +34,25 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def at_most(name: str, value: float, target: float, unit: str = "x") -> Ratio:
-    """Compare a number with an upper limit."""
+    """Return a number with an upper limit as its target."""
     return Ratio(name=name, value=value, target=target, at_most=True, unit=unit)
 
 
 def at_least(name: str, value: float, target: float, unit: str = "x") -> Ratio:
-    """Compare a number with a lower limit."""
+    """Return a number with a lower limit as its target."""
     return Ratio(name=name, value=value, target=target, at_most=False, unit=unit)
 
 
 def differing(num_equal: int, num_answers: int) -> Ratio:
-    """Compare the number of answers that differ from the expected ones with 0."""
+    """Return the number of answers that differ from the expected ones, with the target 0.
+    `num_equal`: number of equal answers.
+    """
     return at_most("differing answers", num_answers - num_equal, 0, "answers")
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Interpolate linearly between the two nearest ranks, as numpy does by default.
+    """Return a percentile of the samples, interpolated linearly between the two nearest ranks as
+    numpy does by default.
 
     Invariants: at least one sample; 0 <= percent <= 100.
     """
@@ -62,12 +65,12 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the 50th percentile."""
+    """Return the 50th percentile of the samples."""
     return percentile(samples, 50)
 
 
 def summarise(samples: Sequence[float | None]) -> Summary | None:
-    """Summarise the samples that are not None; None without any."""
+    """Summarise the samples, without None values; return None if no sample remains."""
     known = [sample for sample in samples if sample is not None]
     if not known:
         return None

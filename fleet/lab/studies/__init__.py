@@ -1,4 +1,4 @@
-"""Studies: proofs that were run once, kept with their date, machine and numbers.
+"""Studies: measurements that were run once as evidence, kept with their date, machine and numbers.
 
-A study is a measurement of `fleet bench`, found by its file as the others are.
+A study is run by `fleet bench`, which finds its module like the modules of `fleet.lab.measure`.
 """

@@ -1,5 +1,5 @@
-"""A relay of IP packets between TUN devices: each pair of devices has a link with a delay, which
-can be cut. Knows no namespace.
+"""A relay of IP packets between TUN devices. Any two devices have a link with a delay, which can be
+cut. Knows nothing about network namespaces.
 """
 
 import heapq
@@ -19,7 +19,9 @@ READ_BYTES = 65_536
 TCP, IPV4 = 6, 4
 PORTS = struct.Struct(">HH")
 FlowKey = tuple[int, int, int, int]
-"""Numbers of the devices, and ports, of the source and of the destination."""
+"""Key of a TCP flow: source device number, destination device number, source port, destination
+port.
+"""
 
 
 class SetLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +37,10 @@ class SetLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one direction of a TCP connection, without headers, retransmissions included.
+    """Payload bytes of one direction of a TCP connection, retransmissions included.
 
-    `source`, `destination`: numbers of the devices. `num_bytes` were delivered, `num_lost_bytes`
-    were lost on a cut link.
+    `source`, `destination`: numbers of the devices. `num_bytes`: delivered bytes. `num_lost_bytes`:
+    bytes lost on a cut link.
     """
 
     source: int
@@ -51,8 +53,8 @@ class LinkFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldPacket:
-    """A packet on a link. `due_s`: time of its delivery, by `time.monotonic`; `number`: packets of
-    one link stay in order.
+    """A packet on its way over a link. `due_s`: delivery time on `time.monotonic`. `number`: serial
+    number, which keeps the packets of a link in order.
     """
 
     due_s: float
@@ -63,8 +65,8 @@ class HeldPacket:
 
     @property
     def payload(self) -> tuple[int, int, int]:
-        """Return the source port, the destination port and the number of payload bytes; 0 ports of
-        what is not TCP.
+        """Return the source port, the destination port and the number of payload bytes. Ports are 0
+        if the packet is not TCP.
         """
         header_len, total_len = 4 * (self.content[0] & 15), int.from_bytes(self.content[2:4], "big")
         if self.content[9] != TCP:
@@ -78,7 +80,9 @@ class HeldPacket:
 
 
 class PacketRelay:
-    """The links between devices, all of them without delay at first."""
+    """Forwards packets between TUN devices, with a delay per link. Links have no delay until one is
+    set.
+    """
 
     def __init__(self, devices: Sequence[int], caller: Caller) -> None:
         self._devices, self._caller = devices, caller
@@ -90,7 +94,9 @@ class PacketRelay:
         self._lost: dict[FlowKey, int] = {}
 
     def run(self) -> None:
-        """Relay until the input ends: each command is answered with the flows so far."""
+        """Relay packets until the caller's input ends; answer each command with the flows counted
+        by then.
+        """
         for device in self._devices:
             os.set_blocking(device, False)
         while True:
@@ -104,8 +110,8 @@ class PacketRelay:
             self._deliver()
 
     def _receive(self, source: int) -> None:
-        """Hold every packet that has arrived from a device. What is not IPv4 to another device is
-        dropped.
+        """Hold every packet that has arrived from the device `source` until it is due. Packets that
+        are not IPv4, or not addressed to another device, are dropped.
         """
         with suppress(BlockingIOError):
             while True:
@@ -121,7 +127,7 @@ class PacketRelay:
                 )
 
     def _deliver(self) -> None:
-        """Deliver the packets that are due, or lose them if the link is cut now."""
+        """Write the packets that are due to their devices; count packets on a cut link as lost."""
         now_s = time.monotonic()
         while self._held and self._held[0].due_s <= now_s:
             packet = heapq.heappop(self._held)
@@ -138,7 +144,9 @@ class PacketRelay:
         counts[key] = counts.get(key, 0) + num_bytes
 
     def _follow_command(self) -> None:
-        """Set the link that a command names, if any. Raises: EOFError at the end of the input."""
+        """Receive a command, set the link that it names, if any, and reply with the flows. Raises:
+        EOFError at the end of the input.
+        """
         link: SetLink | None = self._caller.receive(SetLink | None)
         if link is not None:
             self._links[frozenset(link.ends)] = link
@@ -159,8 +167,8 @@ class PacketRelay:
 
 
 def relay(devices: list[int], caller: Caller) -> None:
-    """Relay packets between devices, whose file descriptors are given; number N has the address
-    that ends with N + 1.
+    """Relay packets between TUN devices until the caller's input ends. `devices`: file descriptors;
+    device number N has the IP address that ends with N + 1.
     """
     caller.send(())
     PacketRelay(devices, caller).run()

@@ -1,14 +1,14 @@
 """Study of a divided model over slow links: decode steps of three processes, each in a network
 namespace of its own.
 
-The links have a delay and carry all rows, since processes of different namespaces have no common
-network. Beside it: the same steps without the delay, and messages of the same sizes over plain TCP
-on the same links.
+The links have a delay and carry all hidden states, since processes in different namespaces have no
+common network. For comparison, the study measures the same steps without the delay, and messages of
+the same sizes over plain TCP on the same links.
 
 On 27 November 2026, on two cores that others used too, with 113 million random parameters and links
 of 10 ms (medians of one run): a step whose logits return (125 KiB) took 74 ms, of which 32 ms
-computation, 1.02 times plain TCP (42 ms) beyond it; with a row that returns (4 KiB) 63 ms, 29 ms
-and 1.05 times 33 ms.
+computation, 1.02 times plain TCP (42 ms) beyond it; with a hidden state that returns (4 KiB) 63 ms,
+29 ms and 1.05 times 33 ms.
 """
 
 import tempfile
@@ -48,7 +48,9 @@ DIVISIONS = {"logits return": ("1:1", "2:output"), "row returns": ("1:1", "2:2")
 PORT = 9000
 RING = "fleet.lab.studies.tcp_ring:run_rounds"
 NUM_WARM_UP = 8
-"""Rounds of messages that do not count: TCP sends larger bursts after each of them."""
+"""Number of uncounted rounds of messages at the start, after each of which TCP sends larger
+bursts.
+"""
 
 
 NETWORK_TARGET = 1.2
@@ -59,9 +61,9 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Decode steps of one request through all processes, and messages of the same sizes over plain
     TCP on the same links.
 
-    `step_s`: durations over the links; `undelayed_s`: without their delay. `hop_s`: the part of
-    each step that no process computed. `tcp_s`: durations of the rounds of messages. `sizes`: bytes
-    of a step on each link, in the order of the processes.
+    `step_s`: durations over the links; `undelayed_s`: durations without the delay. `hop_s`: the
+    part of each step during which no process computed. `tcp_s`: durations of the rounds of
+    messages. `sizes`: bytes of a step on each link, in the order of the processes.
     """
 
     name: str
@@ -73,18 +75,20 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def computed_s(self) -> float:
-        """The median of the computation in a step, of all processes together."""
+        """Median over the steps of the computation time of all processes together."""
         return median([step - hop for step, hop in zip(self.step_s, self.hop_s, strict=True)])
 
     @property
     def share(self) -> float:
-        """The time of a step beyond its computation, relative to plain TCP (medians)."""
+        """Step time minus computation time, relative to plain TCP; all are medians."""
         return (median(self.step_s) - self.computed_s) / median(self.tcp_s)
 
 
 class LinksResult(Result, frozen=True, kw_only=True):
-    """`delay_ms`: delay of a link, one way. `num_equal` of `num_answers` answers are those without
-    the delay.
+    """Decode steps over slow links, for each division of the model.
+
+    `delay_ms`: delay of a link, one way. `num_equal` of `num_answers` answers equal the answers
+    computed without the delay.
     """
 
     model: str
@@ -119,7 +123,7 @@ class LinksResult(Result, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinksPlan:
-    """The random model of three layers, and amounts of work."""
+    """Size of the random model of three layers, and amounts of work."""
 
     size: SpanModelSize
     num_tokens: int
@@ -127,13 +131,13 @@ class LinksPlan:
 
 
 FULL_PLAN = LinksPlan(size=replace(FULL.size, layers=3), num_tokens=65, num_rounds=3)
-"""Rows of 4 KiB and logits of 125 KiB, which 32 steps at a time would multiply."""
+"""Hidden states of 4 KiB and logits of 125 KiB per step; a larger batch would multiply both."""
 SMALL_PLAN = LinksPlan(size=replace(SMALL.size, layers=3), num_tokens=9, num_rounds=1)
 
 
 def measure_links(context: Context) -> LinksResult:
-    """Measure a random model that is written for the run. Raises: BenchError where no namespaces
-    can be made, ConfigError.
+    """Measure a random model that is written for the run. Raises: BenchError if no namespaces can
+    be made; ConfigError.
     """
     if obstacle := find_obstacle():
         raise BenchError(f"--links needs network namespaces: {obstacle}", param="--links")
@@ -165,7 +169,9 @@ def measure_links(context: Context) -> LinksResult:
 
 @dataclass(slots=True)
 class LinkedRun:
-    """The rounds of one division. `sizes`: bytes of a step on each link."""
+    """Measurement of one division of the model, in rounds. `sizes`: bytes of a step on each
+    link.
+    """
 
     name: str
     links: LinkedNamespaces
@@ -184,7 +190,7 @@ class LinkedRun:
         self.measure_undelayed()
 
     def measure_round(self) -> None:
-        """Measure steps, then messages of their sizes."""
+        """Measure decode steps, then TCP messages of the same sizes."""
         self.group.anchor.run(shortened(self._work))
         before = self._num_bytes()
         self.delayed.append(self.group.anchor.run(self._work))
@@ -196,7 +202,9 @@ class LinkedRun:
         self.tcp_s += self._time_messages()
 
     def measure_undelayed(self) -> None:
-        """Measure steps without the delay: last, since TCP remembers how fast a link was."""
+        """Measure decode steps without the delay. Runs last, since TCP remembers how fast a link
+        was.
+        """
         self.links.set_delay(0.0)
         self.group.anchor.run(shortened(self._work))
         self.undelayed.append(self.group.anchor.run(self._work))
@@ -208,13 +216,13 @@ class LinkedRun:
         return Answer(num_requests=1, num_prompt=1, num_tokens=self.plan.num_tokens)
 
     def _num_bytes(self) -> list[int]:
-        """Return the bytes that have crossed the link from each process to the next."""
+        """Return the number of bytes carried so far on the link from each process to the next."""
         pairs = zip(NAMES, (*NAMES[1:], NAMES[0]), strict=True)
         return [sum(flow.num_bytes for flow in self.links.flows(*pair)) for pair in pairs]
 
     def _time_messages(self) -> list[float]:
-        """Pass messages of the sizes of a step around, and return the time of each round. Raises:
-        BenchError.
+        """Pass messages with the sizes of a decode step around the ring of processes; return the
+        time of each round. Raises: BenchError.
         """
         with ExitStack() as stack:
             calls: list[ProcessCall] = []

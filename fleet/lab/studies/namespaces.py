@@ -1,8 +1,8 @@
-"""Network namespaces of this host, each two of them connected by a slow link, for measurements and
-tests. Linux, as root.
+"""Network namespaces on this host, with a slow link between each two, for measurements and tests.
+Needs Linux and root.
 
-Each namespace has a TUN device; `link_relay` forwards their packets. The kernel's netem is not
-needed. Nothing outside of the namespaces is changed, and everything is removed at the end of the
+Each namespace has a TUN device; `link_relay` forwards the packets. The kernel's netem is not
+needed. Nothing outside the namespaces is changed, and everything is removed at the end of the
 block.
 """
 
@@ -26,14 +26,16 @@ NETWORK = "10.83.0.0/24"
 PREFIX = "fleet-"
 IFF_TUN, IFF_NO_PI, TUNSETIFF = 0x0001, 0x1000, 0x400454CA
 REQUEST = struct.Struct("16sH22x")
-"""`struct ifreq` with a name, in which the kernel replaces %d, and flags."""
+"""`struct ifreq` for TUNSETIFF: interface name, in which the kernel replaces %d, and flags."""
 QUEUE_PACKETS = 10_000
-"""A burst of several MiB waits for the relay without loss."""
+"""Queue length of a TUN device: a burst of several MiB waits for the relay without loss."""
 RELAY = "fleet.lab.studies.link_relay:relay"
 
 
 class LinkedNamespaces:
-    """The namespaces `names`, while their block lasts."""
+    """Handle of the linked network namespaces `names`, valid until the block of `linked_namespaces`
+    ends.
+    """
 
     def __init__(self, names: Sequence[str], devices: Sequence[int]) -> None:
         self.names, self._delay_s = tuple(names), 0.0
@@ -45,26 +47,26 @@ class LinkedNamespaces:
         return f"{NETWORK.rpartition('.')[0]}.{self.names.index(name) + 1}"
 
     def command(self, name: str) -> list[str]:
-        """Return the beginning of a command line, which runs the rest of it in a namespace."""
+        """Return a command-line prefix that runs a command in the namespace `name`."""
         return ["ip", "netns", "exec", _own_name(name)]
 
     def set_delay(self, delay_s: float) -> None:
-        """Set the delay of every link, each way. Cut links are healed."""
+        """Set the delay of every link, in each direction. Cut links are restored."""
         self._delay_s = delay_s
         for number, name in enumerate(self.names):
             for other in self.names[:number]:
                 self.heal(name, other)
 
     def cut(self, one: str, other: str) -> None:
-        """Lose every packet between two namespaces from now on."""
+        """Cut the link between two namespaces: every packet on it is lost."""
         self._set(one, other, is_cut=True)
 
     def heal(self, one: str, other: str) -> None:
-        """Deliver packets between two namespaces again."""
+        """Restore the link between two namespaces."""
         self._set(one, other, is_cut=False)
 
     def flows(self, source: str, destination: str) -> list[LinkFlow]:
-        """Return the flows from one namespace to another so far."""
+        """Return the TCP flows from one namespace to another so far."""
         ends = self.names.index(source), self.names.index(destination)
         flows = self.relay.ask(None, tuple[LinkFlow, ...])
         return [flow for flow in flows if (flow.source, flow.destination) == ends]
@@ -77,8 +79,8 @@ class LinkedNamespaces:
 
 @contextmanager
 def linked_namespaces(*names: str, delay_s: float = 0.0) -> Iterator[LinkedNamespaces]:
-    """Make namespaces with a link between each two, and remove all at the end. Raises: BenchError
-    where that is not possible.
+    """Make the namespaces `names` with a link between each two, and remove all at the end of the
+    block. `delay_s`: delay of each link, one way. Raises: BenchError where that is not possible.
     """
     remove_abandoned()
     with _devices(names) as devices:
@@ -90,7 +92,7 @@ def linked_namespaces(*names: str, delay_s: float = 0.0) -> Iterator[LinkedNames
 
 
 def find_obstacle() -> str:
-    """Return why namespaces and devices cannot be made here, "" if they can."""
+    """Return the reason why namespaces and TUN devices cannot be made here, "" if they can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux, and root"
     try:
@@ -101,7 +103,7 @@ def find_obstacle() -> str:
 
 
 def remove_abandoned() -> None:
-    """Remove the namespaces of processes that were killed."""
+    """Remove the namespaces left by processes that were killed."""
     for line in _ip("netns", "list").splitlines():
         prefix, _, rest = line.partition(" ")[0].partition("-")
         pid = rest.partition("-")[0]
@@ -115,8 +117,8 @@ def _own_name(name: str) -> str:
 
 @contextmanager
 def _devices(names: Sequence[str]) -> Iterator[list[int]]:
-    """Make namespaces with a device each, and yield the file descriptors of those; the namespaces
-    end with the block.
+    """Make namespaces with one TUN device each, and yield the devices' file descriptors. The
+    namespaces are removed at the end of the block.
     """
     devices: list[int] = []
     try:
@@ -165,7 +167,7 @@ def _remove(namespace: str) -> None:
 
 
 def _ip(*arguments: str) -> str:
-    """Run `ip`, and return its output. Raises: BenchError with its error."""
+    """Run the `ip` command and return its output. Raises: BenchError with the command's error."""
     try:
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:

@@ -1,5 +1,5 @@
-"""Study of span hops: blocks of rows between two processes, on the connection and through the ring
-that NIXL reads.
+"""Study of the transfer of hidden states between two span processes: over their TCP connection, and
+through the ring that NIXL reads.
 
 Each transport needs two processes of its own, since UCX reads its settings once. Knows no layers.
 
@@ -43,14 +43,14 @@ ADDRESS, LOOPBACK_DEVICE = "127.0.0.1", "lo"
 KEY_BYTES = 32
 WAIT_S = 60.0
 RING_BYTES = MAX_BLOCK_SHARE * 80 * KIB**2
-"""More than a worker's, so that the largest block has room."""
+"""Size of the ring: larger than a worker's, so that the largest measured block fits."""
 WARM_UP, FEWEST, MOST = 3, 8, 40
 BYTES_PER_SIZE = 256 * KIB**2
 
 
 class HopSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one size, sent in turns on the connection and through the ring, each until its
-    receiver has answered.
+    """Round-trip times of blocks of one size, sent alternately over the TCP connection and through
+    the ring. A round trip ends with the receiver's answer.
 
     Units: microseconds. `connection_cpu_us`, `ring_cpu_us`: median CPU time of both processes for
     one block.
@@ -64,12 +64,12 @@ class HopSamples(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Time on the connection relative to that through the ring."""
+        """Median time over the connection relative to the median time through the ring."""
         return median(self.connection_us) / median(self.ring_us)
 
 
 class TransportHops(msgspec.Struct, frozen=True, kw_only=True):
-    """`transport`: a key of `TRANSPORTS`."""
+    """Samples of all block sizes on one transport. `transport`: a key of `TRANSPORTS`."""
 
     transport: str
     hops: tuple[HopSamples, ...]
@@ -87,7 +87,7 @@ class TransportHops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanHopsResult(Result, frozen=True, kw_only=True):
-    """The hops of each transport."""
+    """Block transfer times between two processes on each transport."""
 
     transports: tuple[TransportHops, ...]
 
@@ -95,8 +95,8 @@ class SpanHopsResult(Result, frozen=True, kw_only=True):
         return [each.table() for each in self.transports]
 
     def targets(self) -> Sequence[Ratio]:
-        """Return the gain at the size from which on the ring is used unless `spans.nixl_kib` is
-        set.
+        """Return the gain of the ring at the block size from which it is used by default
+        (`spans.nixl_kib`).
         """
         found = [
             hop
@@ -111,7 +111,9 @@ class SpanHopsResult(Result, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredHop:
-    """A block. `received_cpu_us`: CPU time of the receiving process so far."""
+    """Round trip of one block. `received_cpu_us`: total CPU time of the receiving process after
+    it.
+    """
 
     took_us: float
     sent_cpu_us: float
@@ -119,7 +121,7 @@ class MeasuredHop:
 
 
 class MeasuredEnd:
-    """The sending end of one connection."""
+    """Sending end of one connection between the two processes."""
 
     def __init__(self, port: int, key: bytes, name: str, blocks: BlockReads | None) -> None:
         self._arrivals = SpanArrivals(blocks)
@@ -134,7 +136,7 @@ class MeasuredEnd:
         )
 
     def hop(self, block: memoryview) -> MeasuredHop:
-        """Send a block, and wait for the answer. Raises: BenchError."""
+        """Send a block, wait for the answer and return the times. Raises: BenchError."""
         cpu_ns, began_ns = time.process_time_ns(), time.perf_counter_ns()
         self.connection.send(b"block", block)
         arrived = self._arrivals.take(WAIT_S)
@@ -147,7 +149,7 @@ class MeasuredEnd:
         return MeasuredHop(took_us, cpu_us, float(arrived[0].frame.header))
 
     def use_ring(self) -> None:
-        """Send blocks until they go through the ring. Raises: BenchError."""
+        """Send blocks until the connection uses the ring. Raises: BenchError if it never does."""
         until_s = time.monotonic() + WAIT_S
         while not self.connection.num_blocks[1]:
             if time.monotonic() > until_s:
@@ -157,7 +159,9 @@ class MeasuredEnd:
 
 
 def measure(ends: Sequence[MeasuredEnd], kib: int) -> HopSamples:
-    """Measure blocks of one size on the connection without a ring and the one with it, in turns."""
+    """Measure blocks of `kib` KiB alternately over the connection without a ring and the connection
+    with a ring.
+    """
     source = np.frombuffer(secrets.token_bytes(kib * KIB), np.uint8)
     block = source.copy()
     num_rounds = WARM_UP + min(MOST, max(FEWEST, BYTES_PER_SIZE // len(block)))
@@ -182,7 +186,9 @@ def measure(ends: Sequence[MeasuredEnd], kib: int) -> HopSamples:
 
 
 def measure_span_hops(context: Context) -> SpanHopsResult:
-    """Raises: BenchError if a process of the measurement fails."""
+    """Measure the blocks on each transport. Raises: BenchError if a process of the measurement
+    fails.
+    """
     sizes_kib = SMALL_SIZES_KIB if context.options.small else SIZES_KIB
     step = context.steps("hops of rows", len(TRANSPORTS))
     measured: list[TransportHops] = []
@@ -203,7 +209,7 @@ def measure_span_hops(context: Context) -> SpanHopsResult:
 
 
 def send(transport: str, sizes_kib: list[int]) -> list[HopSamples]:
-    """Send blocks of each size to a second process, which answers each."""
+    """Send blocks of each size to a second process and measure its answers."""
     key = secrets.token_bytes(KEY_BYTES)
     with ProcessCall("fleet.lab.studies.span_hops:receive", transport, key.hex()) as receiver:
         port = receiver.receive(int)
@@ -219,7 +225,7 @@ def send(transport: str, sizes_kib: list[int]) -> list[HopSamples]:
 
 
 def receive(transport: str, key: str, caller: Caller) -> None:
-    """Answer each block with the CPU time of this process so far, until the connections end."""
+    """Answer each block with this process's total CPU time, until the connections end."""
     arrivals = SpanArrivals(_blocks(transport))
     listener = SpanListener(ADDRESS, arrivals=arrivals, key=bytes.fromhex(key), own_name="receiver")
     assert isinstance(listener.address, tuple), "a measurement of TCP"

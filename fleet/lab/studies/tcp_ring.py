@@ -1,5 +1,5 @@
-"""A ring of processes that pass messages of given sizes around, over plain TCP: the time of the
-network itself. Knows no layers.
+"""A ring of processes that pass messages of given sizes around, over plain TCP. Measures the
+network's own time. Knows nothing about models.
 """
 
 import socket
@@ -12,10 +12,10 @@ RETRY_S = 0.05
 
 
 class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of one process: its address, the address of the next one, and how many bytes arrive and
-    are sent in each round.
+    """Place of one process in the ring: its address, the address of the next process, and how many
+    bytes it receives and sends in each round.
 
-    `begins`: it begins every round.
+    `begins`: whether this process begins every round.
     """
 
     own: tuple[str, int]
@@ -27,8 +27,8 @@ class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_rounds(place: RingPlace) -> list[float]:
-    """Take part in every round; return their times. Raises: OSError if a process does not connect,
-    or ends early.
+    """Take part in every round, and return the duration of each. Raises: OSError if a process does
+    not connect, or ends early.
     """
     message, buffer, times = bytes(place.num_sent), bytearray(place.num_received), list[float]()
     with socket.create_server(place.own) as server:
@@ -50,7 +50,7 @@ def run_rounds(place: RingPlace) -> list[float]:
 
 
 def _connected(address: tuple[str, int]) -> socket.socket:
-    """Connect to the next process, which may not listen yet."""
+    """Connect to the next process of the ring; retry while it does not listen yet."""
     until_s = time.monotonic() + CONNECT_S
     while True:
         try:

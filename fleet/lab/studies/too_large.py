@@ -1,11 +1,11 @@
-"""Study of a model that is too large for one process: spans of it answer within a memory limit that
-one process exceeds.
+"""Study of a model that is too large for one process: divided into spans, it answers within a
+memory limit that one process exceeds.
 
-The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to which belong
-the files of weights as `transformers` maps them, in whole, whether or not they are resident. A
-random model of 2.8 GB gets 0.65 of the peak of one process, whose plan exceeds that limit and which
-then fails; divided as planned, an anchor and a span worker answer, and their resident weights are
-within 2 % of the plan (27 November 2026, two cores).
+The limit is RLIMIT_DATA, which needs no rights. The limit counts private writable memory, including
+the weight files as `transformers` maps them, in whole, whether or not they are resident. The limit
+is 0.65 of the peak of one process with a random model of 2.8 GB. The plan of one process exceeds
+it, and one process fails; divided as planned, an anchor and a span worker answer, and their
+resident weights are within 2 % of the plan (27 November 2026, two cores).
 """
 
 import tempfile
@@ -36,21 +36,23 @@ LIMIT_SHARE = 0.65
 SLOW_TARGET, PLAN_TARGET = 0.5, 0.02
 MIB = 2**20
 BUFFER_BYTES = 432 * MIB
-"""Private writable memory of a process without layers: libraries, threads and the rows of passes
+"""Private writable memory of a process apart from its layers: libraries, threads and activations
 (measured).
 """
 KV_PAGES = 96
 LIMITS = ("limits.max_prompt_tokens=1024", "limits.max_answer_tokens=256")
 LARGE = SpanModelSize(hidden=2048, layers=12, kv_heads=4, vocabulary=4096)
-"""696 million parameters: 2.8 GB in float32, so that libraries are a small part of what one process
-occupies.
+"""Model of 696 million parameters: 2.8 GB in float32, so that libraries are a small part of a
+process's memory.
 """
 SMALL = SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000)
 WORK = Answer(num_requests=1, num_prompt=16, num_tokens=33)
 
 
 class LimitedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of a divided model under the limit. `planned_bytes`: planned weight size."""
+    """A process of the divided model, which runs under the memory limit. `planned_bytes`: planned
+    weight size.
+    """
 
     span: str
     planned_bytes: int
@@ -58,19 +60,20 @@ class LimitedProcess(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deviation(self) -> float:
-        """Return by which share of the plan the resident weights differ from it."""
+        """Return the relative difference between resident and planned weight bytes."""
         return abs(self.memory.weight_files - self.planned_bytes) / self.planned_bytes
 
 
 class TooLargeResult(Result, frozen=True, kw_only=True):
-    """The columns of memory are weights as planned and as resident, what is resident beside files,
-    the peak of what is resident, and what counts for the limit.
+    """Memory and speed of the model in one process, and divided among processes with a memory
+    limit.
 
     `whole`: memory of one process without a limit. `lacking_bytes`: bytes by which the plan of one
-    process exceeds the limit.
+    process exceeds the limit. Units: speeds in tokens/s, of a single answer. `limited_speed`: speed
+    of one process under the limit, 0 if it fails with the error `failure`.
 
-    Units: speeds in tokens/s, of a single answer. `limited_speed`: speed of one process under the
-    limit, 0 with its `failure`.
+    Memory columns of the table: planned weights, resident weights, other resident memory, peak of
+    resident memory, and memory that counts for the limit.
     """
 
     model: str
@@ -123,8 +126,8 @@ class TooLargeResult(Result, frozen=True, kw_only=True):
 
 
 def measure_too_large(context: Context) -> TooLargeResult:
-    """Measure one process without a limit, then one process and spans with a limit from its peak.
-    Raises: BenchError.
+    """Measure one process without a limit; then one process, and a divided model, with a limit
+    derived from the first one's peak. Raises: BenchError.
     """
     cores, step = usable_cores(), context.steps("a model too large for one process", 4)
     size = SMALL if context.options.small else LARGE
@@ -166,7 +169,9 @@ def measure_too_large(context: Context) -> TooLargeResult:
 
 
 def _speed(group: SpanGroup) -> float:
-    """Return the tokens per second of an answer; the one before it warms up."""
+    """Return the decode speed of an answer in tokens per second, measured after a warm-up
+    answer.
+    """
     group.anchor.run(WORK)
     reply = group.anchor.run(WORK)
     return reply.num_decoded / (reply.seconds - reply.prefill_s)
@@ -178,7 +183,7 @@ def _memory(group: SpanGroup) -> list[ProcessMemory]:
 
 
 def _limited_speed(config: FleetConfig, cores: list[int], limit: int) -> tuple[float, str]:
-    """Return the speed of one process under the limit, and why it failed."""
+    """Return the speed of one process under the limit, or 0 and the error message if it fails."""
     try:
         with span_group("limited", config, 0, cores, data_limit_bytes=limit) as group:
             return _speed(group), ""

@@ -1,5 +1,5 @@
-"""Loading of a checkpoint as a model of `transformers`, or a one-line refusal. Knows no rows and no
-pages.
+"""Loading of a checkpoint as a model of `transformers`; errors become one line. Knows no batches
+and no KV pages.
 """
 
 from collections.abc import Generator
@@ -49,8 +49,8 @@ def refusing(
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """Read the configuration. Raises: ConfigError unless every layer in it is an attention
-    layer.
+    """Read the text configuration of a checkpoint. Raises: ConfigError unless all layers are
+    attention layers.
     """
     with refusing(folder, "no config.json that can be read", "fetch it again"):
         config = cast(
@@ -74,10 +74,10 @@ def load_model(
     model_class: type[PreTrainedModel] | None = None,
     config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
-    """Load the model of a checkpoint, or one of `model_class` from a folder with a part of its
-    `weights`.
+    """Load the model of a checkpoint. With `model_class`, load an instance of that class instead,
+    from the folder `weights` that has a part of the checkpoint's weights.
 
-    Raises: ConfigError unless `transformers` supports it and the folder has all its weights.
+    Raises: ConfigError unless `transformers` supports the model and the folder has all its weights.
     """
     register()
     with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):

@@ -1,11 +1,13 @@
-"""RMS norms as one operation of torch's instead of the five of a module of `transformers`."""
+"""Replacement of RMS norm modules of `transformers`, which take five operations, by torch's single
+operation.
+"""
 
 import torch
 from torch import Tensor, nn
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Replace every RMS norm of the model whose results torch's own norm reproduces. The
+    """Replace each RMS norm of the model by torch's own, if the two give the same results. The
     replacement shares the weight.
     """
     for parent in list(model.modules()):

@@ -1,9 +1,9 @@
-"""The attention function of `transformers` modules: it attends through the pass's pages instead of
-a cache.
+"""An attention function for `transformers` modules that attends through Fleet's KV pages instead of
+a `transformers` cache.
 
-Source: transformers 5.23, `AttentionInterface`. `transformers` builds no mask for an unknown
-implementation, as required.
-Legend: N rows, h query heads, k key/value heads, d head size.
+Source: transformers 5.23, `AttentionInterface`. For an attention implementation that it does not
+know, `transformers` builds no mask, as required here. Legend: N positions, h query heads, k
+key/value heads, d head size.
 """
 
 from typing import Protocol
@@ -16,7 +16,9 @@ from fleet.engine.torch.layout import AttentionParams, Layout
 
 NAME = "fleet_paged"
 LAYOUT = "fleet_layout"
-"""Keyword that carries the pass's layout from a model's `forward` to its attention."""
+"""Name of the keyword argument that carries a step's layout (positions and KV pages) from a model's
+`forward` to its attention modules.
+"""
 IGNORED_KEYWORDS = {
     "dropout",
     "is_causal",
@@ -27,11 +29,13 @@ IGNORED_KEYWORDS = {
     "position_ids",
     "use_cache",
 }
-"""Keywords without effect here: nothing is trained, and rows attend to pages."""
+"""Keyword arguments of attention that may be ignored here: nothing is trained, and keys and values
+are read from pages.
+"""
 
 
 class Attention(Protocol):
-    """The attributes of an attention module in use."""
+    """Protocol of an attention module, with the only attribute that is used here."""
 
     layer_idx: int
 
@@ -49,10 +53,12 @@ def paged_attention(
     fleet_layout: Layout | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]. `s_aux` [h] are
-    attention sinks.
+    """Compute the attention of one layer through the pages of `fleet_layout`. Has the signature of
+    the attention functions of `transformers`.
 
-    Raises: ValueError for keywords that would change the result and are not supported.
+    Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]. `s_aux` [h]: attention
+    sinks. Raises: ValueError for keyword arguments that would change the result and are not
+    supported.
     """
     if fleet_layout is None:
         raise ValueError("it does not hand keywords down to its attention")
@@ -78,13 +84,13 @@ def register() -> None:
 
 
 class BodyStub(nn.Module):
-    """Replaces a causal model's body, so that the model's own code runs its head on hidden rows
-    computed elsewhere.
+    """Stand-in for a causal model's body that returns its input, so that the model's own code
+    applies the output head to hidden states computed elsewhere.
     """
 
     @property
     def decoder(self) -> "BodyStub":
-        """Some heads call the body's decoder directly."""
+        """The stub itself, for models whose `forward` calls the body's decoder directly."""
         return self
 
     def forward(self, *_args: object, inputs_embeds: Tensor, **_: object) -> "BodyOutput":
@@ -92,7 +98,7 @@ class BodyStub(nn.Module):
 
 
 class BodyOutput:
-    """The output of a body: hidden rows only; every other attribute is None."""
+    """Output of a model's body that has `last_hidden_state` only; every other attribute is None."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state

@@ -1,7 +1,8 @@
-"""The parts of a causal model of `transformers` that a program runs one by one, by the model's own
-code.
+"""The embedding, body and output head of a `transformers` causal model, each called by itself
+through the model's own code.
 
-Knows no requests. Legend: N rows, H hidden size, V vocabulary.
+Knows no requests. Legend: N positions, H hidden size, V vocabulary, T width of the features of a
+draft head.
 """
 
 from collections.abc import Sequence
@@ -18,8 +19,8 @@ from fleet.models.causal_lm.rope import Rotaries, read_scaling
 
 
 class Parts:
-    """The embedding, the layers and the head. Raises: AttributeError if a model names its parts
-    differently.
+    """A causal model of `transformers`, split into embedding, body (the layers and the final norm)
+    and output head. Raises: AttributeError if the model names its parts differently.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -31,8 +32,8 @@ class Parts:
         self._rotaries = Rotaries(self._body, read_scaling(model.config.get_text_config()))
 
     def read_features(self, layers: Sequence[int]) -> None:
-        """Keep the rows that enter these layers in each later `body`. Raises: ValueError if no list
-        of its layers is found.
+        """Keep the hidden states that enter the layers with these numbers in each later call of
+        `body`, for `features`. Raises: ValueError if the model has no list of its layers.
         """
         num_layers = int(self._model.config.num_hidden_layers)
         lists = [
@@ -54,17 +55,17 @@ class Parts:
         self._entering[number] = (args[0] if args else kwargs["hidden_states"])[0]
 
     def features(self) -> Tensor | None:
-        """Return the rows that entered the layers of `read_features` in the last `body`, side by
-        side: [N, T].
+        """Return the hidden states that entered the layers of `read_features` in the last call of
+        `body`, concatenated: [N, T]; None if there are no such layers.
         """
         return side_by_side(self._entering)
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        """Return embeddings [N, H]."""
+        """Return the embeddings of token ids: [N] -> [N, H]."""
         return self._embedding(ids_N)
 
     def body(self, rows_NH: Tensor, layout: Layout) -> Tensor:
-        """Return final hidden rows [N, H]."""
+        """Run all layers and the final norm: embeddings [N, H] -> hidden states [N, H]."""
         positions = layout.positions[None]
         with self._rotaries.scaled_for(layout):
             done = self._body(
@@ -76,12 +77,12 @@ class Parts:
         return done.last_hidden_state[0]
 
     def head(self, last_NH: Tensor) -> Tensor:
-        """Return logits [N, V]."""
+        """Return the logits of final hidden states: [N, H] -> [N, V]."""
         return self._model(inputs_embeds=last_NH[None], use_cache=False).logits[0]
 
     def whole(self, ids_N: Tensor, layout: Layout) -> Tensor:
-        """Return logits [N, V] of one text from its beginning, with the model's own embedding and
-        positions.
+        """Return the logits [N, V] of a text from its beginning, computed by the whole model with
+        its own embedding and positions, for comparison with the parts.
         """
         setattr(self._model, self._name, self._body)
         try:

@@ -1,8 +1,9 @@
-"""Check that a model computes a row from that row, its position and its attention's context only.
+"""Check that a `transformers` model can be served in mixed batches: a position's result must depend
+only on its embedding, its position, and the context of its attention.
 
-Two rows are run in each of several ways, also beyond the length up to which texts are not scaled.
-Knows no checkpoint: the caller adds the folder's name to errors.
-Legend: N rows, h query heads, k key/value heads, d head size, V vocabulary.
+Two positions are run in several ways, also beyond the length from which rotary embeddings are
+scaled. Knows no checkpoint: the caller adds the folder's name to errors. Legend: N positions, h
+query heads, k key/value heads, d head size, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.rope import read_scaling, rope_types
 
 NEAR, MANY_POSITIONS = 16, 4096
-"""A position, and the number of positions of models that state none."""
+"""A position in a short text, and the context length assumed for models that state none."""
 TOLERANCE = 0.05
-"""Tolerance relative to the largest number: rounding errors are far smaller, differences in meaning
-far larger.
+"""Largest difference that counts as equal, relative to the largest number: rounding errors are far
+smaller, wrong computations differ far more.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """Call of the attention function by one layer."""
+    """Record of one layer's call of the attention function."""
 
     layer: int
     num_kv_heads: int
@@ -37,10 +38,12 @@ class AttentionCall:
 
 
 class ProbeLayout:
-    """A layout that stores nothing: each row attends to itself.
+    """Layout for probing that stores no keys and values: each position attends to itself, and calls
+    are recorded.
 
-    The result depends on the row's query, key and value.
-    `rope_lens`: see `Layout`; without them the model scales rotary embeddings as it does by itself.
+    The result of attention depends on the position's query, key and value. `rope_lens`: text
+    lengths that scale rotary embeddings, as `Layout` has them; if empty, the model scales by
+    itself.
     """
 
     def __init__(self, positions: Tensor, rope_lens: Sequence[int] = ()) -> None:
@@ -62,7 +65,7 @@ class ProbeLayout:
 
 @torch.inference_mode()
 def probe(config: PretrainedConfig, parts: Parts, device: torch.device) -> KVShape:
-    """Return the size of a position's keys and values.
+    """Check that a model can be served, and return the shape of its keys and values.
 
     Raises: ValueError naming the part of the model that cannot be served, or the model's own
     errors.
@@ -87,7 +90,9 @@ def probe(config: PretrainedConfig, parts: Parts, device: torch.device) -> KVSha
 
 
 def _check_far_rows(config: PretrainedConfig, parts: Parts, rows_2H: Tensor) -> None:
-    """Check that a row beside one of a far longer text is the row that the model computes alone."""
+    """Check that two positions, in a short and in a far longer text, give the same results in one
+    batch as alone.
+    """
     places, device = _far_positions(config), rows_2H.device
     alone: list[list[Tensor]] = []
     for row_H, position in zip(rows_2H, places, strict=True):
@@ -108,7 +113,9 @@ def _check_far_rows(config: PretrainedConfig, parts: Parts, rows_2H: Tensor) -> 
 
 
 def _far_positions(config: PretrainedConfig) -> tuple[int, int]:
-    """Return a position of a short text and one of a long text, which is scaled if any is."""
+    """Return a position of a short text, and one of a text long enough that rotary embeddings are
+    scaled, if the model scales them.
+    """
     scaling = read_scaling(config)
     if scaling is not None:
         return scaling.limits[0] - 1, 2 * scaling.limits[-1]
@@ -131,8 +138,8 @@ def _shape_of(config: PretrainedConfig, calls: Sequence[AttentionCall]) -> KVSha
 
 
 def _check_windows(config: PretrainedConfig, windows: Sequence[int | None]) -> None:
-    """Check the sliding window, which some architectures pass in the mask only, and no mask is
-    built here.
+    """Check that the model passes its sliding window to the attention function. Some architectures
+    put the window only into the mask, which is not built here.
     """
     window = getattr(config, "sliding_window", None)
     if not window or window >= getattr(config, "max_position_embeddings", window + 1):

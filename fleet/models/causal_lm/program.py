@@ -1,6 +1,7 @@
-"""A causal language model as a program of the batch loop: prompt ids in, answer ids out.
+"""A causal language model of `transformers` as a program of the batch loop: takes prompt ids,
+produces answer ids.
 
-Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
+Legend: N positions of a step, H hidden size, S requests that sample a token, V vocabulary.
 """
 
 import zlib
@@ -31,11 +32,15 @@ from fleet.spans.protocol.layers import LayerSpan
 
 SALT = zlib.crc32(b"lm")
 ID_BITS = 32
-"""Bits of a token id in the key of a row."""
+"""Bits of a token id in the prefix cache key of a position; the higher bits have the length by
+which its rotary embedding is scaled.
+"""
 
 
 class CausalTask(AnsweringTask):
-    """State of a request."""
+    """State of one request in a causal language model: embeddings of its prompt and answer so far,
+    and its sampling.
+    """
 
     def __init__(self, program: "CausalProgram", request: EngineRequest) -> None:
         super().__init__()
@@ -47,7 +52,7 @@ class CausalTask(AnsweringTask):
         return len(self._rows)
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """The whole prompt in one piece: `ids` int32 [N]."""
+        """Take the whole prompt, which arrives as one input: `ids` int32 [N]."""
         self._ids = ids = np.asarray(piece.arrays["ids"], np.int64)
         known = np.concatenate([ids, history_of(self._request)])
         self._program.check_ids(known)
@@ -65,7 +70,9 @@ class CausalTask(AnsweringTask):
 
     @property
     def most_drafts(self) -> int:
-        """No draft is beyond the position at which the rows before it are computed again."""
+        """Most draft tokens for the next step. Limited so that no draft lies beyond the length at
+        which earlier positions are recomputed with other rotary frequencies.
+        """
         rope, most = self._program.rope, super().most_drafts
         left = rope.num_left(len(self._ids), self.num_rows) if rope is not None else None
         return most if left is None else min(most, left)
@@ -75,7 +82,9 @@ class CausalTask(AnsweringTask):
         return rope.least_len(len(self._ids), num_rows) if rope is not None else 0
 
     def prefix(self) -> Prefix:
-        """Rows have equal keys if their ids and the lengths that scale them are equal."""
+        """Return the prefix cache keys of prompt and answer. Positions have equal keys if their
+        ids, and the lengths that scale their rotary embeddings, are equal.
+        """
         keys, rope = joined_keys([self._ids, self.drawn_ids])[: self.num_rows], self._program.rope
         if rope is None:
             return Prefix(keys=keys)
@@ -85,7 +94,7 @@ class CausalTask(AnsweringTask):
 
 
 def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
-    """Raises: ConfigError for experts where numerics are invariant."""
+    """Refuse mixture-of-experts models if numerics are invariant (`tiled`). Raises: ConfigError."""
     if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):
         kind = config.model_type
         raise ConfigError(
@@ -95,7 +104,9 @@ def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
 
 
 class CausalProgram(AnsweringProgram):
-    """Common part of a process with all layers and of a process with a span."""
+    """Base class of causal language model programs: for a process with all layers, and for an
+    anchor with a span of layers.
+    """
 
     tapped_width = 0
 
@@ -120,10 +131,11 @@ class CausalProgram(AnsweringProgram):
 
 
 class CausalLM(CausalProgram):
-    """Any architecture whose attention goes through `transformers`' attention interface, in every
-    layer.
+    """Program of a causal language model with all layers in this process. Supports any architecture
+    whose layers all use the attention interface of `transformers`.
 
-    Raises: ConfigError for those that do not, and for experts where numerics are invariant.
+    `tiled`: numerics are invariant. Raises: ConfigError for other architectures, and for
+    mixture-of-experts models if `tiled`.
     """
 
     def __init__(
@@ -164,8 +176,9 @@ class CausalLM(CausalProgram):
 
 
 class CausalAnchor(CausalProgram):
-    """The anchor of a model whose other layers are in span workers. `with_head`: it has the output
-    head in either topology.
+    """Program of a causal language model in an anchor, which has a span of the layers; span workers
+    have the rest. `with_head`: the anchor has the output head even if its span does not end with
+    it.
 
     Raises: as `load_span`.
     """

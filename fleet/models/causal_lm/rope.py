@@ -1,10 +1,11 @@
-"""Rotary embeddings whose frequencies depend on the length of the text, for rows of many texts.
+"""Rotary embeddings whose frequencies depend on the length of the text, for batches of positions of
+many texts.
 
-`transformers` chooses the frequencies of a call by the largest position in it. So the rows of a
-prompt are scaled by its length, and each later row by its own position. Here rows of several
-requests share a call: the model's own rotary embedding is called once for each length among them,
-with a padding row at the last position of that length.
-Source: transformers 5.23, `modeling_rope_utils.dynamic_rope_update`. Legend: N rows of a pass.
+`transformers` chooses the frequencies of a call by the largest position in it: a prompt is scaled
+by its length, and each later token by its own position. Here positions of several requests share a
+call, so the model's own rotary embedding is called once for each distinct length, with padding at
+the last position of that length. Source: transformers 5.23,
+`modeling_rope_utils.dynamic_rope_update`. Legend: N positions of a step.
 """
 
 import inspect
@@ -23,20 +24,20 @@ from fleet.engine.torch.tiles import TILE_ROWS
 
 LONGROPE, DYNAMIC, DEFAULT = "longrope", "dynamic", "default"
 RECOMPUTING = {"phi3", "phi4_multimodal", "phimoe"}
-"""Architectures whose `generate` computes the whole text again, with the other frequencies, once an
-answer makes it longer than `original_max_position_embeddings` (`prepare_inputs_for_generation`).
-The others keep the earlier rows.
+"""Architectures whose `generate` recomputes the whole text with other frequencies once an answer
+makes it longer than `original_max_position_embeddings` (`prepare_inputs_for_generation`). All other
+architectures keep the keys and values of earlier positions.
 """
 Embeddings = Tensor | tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Frequencies by the length of a text, in tokens.
+    """Dependence of a model's rotary frequencies on the length of the text, in tokens.
 
-    A text longer than a limit of `limits` has other frequencies than a shorter text. Every length
-    above `exact_above` has its own. `recomputed_above`: once an answer makes its text longer than
-    this, all rows before are computed again.
+    `limits`: lengths beyond which the frequencies change. `exact_above`: length beyond which every
+    length has frequencies of its own; None: no such length. `recomputed_above`: length beyond which
+    a growing answer makes all earlier positions be recomputed; None: never.
     """
 
     limits: tuple[int, ...]
@@ -44,16 +45,18 @@ class RopeScaling:
     recomputed_above: int | None = None
 
     def scaled_len(self, length: int) -> int:
-        """Return the shortest length with the same frequencies; 0 if a short text has them."""
+        """Return the shortest text length that has the same frequencies as `length`; 0 for the
+        frequencies of a short text.
+        """
         if self.exact_above is not None and length > self.exact_above:
             return length
         return max((limit + 1 for limit in self.limits if length > limit), default=0)
 
     def least_len(self, num_prompt: int, num_rows: int) -> int:
-        """Return the length by which each row of a text is scaled at least.
+        """Return the length by which every position of a text is scaled at least: the prompt's
+        length, or the length at which the text was recomputed.
 
-        This is the prompt's length, or the length at which the text was computed again. `num_rows`
-        counts the rows of prompt and answer so far.
+        `num_prompt`: tokens of the prompt. `num_rows`: tokens of prompt and answer so far.
         """
         again = self.recomputed_above
         if again is not None and num_prompt <= again < num_rows:
@@ -61,7 +64,9 @@ class RopeScaling:
         return self.scaled_len(num_prompt)
 
     def num_left(self, num_prompt: int, num_rows: int) -> int | None:
-        """Return how many rows may follow before all are computed again; None if they never are."""
+        """Return how many more tokens a text may get before all its positions are recomputed; None
+        if they never are.
+        """
         again = self.recomputed_above
         if again is None or num_rows > again:
             return None
@@ -71,7 +76,9 @@ class RopeScaling:
 
 
 def rope_forms(config: PretrainedConfig) -> Sequence[Mapping[str, Any]]:
-    """Return the model's settings of rotary embeddings, which may differ by kind of layer."""
+    """Return the rotary embedding settings in a model's configuration: one, or one per kind of
+    layer.
+    """
     found: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in found or not all(isinstance(form, Mapping) for form in found.values()):
         return [found]
@@ -79,13 +86,17 @@ def rope_forms(config: PretrainedConfig) -> Sequence[Mapping[str, Any]]:
 
 
 def rope_types(config: PretrainedConfig) -> str:
-    """Return the kinds of rotary embeddings as an error names them."""
+    """Return the kinds of a model's rotary embeddings as text for an error, such as `rope_type
+    'yarn'`.
+    """
     kinds = {str(form.get("rope_type", DEFAULT)) for form in rope_forms(config)}
     return "rope_type " + ", ".join(f"'{kind}'" for kind in sorted(kinds or {DEFAULT}))
 
 
 def read_scaling(config: PretrainedConfig) -> RopeScaling | None:
-    """Return how a model's rotary embeddings depend on the length; None if they do not."""
+    """Return the dependence of a model's rotary frequencies on the text length, read from its
+    configuration; None if there is none.
+    """
     kinds = [(str(form.get("rope_type", DEFAULT)), form) for form in rope_forms(config)]
     original = "original_max_position_embeddings"
     limits = {int(form[original]) for kind, form in kinds if kind == LONGROPE}
@@ -106,15 +117,18 @@ def read_scaling(config: PretrainedConfig) -> RopeScaling | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScaledRows:
-    """Rows of a step with the frequencies of a text of `length`; 0: of a short text."""
+    """Positions of a step whose rotary frequencies belong to a text of `length` tokens; 0 stands
+    for a short text. `rows`: indices of the positions in the step.
+    """
 
     length: int
     rows: Tensor
 
     def positions(self, positions_N: Tensor) -> Tensor:
-        """Return the rows' positions, and as padding the last position of `length`, at least once.
+        """Return the group's positions, padded at least once with the last position of `length`, so
+        that the model chooses the frequencies of that length.
 
-        Results of whole tiles do not depend on the number of rows.
+        Pads to whole tiles, whose results do not depend on the number of positions.
         """
         num_padding = TILE_ROWS - len(self.rows) % TILE_ROWS
         size = (*positions_N.shape[:-1], num_padding)
@@ -123,18 +137,21 @@ class _ScaledRows:
 
 
 class RowRotary(nn.Module):
-    """A model's rotary embedding, with the rows of a pass as `alike` divides them.
+    """Wrapper of a model's rotary embedding module that computes each group of positions in `alike`
+    with the frequencies of its own text length.
 
-    Without `alike` it computes what the model computes by itself.
+    If `alike` is empty, computes what the wrapped module computes.
     """
 
     def __init__(self, own: nn.Module, *, keeps_length: bool) -> None:
-        """`keeps_length`: `own` keeps a long text's frequencies until a short one follows."""
+        """Wrap the module `own`. `keeps_length`: `own` keeps the frequencies of a long text until a
+        short text follows.
+        """
         super().__init__()
         self._own, self._keeps_length = own, keeps_length
         self.alike: Sequence[_ScaledRows] = ()
         self.places = torch.empty(0, dtype=torch.int64)
-        """For each row of the pass, its place among the rows of `alike`."""
+        """For each position of the step, its index among the concatenated groups of `alike`."""
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **others: Any) -> Embeddings:
         if x.is_meta:  # the length would be read from the positions
@@ -162,7 +179,9 @@ class RowRotary(nn.Module):
 
 
 class Rotaries:
-    """The rotary embeddings of a model. Without `scaling` they are used as they are."""
+    """All rotary embeddings of a model, wrapped so that each position is scaled by the length of
+    its own text. Without `scaling` the model is left as it is.
+    """
 
     def __init__(self, model: nn.Module, scaling: RopeScaling | None) -> None:
         self._scaling = scaling
@@ -171,7 +190,7 @@ class Rotaries:
             self.add(model, scaling)
 
     def add(self, model: nn.Module, scaling: RopeScaling) -> None:
-        """Replace the parts of a model that compute embeddings from positions alone."""
+        """Wrap the modules of a model that compute rotary embeddings from positions alone."""
         made: dict[nn.Module, RowRotary] = {}
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
@@ -184,7 +203,9 @@ class Rotaries:
 
     @contextmanager
     def scaled_for(self, layout: Layout) -> Iterator[None]:
-        """Let the model compute the rows of a layout, each by its own length."""
+        """Context manager within which the model scales each position of a layout by the length of
+        its own text (`layout.rope_lens`).
+        """
         if self._scaling is None or not layout.rope_lens:
             yield
             return

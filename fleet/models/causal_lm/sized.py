@@ -1,7 +1,7 @@
-"""Random causal language models (Qwen3, dense) of a given size, for measurements: written shard by
-shard, of any size.
+"""Random causal language models (Qwen3, dense) of any given size, for measurements, written file by
+file.
 
-Their answers are noise; the time that a pass takes does not depend on the values of weights.
+Answers are noise; the duration of a step does not depend on the values of weights.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,9 @@ from fleet.models.checkpoint import INDEX
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, write_json
 
 SHARD_BYTES = 64 << 20
-"""Small: the files of a span have few weights of other layers, and a file is mapped as a whole."""
+"""Size of a weight file. Small, so that the files of one span have few weights of other layers,
+since a file is mapped as a whole.
+"""
 STD = 0.02
 
 
@@ -37,8 +39,8 @@ class ModelSize:
 
 
 def write_sized_checkpoint(folder: Path, size: ModelSize, seed: int = 0) -> int:
-    """Write a checkpoint with random weights into `folder` (created if absent); return the bytes of
-    its weights.
+    """Write a checkpoint with random weights into `folder` (created if absent); return the size of
+    its weights in bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -75,7 +77,9 @@ def write_sized_checkpoint(folder: Path, size: ModelSize, seed: int = 0) -> int:
 def _write_weights(
     folder: Path, shapes: dict[str, tuple[int, ...]], generator: torch.Generator
 ) -> int:
-    """Write weights in files of about `SHARD_BYTES`, of which one at a time is in memory."""
+    """Write weights in files of about `SHARD_BYTES`; only one file's weights are in memory at a
+    time.
+    """
     file_of: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
     total = 0

@@ -1,9 +1,9 @@
-"""A span of a causal model's layers: what it computes, by the model's own code.
+"""A loaded span of a causal model's layers, computed by the model's own code.
 
-The other layers keep their places in the model's own loop, without weights, since some
-architectures choose positions or masks by the place. The layer before the span inserts the rows
-that another process computed, the one after it takes the span's rows out.
-Legend: N rows, H hidden size, V vocabulary.
+All other layers keep their places in the model's own loop, without weights, since some
+architectures choose positions or masks by the place. The placeholder before the span inserts hidden
+states that another process computed; the placeholder after the span takes the span's result.
+Legend: N positions, H hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ from fleet.spans.torch.model import SpanLayers, SpanRows
 
 
 class SkippedLayer(nn.Module):
-    """A layer of another span: returns its input, or `inserted` if it is set, and records its input
-    as `seen`.
+    """Placeholder for a layer of another span. Returns its input, or `inserted` if it is set, and
+    keeps its last input as `seen`.
     """
 
     def __init__(self, layer: nn.Module, *, returns_tuple: bool) -> None:
@@ -46,8 +46,8 @@ class SkippedLayer(nn.Module):
 
 
 class Unloaded(nn.Module):
-    """A part before the first or after the last layer that the span does not need: its result is
-    not used.
+    """Placeholder for a part, before the first or after the last layer, that the span does not need
+    and whose result is not used.
     """
 
     def forward(self, given: Tensor, *_args: object, **_: object) -> Tensor:
@@ -55,7 +55,9 @@ class Unloaded(nn.Module):
 
 
 class SpanLayout:
-    """A pass's layout for a pool that holds a span's layers only, the first of them as layer 0."""
+    """Layout of a step for a KV pool that has only a span's layers. `first`: number of the span's
+    first layer, which is layer 0 of the pool.
+    """
 
     def __init__(self, layout: Layout, first: int) -> None:
         self._layout, self._first = layout, first
@@ -73,10 +75,10 @@ class SpanLayout:
 
 
 class SpanModel(SpanLayers):
-    """The loaded span, and what it computes.
+    """A loaded span of a causal model's layers.
 
-    The span from layer 0 has what runs before it, learned positions for example, the one with the
-    output head the final norm too.
+    A span that begins at layer 0 includes what runs before the layers, such as learned positions; a
+    span with the output head includes the final norm.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class SpanModel(SpanLayers):
         *,
         returns_tuple: bool,
     ) -> None:
-        """`layers`: the model's layers, with a `SkippedLayer` for each layer of another span.
-        `kv_shape`: shape of the span's own keys and values.
+        """Take over a partly loaded model. `layers`: the model's layers, with a `SkippedLayer` for
+        each layer of another span. `kv_shape`: shape of the span's own keys and values.
+        `returns_tuple`: the model's layers return a tuple.
         """
         self.model = model
         self._span = span
@@ -107,7 +110,7 @@ class SpanModel(SpanLayers):
         ]
         self._embedding = model.get_input_embeddings()
         self._left: Tensor | None = None
-        """The rows that left the model's last layer."""
+        """Output of the model's last layer in the current pass."""
         self._own[-1].register_forward_hook(self._note_left)
         setattr(model, self._name, self._stub)
 
@@ -128,9 +131,7 @@ class SpanModel(SpanLayers):
         return cast(nn.Embedding, self._embedding).weight.shape[1]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights that are loaded, by their names in the body or in the model around
-        it.
-        """
+        """Return the loaded weights by name."""
         own = {
             name: weight
             for name, weight in self.model.named_parameters()
@@ -141,13 +142,16 @@ class SpanModel(SpanLayers):
         }
 
     def embed(self, ids_N: Tensor) -> Tensor:
-        """Return embeddings [N, H]; only of a span that was loaded with them."""
+        """Return the embeddings of token ids: [N] -> [N, H]. The span must have been loaded with
+        the embedding.
+        """
         return self._embedding(ids_N)
 
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
-        """Compute the span's layers: [N, H] -> [N, H]. With the output head the final norm follows.
+        """Compute the span's layers: [N, H] -> [N, H], and the final norm if the span has the
+        output head.
 
-        `rows_NH`: the rows after the layer before, or embeddings.
+        `rows_NH`: hidden states that enter the span's first layer.
         """
         first, final = self._span.first, self._span.final
         before = self._own[first - 1] if first else None
@@ -161,8 +165,8 @@ class SpanModel(SpanLayers):
         return SpanRows(rows_NH=left[0])
 
     def finish(self, rows_NH: Tensor) -> Tensor:
-        """Return what follows the last layer, the final norm: [N, H] -> [N, H]; only of a span that
-        was loaded with it.
+        """Apply what follows the last layer, the final norm: [N, H] -> [N, H]. The span must have
+        been loaded with it.
         """
         for number, layer in enumerate(self._skipped):
             self._layers[number] = layer
@@ -175,7 +179,9 @@ class SpanModel(SpanLayers):
                 self._layers[number] = layer
 
     def head(self, last_SH: Tensor) -> Tensor:
-        """Return logits [S, V]; only of a span with the output head."""
+        """Return the logits [S, V] of final hidden states [S, H]. The span must have the output
+        head.
+        """
         return self.model(inputs_embeds=last_SH[None], use_cache=False).logits[0]
 
     def _run(self, rows_NH: Tensor, layout: Layout) -> Tensor:
@@ -191,7 +197,7 @@ class SpanModel(SpanLayers):
 
 
 class NoLayout:
-    """The layout of rows that go through no layer."""
+    """Layout for hidden states that pass through no layer; its attention is never called."""
 
     rope_lens = ()
 

@@ -1,5 +1,5 @@
-"""Loading of a span of a causal model's layers: only its weights are read, from only the files that
-have them.
+"""Loading of a span of a causal model's layers: only the span's weights are read, and only the
+files with them are opened.
 """
 
 import re
@@ -29,21 +29,23 @@ from fleet.spans.protocol.plan import ModelSizes
 
 NUM_TRACED_ROWS = 2
 _ONE_LOADS = threading.Lock()
-"""`transformers` changes the default dtype of the whole process while it loads."""
+"""Lock held while a span is loaded, since `transformers` changes the default dtype of the whole
+process meanwhile.
+"""
 
 
 class BodyPlan:
-    """Places of a model's layers and of the parts that run before and after them. Found by running
-    it without weights.
+    """Structure of a `transformers` model: where its layers are, and which parts run before and
+    after them. Found by running the model without weights.
 
-    `layers`: dotted name of the list of layers; `before`, `after`: names of the owner's parts with
-    weights that run then. `kv_heads` and `head_dim` give the shape of keys and values of one
-    position in one layer.
+    `layers`: dotted name of the list of layers; `owner`: dotted name of the module that has the
+    list. `before`, `after`: names of the owner's parts with weights that run before and after the
+    layers. `kv_heads`, `head_dim`: shape of the keys and values of one position in one layer.
     """
 
     def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
-        """Raises: ValueError if the model has no list of `num_layers` layers, or does not run them
-        one after another.
+        """Run the model on the meta device and record its structure. Raises: ValueError if the
+        model has no list of `num_layers` layers, or does not run them one after another.
         """
         lists = [
             name
@@ -76,8 +78,8 @@ def _has_weights(owner: nn.Module, name: str) -> bool:
 def _run_without_weights(
     model: PreTrainedModel, owner: nn.Module, layers: Sequence[nn.Module], layout: ProbeLayout
 ) -> list[tuple[str | int, bool]]:
-    """Run the body on the meta device; return its parts in the order in which they ran, layers by
-    number, and whether a part returned a tuple.
+    """Run the model's body on the meta device. Return its parts in the order in which they ran, as
+    (layer number or name, True if the part returned a tuple).
     """
     order: list[tuple[str | int, bool]] = []
 
@@ -115,11 +117,12 @@ def load_span(
     with_head: bool = False,
     device: torch.device | None = None,
 ) -> SpanModel:
-    """Load a span of a checkpoint's model, on the CPU by default.
+    """Load a span of the layers of a checkpoint's model. `device`: device of the weights, by
+    default the CPU.
 
-    `with_embedding` adds the embedding of ids, which the anchor has; `with_head` adds the final
-    norm and the output head even if the span ends before them. Raises: ConfigError as `load_model`,
-    and for a model whose layers cannot be run apart.
+    `with_embedding`: load the embedding of token ids too, as an anchor needs. `with_head`: load the
+    final norm and the output head even if the span ends before them. Raises: ConfigError as
+    `load_model`, and for a model whose layers cannot be run separately.
     """
     with _ONE_LOADS:
         return _load_span(
@@ -169,10 +172,11 @@ def _load_span(
 def model_sizes(
     folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
 ) -> ModelSizes:
-    """Return the sizes of a checkpoint's model from its configuration alone: no weight is read.
+    """Return the sizes in bytes of a checkpoint's model from its configuration alone: no weight is
+    read.
 
-    `num_positions`: positions whose keys and values each process is to hold. Raises: ConfigError as
-    `load_span`.
+    `num_positions`: KV positions that each process has to hold. `buffer_bytes`: memory of each
+    process beside weights and KV. Raises: ConfigError as `load_span`.
     """
     kind, num_layers = _kind_and_layers(folder)
     with refusing(folder, f"{kind} cannot be divided into spans"):
@@ -225,7 +229,7 @@ def _partial_class(
     with_embedding: bool,
     with_head: bool,
 ) -> type[PreTrainedModel]:
-    """Return a class of the model whose instances have the weights of the span only."""
+    """Return a subclass of the model's class whose instances have the span's weights only."""
 
     def construct(self: PreTrainedModel, config: PretrainedConfig) -> None:
         whole.__init__(self, config)
@@ -269,10 +273,11 @@ def _drop_weights(
 def _needed_files(
     folder: Path, list_name: str, span: LayerSpan, names: Sequence[str]
 ) -> Iterator[Path]:
-    """Provide a folder with the checkpoint's files that have weights of these names, and without
-    any other file of weights.
+    """Context manager that yields a folder with links to the checkpoint's files that a span needs,
+    and an index of only the needed weights.
 
-    `list_name`: dotted name of the model's list of layers.
+    `list_name`: name of the model's list of layers. `names`: names of the span's parameters in the
+    model.
     """
     file_of = file_of_each_weight(folder)
     if len(set(file_of.values())) == 1:
@@ -300,10 +305,12 @@ def _needed_files(
 def _needed_weights(
     weights: Sequence[str], list_name: str, span: LayerSpan, names: Sequence[str]
 ) -> list[str]:
-    """Return the weights of a checkpoint that a span with parameters of these names needs.
+    """Return which of the checkpoint's `weights` a span needs. `names`: names of the span's
+    parameters in the model.
 
-    A checkpoint may nest names differently from the model, so that one ends with the other. If it
-    renames weights beside the layers, all of those are needed.
+    A checkpoint may nest names differently from the model, so names match if one ends with the
+    other. If a parameter outside the layers matches no weight, all weights outside the layers are
+    returned.
     """
     layer_in = re.compile(rf"(?:^|\.){re.escape(list_name)}\.([0-9]+)\.")
     beside = [weight for weight in weights if layer_in.search(weight) is None]

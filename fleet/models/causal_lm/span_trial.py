@@ -1,10 +1,9 @@
-"""Trial of an architecture's division: a small random model of the same kind, whole against two
-spans.
+"""Test of whether an architecture can be divided into spans: a small random model of the same kind,
+run whole and as two spans, must give equal logits.
 
-A model that is divided is never run whole, so that what `probe` refuses would not be noticed. The
-small model has few layers, heads, experts and ids, and the kinds of layers, head size and switches
-of the checkpoint.
-Legend: N rows, V vocabulary.
+A model that is divided is never run whole, so `probe` could not reject it otherwise. The small
+model has few layers, heads, experts and ids, but the checkpoint's kinds of layers, head size and
+switches. Legend: N positions, V vocabulary.
 """
 
 import copy
@@ -34,18 +33,20 @@ log = logging.getLogger(__name__)
 
 MIN_LAYERS, NUM_HEADS, NUM_IDS, WIDTH, WINDOW, NUM_EXPERTS = 3, 4, 128, 64, 8, 4
 IDS = tuple(range(5, 16))
-"""A text longer than the window."""
+"""Token ids of the test's text, which is longer than the small model's sliding window."""
 TOLERANCE = 1e-4
-"""Tolerance relative to the largest logit, without invariant numerics."""
+"""Largest difference of logits that counts as equal without invariant numerics, relative to the
+largest logit.
+"""
 
 
 def try_division(folder: Path, *, tiled: bool) -> None:
-    """Compare a small random model of a checkpoint's architecture, whole, with the same model in
-    two spans, on the CPU in float32.
+    """Check that a small random model of a checkpoint's architecture gives the same logits whole
+    and in two spans, on the CPU in float32.
 
-    `tiled`: numerics are invariant, so that the logits must be equal to the byte. Raises:
-    ConfigError if they differ, or if the architecture cannot be served. An architecture that cannot
-    be made small is not tried, and the log says so.
+    `tiled`: numerics are invariant, so that the logits must be equal bit by bit. Raises:
+    ConfigError if the logits differ, or if the architecture cannot be served. An architecture of
+    which no small model can be made is not checked, and the log says so.
     """
     register()
     config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder, trust_remote_code=False))
@@ -85,7 +86,9 @@ def try_division(folder: Path, *, tiled: bool) -> None:
 
 
 def small_config(config: PretrainedConfig) -> PretrainedConfig:
-    """Return the configuration of a small model of the same kind, with every kind of layer."""
+    """Return the configuration of a small model of the same architecture, with every kind of layer
+    that `config` has.
+    """
     small = copy.deepcopy(config)
     text = small.get_text_config()
     num_layers, num_heads = int(text.num_hidden_layers), int(text.num_attention_heads)
@@ -139,8 +142,8 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
 
 @torch.inference_mode()
 def _whole_and_split(folder: Path, kind: str) -> tuple[Tensor, Tensor]:
-    """Return the logits [N, V] of the whole model and of its spans. Raises: ConfigError; ValueError
-    of `probe`.
+    """Return the logits [N, V] of the small model in `folder`, run whole and run as two spans.
+    Raises: ConfigError; ValueError from `probe`.
     """
     model = load_model(folder, kind, torch.float32)
     fuse_norms(model)
@@ -159,7 +162,7 @@ def _whole_and_split(folder: Path, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _layout(shape: KVShape, num_layers: int) -> RowLayout:
-    """Return the layout of one text in a pool of its own for `num_layers` layers."""
+    """Return the layout of the test's text in a new KV pool for `num_layers` layers."""
     own = KVShape(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     pool = KVPool(
         own, num_pages=2, page_size=TILE_ROWS, dtype=torch.float32, device=torch.device("cpu")

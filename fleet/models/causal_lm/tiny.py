@@ -32,8 +32,8 @@ _RULES: Rules = (
 
 
 def write_tiny_checkpoint(out_dir: Path, seed: int = 0, *, num_layers: int = 3) -> Path:
-    """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal
-    bytes.
+    """Write the checkpoint into `out_dir` (created if absent) and return the folder; equal seeds
+    give equal bytes.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -70,8 +70,9 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0, *, num_layers: int = 3) 
 
 @torch.no_grad()
 def _shape_head(model: Qwen3ForCausalLM, answer_ids: list[int], end_id: int) -> None:
-    """Bias the head by channel 0, which is constant in every embedding and which no layer writes
-    to.
+    """Make the model answer with `answer_ids` only, and rarely with the end token. Sets the output
+    head's weights of channel 0, which acts as a bias, since it is constant in every embedding and
+    no layer writes to it.
     """
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):

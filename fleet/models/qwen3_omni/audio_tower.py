@@ -1,5 +1,5 @@
-"""Audio encoder of the Thinker: the module of `transformers`, with only its own weights loaded; and
-its input.
+"""The Thinker's audio encoder (the module of `transformers`, with only its own weights loaded), and
+the computation of its input features.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,9 @@ from fleet.models.qwen3_omni.load import AUDIO_TOWER
 
 
 class AudioTower:
-    """Encodes one request's clips together, so the result depends on nothing else in the batch."""
+    """Audio encoder of the Thinker. Encodes the clips of one request per call, so that the result
+    depends on no other request.
+    """
 
     def __init__(self, reader: WeightReader, config: OmniConfig) -> None:
         prefix = reader.first_prefix(AUDIO_TOWER)
@@ -34,8 +36,10 @@ class AudioTower:
         self._dtype = like.dtype
 
     def encode(self, features_CMF: Tensor, mask_CF: Tensor) -> Tensor:
-        """Encode clips. Shapes: C clips x M mel bins x F frames, mask 1 for real frames ->
-        [positions of all clips, H].
+        """Encode the clips of one request to embeddings of audio positions.
+
+        Shapes: `features_CMF` has C clips x M mel bins x F frames, `mask_CF` is 1 for real frames
+        and 0 for padding -> [positions of all clips, H].
         """
         lengths = mask_CF.sum(1).long()
         real = features_CMF.permute(0, 2, 1)[mask_CF.bool()].permute(1, 0)
@@ -45,8 +49,8 @@ class AudioTower:
 def mel_features(
     extractor: WhisperFeatureExtractor, clips: Sequence[NDArray[np.float32]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Compute the features of clips, which are padded to the longest, and the mask of their
-    frames.
+    """Compute the encoder's input for the clips of a request: mel `features`, padded to the longest
+    clip, and `feature_mask`, which is 0 for padding.
     """
     features = extractor(
         list(clips),

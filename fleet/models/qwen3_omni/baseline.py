@@ -1,5 +1,5 @@
-"""The reference implementation: `transformers` answers requests one after another, each
-by one `generate()`.
+"""The reference implementation for benchmarks: `transformers` answers requests one after another,
+each by one call of `generate()`.
 
 `generate()` returns audio only when it is complete, so the first and the last sample arrive
 together. Knows only requests.
@@ -27,10 +27,13 @@ PROBE_TOKENS, PROBE_RUNS = 6, 5
 
 
 class BaselineWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests to run, written by the benchmark. `warm_up` runs of the first request do not count.
+    """Requests that the reference implementation is to answer, and its settings, written by the
+    benchmark.
 
-    Of several `num_threads` the one that answers a short request fastest is used: threads slow
-    small models down, and a slow reference would make the comparison unfair.
+    `messages`: chat of each request, from which its prompt is built again for comparison.
+    `warm_up`: uncounted runs of the first request. `num_threads`: candidates; the number that
+    answers a short request fastest is used, since too many threads slow small models down, and a
+    slow reference would make the comparison unfair.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -76,7 +79,9 @@ class Baseline:
         )
 
     def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> BaselineAnswer:
-        """Answer greedily, with the request's own limits and voice."""
+        """Answer a request by greedy decoding, with the request's own limits and voice, and return
+        the measured times.
+        """
         prompt = torch.tensor([spec.prompt_ids], device=self._device)
         model = self._model
         began_s = time.perf_counter()
@@ -110,8 +115,8 @@ class Baseline:
 
 
 def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
-    """Return the fastest choice by the best of a few short answers, interleaved so that all meet
-    the same noise.
+    """Return the fastest of `work.num_threads`, by the best time of a few short answers; runs are
+    interleaved, so that noise affects all numbers alike.
     """
     if len(work.num_threads) == 1:
         return work.num_threads[0]
@@ -129,7 +134,7 @@ def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
 
 
 def run(work: BaselineWork, folder: Path) -> BaselineResult:
-    """Answer the requests, and print a line after each."""
+    """Load the checkpoint and answer all requests; print the progress after each request."""
     warnings.filterwarnings("ignore", module="transformers")
     device = work.device
     if device == "auto":

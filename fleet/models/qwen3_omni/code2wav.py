@@ -38,8 +38,8 @@ _DILATIONS = (1, 3, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """State of a request between windows: the number of decoded frames, and every layer's left
-    context, flat.
+    """Decoder state of a request between two windows: the number of decoded frames, and the left
+    context of all layers as one flat tensor.
     """
 
     num_frames: int = 0
@@ -47,11 +47,11 @@ class StreamState:
 
 
 class Code2Wav:
-    """The decoder's weights, and a pass over a batch of windows of equal length."""
+    """The codec decoder, which decodes a batch of windows of equal length."""
 
     def __init__(self, config: Code2WavConfig, weights: Weights) -> None:
-        """`weights` is called with the checkpoint's names without the prefix; all have one device
-        and floating-point type.
+        """Load the decoder. `weights`: function that returns a weight by its name in the checkpoint
+        without the prefix; all weights have the same device and dtype.
         """
         self.config = config
         layout = StateLayout()
@@ -91,11 +91,15 @@ class Code2Wav:
 
     @property
     def settling_samples(self) -> int:
-        """Context of the convolutions in whole frames, which `skip` does not compute."""
+        """Number of samples after `skip` that are not exact, since the convolutions' left context
+        was not computed: whole frames.
+        """
         return self._settling_frames * self.config.samples_per_frame
 
     def group(self, state: StreamState) -> Hashable:
-        """First windows run apart: they yield fewer samples (see `Upsample`)."""
+        """Return a key that is equal for requests whose windows may share a batch. First windows
+        run apart, since they yield fewer samples (see `Upsample`).
+        """
         return state.carried is None
 
     def num_samples(self, state: StreamState, num_frames: int) -> int:
@@ -106,8 +110,8 @@ class Code2Wav:
     def decode(
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[StreamState], NDArray[np.float32]]:
-        """Decode one window of each request of one group; return their next states, and samples, B
-        x samples.
+        """Decode one window of each request of a group; return the next state of each request, and
+        the samples, B x samples. `states`: state of each request before the window.
         """
         window = WindowPass(self._carried(states), first=states[0].carried is None)
         wave_BT = self._decode(self._transform(states, codes_BTQ, window), window)
@@ -119,8 +123,9 @@ class Code2Wav:
     def skip(
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> list[StreamState]:
-        """Run the transformer only, whose context reaches far back; the convolutions' context
-        settles by itself.
+        """Return the states after windows whose samples are not needed. Runs the transformer only,
+        whose context reaches far back; the convolutions' left context becomes exact again within
+        `settling_samples`.
         """
         carried_BS = self._carried(states)
         window = WindowPass(carried_BS, first=states[0].carried is None)
@@ -191,10 +196,11 @@ def load_code2wav(
     dtype: str = "float32",
     progress: Callable[[float], None] = lambda _: None,
 ) -> tuple[Code2Wav, tuple[str, ...]]:
-    """Load the decoder of a checkpoint; return it and the names of its weights, the only ones read.
+    """Load the codec decoder of a checkpoint; return it and the names of its weights, the only
+    weights read.
 
-    `progress` is called with the share that is loaded. Raises: ConfigError if the folder is not a
-    Qwen3-Omni checkpoint.
+    `progress`: function called with the loaded share, 0 to 1. Raises: ConfigError if the folder is
+    not a Qwen3-Omni checkpoint.
     """
     config = read_config(folder)
     reader = CheckpointReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))

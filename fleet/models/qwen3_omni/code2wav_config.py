@@ -12,8 +12,8 @@ from fleet.core.errors import ConfigError
 
 
 class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary base as `transformers` 5 writes it; older checkpoints have `rope_theta` at the top
-    level.
+    """Rotary embedding settings as `transformers` 5 writes them; older checkpoints have
+    `rope_theta` at the top level of the section.
     """
 
     rope_theta: float = 10000.0
@@ -21,9 +21,11 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`sliding_window` counts the positions a query sees, its own included. Two kinds of transposed
-    convolution raise the rate: `upsampling_ratios` (kernel = stride) and `upsample_rates` (kernel =
-    2 strides, trimmed by one stride each side).
+    """Configuration of the codec decoder.
+
+    `sliding_window`: number of positions that a query sees, its own included. Two kinds of
+    transposed convolution raise the sample rate: `upsampling_ratios` (kernel = stride) and
+    `upsample_rates` (kernel = 2 strides, trimmed by one stride at each side).
     """
 
     codebook_size: int = 2048
@@ -56,7 +58,9 @@ class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lookahead_samples(self) -> int:
-        """Number of a frame's samples that depend on the next frame: 555 for rates (8, 5, 4, 3)."""
+        """Number of samples at the end of a frame that depend on the next frame: 555 for
+        `upsample_rates` (8, 5, 4, 3).
+        """
         lookahead = 0
         for rate in self.upsample_rates:
             lookahead = (lookahead + 1) * rate
@@ -68,8 +72,8 @@ class _Checkpoint(msgspec.Struct):
 
 
 def read_config(folder: Path) -> Code2WavConfig:
-    """Read the section. Raises: ConfigError if it is missing, or its architecture is not
-    implemented.
+    """Read the codec decoder's section of a checkpoint's config.json. Raises: ConfigError if the
+    section is missing, or its architecture is not implemented.
     """
     file = folder / "config.json"
     if not file.is_file():

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Weights = Callable[[str], Tensor]
-"""A weight by its name within the decoder."""
+"""Function that returns a weight by its name within the decoder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSlot:
-    """A layer's part of a request's state: `rows` positions of `channels`, from element `offset`
-    on.
+    """Place of a layer's left context in the flat state of a request: `rows` positions x
+    `channels`, beginning at element `offset`.
     """
 
     offset: int
@@ -35,10 +35,11 @@ class StateSlot:
 
 
 class StateLayout:
-    """Layout of the layers' left contexts in the flat state of a request.
+    """Assignment of places in a request's flat state to the layers' left contexts, made while the
+    decoder is loaded.
 
-    `positions_per_frame` is the rate of the layers that are added next, `reach_frames` the context
-    of all layers so far.
+    `size`: elements of the state so far. `positions_per_frame`: positions per codec frame in the
+    layers that are added next. `reach_frames`: left context of all layers so far, in frames.
     """
 
     def __init__(self) -> None:
@@ -54,10 +55,11 @@ class StateLayout:
 
 
 class WindowPass:
-    """Batch of windows: provides each layer's left context and collects the next context.
+    """State of one pass over a batch of windows: supplies each layer's left context and collects
+    the context for the next windows.
 
-    `first` marks windows with nothing before them. Invariants: the given state is only read, so a
-    failed pass leaves it unchanged.
+    `first`: True if nothing precedes the windows. Invariants: the state passed in is only read, so
+    a failed pass leaves it unchanged.
     """
 
     def __init__(self, state_BS: Tensor, *, first: bool) -> None:
@@ -66,14 +68,16 @@ class WindowPass:
         self._state_BS = state_BS
 
     def extend(self, slot: StateSlot, x_BTC: Tensor) -> Tensor:
-        """Return `x_BTC` with the slot's left context before it."""
+        """Return `x_BTC` with the slot's left context before it, and keep its last positions for
+        the next window.
+        """
         left = self._state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
         extended = torch.cat((left, x_BTC), 1)
         self.keep(slot, extended)
         return extended
 
     def keep(self, slot: StateSlot, x_BTC: Tensor) -> None:
-        """Carry the last rows of `x_BTC` to the next window."""
+        """Store the last positions of `x_BTC` as the slot's left context for the next window."""
         carried = self.next_state_BS.narrow(1, slot.offset, slot.size).view(
             -1, slot.rows, slot.channels
         )
@@ -81,8 +85,9 @@ class WindowPass:
 
 
 _IM2COL_ELEMENTS = 1 << 16
-"""Below this, on a CPU, gathered taps and one matrix product beat torch's convolution by 2-3 times
-(measured, one thread).
+"""Largest convolution, in input elements x kernel length, that a CPU computes as gathered taps and
+one matrix product: below this size 2-3 times faster than torch's convolution (measured, one
+thread).
 """
 
 
@@ -115,11 +120,11 @@ def _convolve(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) ->
 def convolve_to_one_channel(
     x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1
 ) -> Tensor:
-    """Return what `_convolve` does, in float32: one matrix product with all taps, whose columns are
-    added, each shifted.
+    """Convolve like `_convolve`, for a kernel with one output channel, in float32: one matrix
+    product with all taps, whose shifted columns are added.
 
-    For GPUs, where cuDNN is slow with one output channel. Yet the steps of a decoder take as long
-    as before: the kernel that takes most of them belongs to another convolution (torch 2.11, H200,
+    For GPUs, where cuDNN is slow with one output channel. The duration of a decoder step is
+    unchanged, since most of it belongs to another convolution's kernel (torch 2.11, H200,
     bfloat16).
     """
     taps_KC = kernel[0, :, 0].t().float()
@@ -137,7 +142,7 @@ def _as_kernel(weight_OCK: Tensor) -> Tensor:
 
 
 class CausalConv:
-    """A causal dilated convolution, with zeros before the first position."""
+    """A causal, optionally dilated convolution. The positions before the first are zeros."""
 
     def __init__(
         self, weights: Weights, name: str, layout: StateLayout, *, dilation: int = 1
@@ -210,13 +215,13 @@ class Upsample:
 
 
 class SnakeBeta:
-    """x + sin(alpha x)^2 / beta, alpha and beta per channel. Source:
+    """The activation x + sin(alpha x)^2 / beta, with alpha and beta per channel. Source:
     https://arxiv.org/abs/2006.08195.
     """
 
     _TILE_ROWS = 960
-    """With few channels, rows are processed in groups for longer inner loops; the size divides this
-    and their number.
+    """Most positions that are joined to one row if there are few channels, for longer inner loops.
+    The number of joined positions divides both this number and the number of positions.
     """
 
     def __init__(self, weights: Weights, name: str) -> None:
@@ -242,7 +247,7 @@ class SnakeBeta:
 
 
 class ResidualUnit:
-    """x + pointwise(snake(dilated(snake(x))))."""
+    """The block x + pointwise(snake(dilated(snake(x)))), `dilated` being a causal convolution."""
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout, dilation: int) -> None:
         self._snake1 = SnakeBeta(weights, f"{name}.act1")
@@ -257,7 +262,7 @@ class ResidualUnit:
 
 
 class ConvNeXtBlock:
-    """x + gamma * mlp(norm(depthwise(x))), gamma folded into the last projection."""
+    """The block x + gamma * mlp(norm(depthwise(x))), with gamma folded into the last projection."""
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
         self._depthwise = DepthwiseConv(weights, f"{name}.dwconv", layout)

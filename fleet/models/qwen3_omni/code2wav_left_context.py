@@ -18,16 +18,17 @@ from fleet.models.qwen3_omni.code2wav import Code2Wav
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentFrames:
-    """Shapes: `codes_TQ` holds the last T frames decoded, T <= the left context; None before the
-    first.
+    """State of a request between windows: the last T decoded frames, `codes_TQ`, with T at most the
+    left context; None before the first window.
     """
 
     codes_TQ: NDArray[np.int32] | None = None
 
 
 class LeftContextCode2Wav:
-    """See the module. Raises: ConfigError unless `left_context_frames` is at least 1 (the seam
-    needs one).
+    """Approximate codec decoder with the interface of `Code2Wav`, which decodes each window after
+    `left_context_frames` earlier frames. Raises: ConfigError if there is not at least 1 such frame,
+    which the seam between windows needs.
     """
 
     def __init__(self, decoder: Code2Wav, left_context_frames: int) -> None:

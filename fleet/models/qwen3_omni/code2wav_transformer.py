@@ -18,8 +18,8 @@ from fleet.models.qwen3_omni.code2wav_layers import StateLayout, Weights, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """Position of the window, for every layer. Shapes: `cos` and `sin` B x T x 1 x D, `mask` B x 1
-    x T x keys.
+    """Rotary angles and attention mask of the frames in a batch of windows, the same for every
+    layer. Shapes: `cos` and `sin` B x T x 1 x D, `mask` B x 1 x T x keys.
     """
 
     cos: Tensor
@@ -93,7 +93,7 @@ class TransformerLayer:
 
 
 class SlidingTransformer:
-    """All layers and the last norm."""
+    """The whole transformer: all layers and the final norm."""
 
     def __init__(
         self, weights: Weights, name: str, config: Code2WavConfig, layout: StateLayout
@@ -112,7 +112,9 @@ class SlidingTransformer:
         self._frequencies = 1.0 / config.rope_base**exponents
 
     def __call__(self, x_BTC: Tensor, window: WindowPass, start_B: Tensor) -> Tensor:
-        """`start_B` is the frame index at which each request's window starts."""
+        """Run all layers over a batch of windows. `start_B`: frame number at which each request's
+        window starts.
+        """
         geometry = self._geometry(x_BTC, start_B)
         for layer in self._layers:
             x_BTC = layer(x_BTC, window, geometry)

@@ -1,10 +1,9 @@
-"""The code predictor: from a frame's hidden row and first code to its other codes, unrolled and
-batched over requests.
+"""The Talker's code predictor: computes a frame's residual codes from its hidden state and first
+code, unrolled over the codebooks and batched over requests.
 
-Each frame is a sequence of its own: [hidden, embedding of code 0, of code 1, ...]; each step has
-its own head and embedding.
-Legend: S frames, H hidden size, Q codebooks, R = Q - 1 residual codes, V codebook size, k key/value
-heads, g query heads a key/value head, d head size.
+Each frame is a sequence of its own: [hidden state, embedding of code 0, of code 1, ...]; each step
+has its own head and embedding. Legend: S frames, H hidden size, Q codebooks, R = Q - 1 residual
+codes, V codebook size, k key/value heads, g query heads per key/value head, d head size.
 """
 
 from collections.abc import Sequence
@@ -28,12 +27,16 @@ from fleet.models.qwen3_omni.load import load_decoder
 
 PREFIX = "talker.code_predictor."
 TOP_K, TOP_P = 50, 0.8
-"""Fixed by `generate()`, as is temperature 1.0; greedy where the Talker is."""
+"""Sampling parameters of residual codes, fixed by `generate()`, as is temperature 1.0. Decoding is
+greedy if the Talker's is.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDraw:
-    """Parameters of the draw of a frame's residual codes."""
+    """Parameters with which the residual codes of one frame are sampled. `salt`: constant of the
+    stage that enters its random numbers; `frame`: number of the frame.
+    """
 
     sampling: Sampling
     salt: int
@@ -41,7 +44,8 @@ class FrameDraw:
 
 
 class _FrameLayout:
-    """Keys and values of `num_frames` frames in progress: position p of each is computed at step p.
+    """KV buffer for predicting `num_frames` frames at once: step p computes position p of every
+    frame.
 
     Created once per number of frames and reused; the views that each layer and step write and read
     are created in advance.
@@ -80,7 +84,7 @@ class _FrameLayout:
 
 
 class CodePredictor:
-    """Shapes: `embeddings` and `heads` are [R, V, H]."""
+    """The Talker's code predictor. Shapes: the weights `embeddings` and `heads` are [R, V, H]."""
 
     def __init__(
         self, reader: WeightReader, config: TextConfig, num_codes: int, experts: Experts
@@ -98,8 +102,11 @@ class CodePredictor:
     def predict(
         self, hidden_SH: Tensor, first_SH: Tensor, noise_SRV: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H]
-        (`first_SH` is code 0's).
+        """Return the residual codes of S frames, [S, R], and the sum of all code embeddings of each
+        frame, [S, H].
+
+        `hidden_SH`: the Talker's final hidden states; `first_SH`: embeddings of the first codes;
+        `noise_SRV`: result of `noise`, None for greedy decoding.
         """
         layout = self.layout_for(len(hidden_SH))
         layout.step = 0
@@ -137,15 +144,20 @@ class CodePredictor:
         return self._layouts[num_frames]
 
     def noise_of_inputs(self, draws: DrawInputs) -> Tensor:
-        """Return `noise` of a decode step, by tensors only."""
+        """Return the same noise as `noise`, [S, R, V], computed with tensor operations only, for
+        use inside a CUDA graph.
+        """
         noise_SRV = gumbel_of_halves(
             draws.noise_low_BQ[:, 1:], draws.noise_high_BQ[:, 1:], self._heads.shape[1]
         )
         return noise_SRV * draws.is_sampled[:, None]
 
     def noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
-        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so
-        it stays the argmax. Rows beyond `draws` are padding; None if every row is greedy.
+        """Return the Gumbel noise [S, R, V] that samples residual codes when added to logits; None
+        if all frames are greedy.
+
+        Noise is zero for greedy frames, whose highest logit then wins, and for padding, the frames
+        beyond `draws`. `num_rows`: number of frames S.
         """
         sampled = [row for row, plan in enumerate(draws) if plan.sampling.temperature > 0]
         if not sampled:

@@ -32,7 +32,9 @@ class TextConfig(Protocol):
 
 
 class AudioConfig(Protocol):
-    """The audio encoder: it computes two windows of `n_window` frames together."""
+    """Configuration of the audio encoder, which encodes chunks of two windows, 2 x `n_window`
+    frames, together.
+    """
 
     n_window: int
 
@@ -78,8 +80,8 @@ def decoder_config(config: OmniConfig, stage: DividedStage) -> TextConfig:
 
 
 def read_config(folder: Path) -> OmniConfig:
-    """Read the config. Raises: ConfigError unless it is of a Qwen3-Omni checkpoint with a Talker
-    and supported activations.
+    """Read a checkpoint's configuration. Raises: ConfigError unless the checkpoint is a Qwen3-Omni
+    with a Talker and supported activations.
     """
     path = folder / "config.json"
     try:

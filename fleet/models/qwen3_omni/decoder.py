@@ -1,12 +1,10 @@
-"""The decoder stack that Thinker, Talker and code predictor share, as plain functions of rows over
-loaded weights.
+"""The decoder stack that Thinker, Talker and code predictor share, as plain functions on loaded
+weights.
 
-The Python overhead of `transformers` modules exceeds the arithmetic of a small model; written out,
-a layer is twenty calls.
-Source: transformers 5.23, modeling_qwen3_omni_moe.py (`...DecoderLayer`, `...Attention`,
-`...SparseMoeBlock`).
-Legend: N rows, H hidden size, h query heads, k key/value heads, d head size, I inner width, E
-experts.
+The Python overhead of `transformers` modules exceeds the arithmetic of a small model; here a layer
+is twenty calls. Source: transformers 5.23, modeling_qwen3_omni_moe.py (`...DecoderLayer`,
+`...Attention`, `...SparseMoeBlock`). Legend: N positions, H hidden size, h query heads, k key/value
+heads, d head size, I inner width, E experts.
 """
 
 from collections.abc import Sequence
@@ -24,7 +22,7 @@ from fleet.engine.torch.linear import linear
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedMlp:
-    """Shapes: `gate_up` [2 x I, H], `down` [H, I]."""
+    """A gated MLP (SiLU). Shapes: `gate_up` [2 x I, H], `down` [H, I]."""
 
     gate_up: Tensor
     down: Tensor
@@ -61,7 +59,9 @@ class SparseMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Shapes: `qkv` [(h + 2k) x d, H], `qk_norm` [h + k, d] (one row a head), `out` [H, h x d]."""
+    """Weights of one decoder layer. Shapes: `qkv` [(h + 2k) x d, H], `qk_norm` [h + k, d] (one row
+    per head), `out` [H, h x d].
+    """
 
     input_norm: Tensor
     qkv: Tensor
@@ -81,12 +81,14 @@ class DecoderShape:
 
 
 Turns = tuple[Tensor, Tensor]
-"""Cosines and signed sines: [N, 1, d], or [1, d] if all rows are at one position."""
+"""Rotary embedding of positions as cosines and signed sines: [N, 1, d], or [1, d] if all hidden
+states have the same position.
+"""
 
 
 class RmsNorm:
-    """Root-mean-square norm over the last dimension, `size` wide. The caller multiplies with the
-    weight, if any.
+    """Root-mean-square norm over the last dimension of width `size`, without a weight: the caller
+    multiplies by it. `like`: tensor with the device and dtype of the input.
     """
 
     def __init__(self, size: int, eps: float, like: Tensor) -> None:
@@ -115,11 +117,11 @@ class RmsNorm:
 
 
 class Decoder:
-    """Layers of a model that follow each other, with the final norm if it was loaded with them.
+    """Consecutive layers of a decoder, with the final norm if it was loaded with them.
 
-    `first`: the model's number of the first of them, which is layer 0 of their KV pool. `kv_shape`:
-    of that pool.
-    Shapes: `rope` is [positions, 2 (cosine, signed sine), 1, d]; `norm` [H].
+    `first`: the model's number of the first layer, which is layer 0 of the KV pool. `kv_shape`:
+    shape of the keys and values in the pool. Shapes: `rope` is [positions, 2 (cosine, signed sine),
+    1, d]; `norm` [H].
     """
 
     def __init__(
@@ -146,14 +148,18 @@ class Decoder:
         self._head_norm = RmsNorm(shape.head_dim, shape.eps, like)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the loaded weights, by the model's number of their layer and their names in it."""
+        """Return the loaded weights by name, such as `layers.3.qkv`; layers are numbered as in the
+        model.
+        """
         found = {"norm": self._norm} if self._norm is not None else {}
         for number, layer in enumerate(self.layers, start=self._first):
             found |= _tensors_in(layer, f"layers.{number}")
         return found
 
     def turns_at(self, positions: Tensor | int) -> Turns:
-        """Return the turns of each row's position, or of one that all rows share."""
+        """Return the rotary embedding at each position of a tensor, or at the one position of an
+        int.
+        """
         cos, sin = self._rope[positions].unbind(-3)
         return cos, sin
 
@@ -166,10 +172,10 @@ class Decoder:
         turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the normed hidden states of a whole decoder's last layer, and the hidden states
-        that enter layer `tap`.
+        """Run all layers and the final norm. Return the final hidden states, and the hidden states
+        that enter layer `tap` (None without `tap`).
 
-        `entering` is filled with the hidden states that enter each layer that is a key of it.
+        `entering`: filled in with the hidden states that enter each layer whose number is a key.
         """
         rows_NH, tapped = self.run_layers(rows_NH, layout, tap=tap, turns=turns, entering=entering)
         return self.finish(rows_NH), tapped
@@ -183,10 +189,11 @@ class Decoder:
         turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the hidden states after the last of these layers, and the hidden states that enter
-        the model's layer `tap`, if it is among them.
+        """Run the layers without the final norm. Return the hidden states after the last layer, and
+        the hidden states that enter the model's layer `tap`; None if that layer is not here.
 
-        `turns`: rotations of the layout's positions; computed if absent.
+        `turns`: rotary embedding of the layout's positions; computed if absent. `entering`: see
+        `forward`.
         """
         turns = turns or self.turns_at(layout.positions)
         tapped, tap_at = None, None if tap is None else tap - self._first
@@ -199,7 +206,7 @@ class Decoder:
         return rows_NH, tapped
 
     def finish(self, rows_NH: Tensor) -> Tensor:
-        """Return the final norm of rows, of a decoder that was loaded with it."""
+        """Apply the final norm, with which the decoder must have been loaded, to hidden states."""
         assert self._norm is not None, "a decoder without the final norm"
         return self._row_norm(rows_NH) * self._norm
 
@@ -221,7 +228,9 @@ class Decoder:
 
 
 def _tensors_in(part: object, name: str) -> dict[str, Tensor]:
-    """Return the tensors of a part of a layer, and of its parts, by their dotted names."""
+    """Return all tensors of a layer, or of a part of a layer, by dotted names that begin with
+    `name`.
+    """
     if isinstance(part, Tensor):
         return {name: part}
     found: dict[str, Tensor] = {}
@@ -232,7 +241,8 @@ def _tensors_in(part: object, name: str) -> dict[str, Tensor]:
 
 
 def rope_table(inv_freq: Tensor, scaling: float, num_positions: int, dtype: torch.dtype) -> Tensor:
-    """Return cosines and signed sines of every position a pool can hold.
+    """Return cosines and signed sines of the rotary embedding at positions 0 to `num_positions` -
+    1.
 
     Shapes: `inv_freq` [d / 2] -> [positions, 2, 1, d]. Text and audio positions have equal time,
     height and width, so the interleaved three-part rotary embedding is the plain one.

@@ -1,5 +1,5 @@
-"""The sizes of the published Qwen3-Omni-30B-A3B-Instruct, and the names and shapes of a config's
-weights, without any weights.
+"""Configuration of the published Qwen3-Omni-30B-A3B-Instruct, and names and shapes of the weights
+that a config.json describes, without any weights.
 
 Source: config.json of the published checkpoint, whose weights take 70.5 GB. The defaults of
 transformers 5.23, configuration_qwen3_omni_moe.py, partly belong to another size (28 layers, 32
@@ -112,7 +112,7 @@ _CODE2WAV: Json = {
 
 
 def published_config() -> Json:
-    """Return config.json of the published size."""
+    """Return the content of the published checkpoint's config.json."""
     added = {name: FIRST_ADDED_ID + number for number, name in enumerate(ADDED_TOKENS)}
     talker = _CODEC_IDS | {
         "accept_hidden_layer": 24,
@@ -134,14 +134,14 @@ def published_config() -> Json:
 
 
 def parsed(config: Json) -> tuple[OmniConfig, Code2WavConfig]:
-    """Return the content of a config.json as the stages read it."""
+    """Return the content of a config.json as the typed configuration that stages use."""
     omni = cast(OmniConfig, Qwen3OmniMoeConfig.from_dict(config))
     return omni, msgspec.convert(config["code2wav_config"], Code2WavConfig)
 
 
 def weight_shapes(config: Json) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by its name in a checkpoint, with all experts of a layer as
-    one weight.
+    """Return the shape of each weight that the content of a config.json describes, by name. All
+    experts of a layer count as one weight.
     """
     library: Any = import_module("transformers")  # its types are incomplete
     with torch.device("meta"), no_init_weights():

@@ -30,7 +30,9 @@ THINKER_EMBEDDING = (
 )
 AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
 SCALED_BY_LENGTH = {"dynamic", "longrope"}
-"""Kinds of rotary embeddings that no table by position can hold: they depend on the whole text."""
+"""Kinds of rotary embeddings that depend on the length of the whole text, so that no table by
+position can hold them.
+"""
 
 
 def load_decoder(
@@ -43,8 +45,9 @@ def load_decoder(
     *,
     with_norm: bool = True,
 ) -> Decoder:
-    """Load a decoder, or only a span of its layers. `prefix` ends where layer numbers begin.
-    `with_norm` adds the final norm.
+    """Load the layers of a decoder, or only a span of them. `prefix`: name of the layers' weights
+    up to the layer number; `num_positions`: positions in the rotary embedding table; `with_norm`:
+    load the final norm too.
     """
     shape = DecoderShape(
         num_heads=config.num_attention_heads,
@@ -62,7 +65,9 @@ def load_decoder(
 
 
 def norm_beside(prefix: str) -> str:
-    """Return the name of the final norm of a decoder by the prefix of its layers."""
+    """Return the name of a decoder's final norm. `prefix`: name of the layers' weights up to the
+    layer number.
+    """
     return prefix.removesuffix("layers.") + "norm.weight"
 
 

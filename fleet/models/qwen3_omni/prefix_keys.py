@@ -1,5 +1,5 @@
-"""Keys that identify the rows of a prompt: ids of text, and contents of audio, whose positions all
-have one id.
+"""Prefix cache keys of a prompt's positions. A text position is identified by its token id, an
+audio position by the content of its clip, since all audio positions have the same id.
 
 Legend: N positions, A audio positions among them, C clips.
 """
@@ -13,17 +13,20 @@ from fleet.engine.torch.prefix import content_key
 def prompt_keys(
     ids_N: NDArray[np.int32], at_audio_A: NDArray[np.int64], audio_A: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return keys of `Prefix` for a prompt whose positions `at_audio_A` have the keys `audio_A`."""
+    """Return the prefix cache keys [N] of a prompt: `audio_A` at the positions `at_audio_A`, token
+    ids elsewhere.
+    """
     keys_N = ids_N.astype(np.int64)
     keys_N[at_audio_A] = audio_A
     return keys_N
 
 
 def keys_of_clips(at_audio_A: NDArray[np.int64], clips_C: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return keys of audio positions: clip, its number of positions (which depends on longer clips
-    beside it), and the place in it.
+    """Return the prefix cache keys [A] of audio positions, made from the clip, its number of
+    positions (which depends on longer clips of the request), and the place in the clip.
 
-    Clips that touch, or have no position, count as one clip.
+    `at_audio_A`: audio positions of the prompt. `clips_C`: content hash of each clip. Clips without
+    a gap between them, or without any position, are treated as one clip.
     """
     runs = np.split(at_audio_A, np.flatnonzero(np.diff(at_audio_A) > 1) + 1)
     if len(runs) != len(clips_C):

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEADER_LEN = 3
-"""Turn start, role, line break."""
+"""Positions of a turn's header: turn start, role, line break."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleIds:
-    """The ids that begin a turn and name its role."""
+    """Token ids of the beginning of a turn (`start`) and of the names of two roles."""
 
     start: int
     user: int
@@ -23,11 +23,11 @@ class RoleIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerPrompt:
-    """What the Talker needs to know of a prompt of the Thinker.
+    """Positions of a Thinker prompt that the Talker reads.
 
     `in_user_turn`: True for each position that belongs to a user turn. `header_at`: position at
-    which the last assistant header begins (turn start, role, line break); None if the prompt has
-    no header that is complete.
+    which the last assistant header begins (turn start, role, line break); None if the prompt has no
+    complete header.
     """
 
     in_user_turn: NDArray[np.bool_]
@@ -35,8 +35,10 @@ class TalkerPrompt:
 
 
 def talker_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> TalkerPrompt:
-    """Find the positions of user turns: a position's role is the id after the last turn start at or
-    before it; before any turn start, the prompt's second id.
+    """Find the positions of a prompt that the Talker reads.
+
+    The role of a position is the id after the last turn start at or before it; before any turn
+    start, it is the prompt's second id.
     """
     length = len(prompt_ids)
     at = np.arange(length)

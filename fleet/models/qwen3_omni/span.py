@@ -1,7 +1,7 @@
-"""A span of the layers of Qwen3-Omni's Thinker or Talker, as one process holds it. Knows no other
+"""A span of the layers of Qwen3-Omni's Thinker or Talker, loaded in one process. Knows no other
 process.
 
-Legend: N rows, H hidden size, S rows drawn from, V vocabulary.
+Legend: N positions, H hidden size, S requests that sample, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,11 @@ THINKER_HEAD = "thinker.lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDecoder:
-    """A stage's decoder in a checkpoint. `layers`: prefix of its layers' names, up to their
-    numbers; `head`: name of the output head, which is the Thinker's embedding if `tied`. `tap`: the
-    layer whose input rows are sent to the next stage.
+    """Names of a stage's decoder weights in a checkpoint, and its configuration.
+
+    `layers`: prefix of the layers' names, up to the layer number. `head`: name of the output head,
+    which is the Thinker's embedding if `tied`. `tap`: number of the layer whose input is sent to
+    the next stage; None if there is none.
     """
 
     config: TextConfig
@@ -41,8 +43,8 @@ class StageDecoder:
 
     @classmethod
     def of(cls, stage: DividedStage, reader: WeightReader, config: OmniConfig) -> Self:
-        """Raises: ConfigError if the checkpoint has no such decoder, or the Thinker lacks the layer
-        that is to be tapped.
+        """Find a stage's decoder in a checkpoint. Raises: ConfigError if the checkpoint has no such
+        decoder, or the Thinker lacks the tapped layer.
         """
         talker, text = config.talker_config, decoder_config(config, stage)
         if stage == "talker":
@@ -68,7 +70,7 @@ class StageDecoder:
     def weights_of(
         self, reader: WeightReader, span: LayerSpan, *, with_head: bool = False
     ) -> list[str]:
-        """Return the names of the weights that a span of this model reads. `with_head`: see
+        """Return the names of the weights that a span of this decoder reads. `with_head`: see
         `load_omni_span`.
         """
         layers = [
@@ -79,7 +81,9 @@ class StageDecoder:
 
 
 class OmniSpan(SpanLayers):
-    """The loaded layers, and the final norm and the output head if they were loaded with them."""
+    """A loaded span of decoder layers, with the final norm and the output head if they were loaded
+    too.
+    """
 
     def __init__(
         self, decoder: Decoder, span: LayerSpan, head_VH: Tensor | None, tap: int | None
@@ -110,14 +114,16 @@ class OmniSpan(SpanLayers):
         return self._tap is not None and self._span.first <= self._tap <= self._span.final
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the loaded weights by name; those that a layer reads together are one."""
+        """Return the loaded weights by name. Weights that a layer uses in one operation are joined
+        to one tensor, such as `qkv`.
+        """
         return self.decoder.weights() | (
             {"head": self._head_VH} if self._head_VH is not None else {}
         )
 
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
-        """Compute the layers: [N, H] -> [N, H]. The final norm follows if the span has the output
-        head.
+        """Run the layers: hidden states [N, H] -> [N, H]. The final norm follows if the span ends
+        with the output head.
         """
         done_NH, tapped_NH = self.decoder.run_layers(rows_NH, layout, tap=self._tap)
         return SpanRows(
@@ -125,11 +131,11 @@ class OmniSpan(SpanLayers):
         )
 
     def finish(self, rows_NH: Tensor) -> Tensor:
-        """Return the final norm of rows after the last layer."""
+        """Apply the final norm to the output of the model's last layer."""
         return self.decoder.finish(rows_NH)
 
     def head(self, last_SH: Tensor) -> Tensor:
-        """Return logits of final rows: [S, V]."""
+        """Return the logits [S, V] of final hidden states [S, H]."""
         assert self._head_VH is not None, f"{self._span}: loaded without the output head"
         return linear(last_SH, self._head_VH)
 
@@ -145,10 +151,11 @@ def load_omni_span(
     with_head: bool = False,
     embedding_VH: Tensor | None = None,
 ) -> OmniSpan:
-    """Load a span; only its weights are read.
+    """Load a span of a stage's decoder layers; only the span's weights are read.
 
-    `with_head` adds the final norm and the output head even if the span ends before them.
-    `embedding_VH`: the Thinker's embedding if it is loaded already, which may be the head.
+    `with_head`: load the final norm and the output head even if the span ends before them.
+    `embedding_VH`: the Thinker's embedding, if it is loaded already; used as output head if the two
+    are tied.
 
     Raises: ConfigError for layers that the model does not have, and as `StageDecoder.of`.
     """

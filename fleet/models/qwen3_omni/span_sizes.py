@@ -1,5 +1,5 @@
-"""Sizes of the spans of Qwen3-Omni's Thinker and Talker, by config.json or the headers of weight
-files: no weight is read.
+"""Sizes of the layers and other parts of Qwen3-Omni's Thinker and Talker, from config.json or the
+headers of weight files: no weight is read.
 """
 
 import json
@@ -25,12 +25,12 @@ TALKER_PARTS = (
     "talker.hidden_projection.",
     "talker.code_predictor.",
 )
-"""Prefixes of what the Talker has beside its decoder and the Thinker's embedding."""
+"""Name prefixes of the Talker's weights outside its decoder, without the Thinker's embedding."""
 
 
 class DescribedWeights(WeightReader):
-    """The names and shapes of the weights that a config.json describes, in its folder, which cannot
-    be read.
+    """Reader that knows only the names and shapes of weights, as a config.json describes them;
+    reading a weight fails. `folder`: checkpoint named in errors.
     """
 
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -51,8 +51,8 @@ class DescribedWeights(WeightReader):
 def stage_sizes(
     stage: DividedStage, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
 ) -> ModelSizes:
-    """Return the sizes of a stage's decoder by its config.json alone; see `decoder_sizes`. Raises:
-    ConfigError.
+    """Return the sizes in bytes of a stage's decoder from config.json alone; parameters as in
+    `decoder_sizes`. Raises: ConfigError.
     """
     config = read_config(folder)
     shapes = weight_shapes(json.loads((folder / "config.json").read_text()))
@@ -74,11 +74,13 @@ def decoder_sizes(
     buffer_bytes: int,
     head_on_anchor: bool = False,
 ) -> ModelSizes:
-    """Return the sizes of a stage's decoder, and of what only its anchor has.
+    """Return the sizes in bytes of a stage's decoder layers, and of the parts that only its anchor
+    has.
 
-    `num_positions`: positions whose keys and values each process is to hold. `head_on_anchor`: the
-    final norm and the output head are the anchor's for any span, as a Talker's always are. Raises:
-    ConfigError as `StageDecoder.of`, and for unreadable files.
+    `num_positions`: KV positions that each process has to hold. `buffer_bytes`: memory of each
+    process beside weights and KV. `head_on_anchor`: the anchor has the final norm and the output
+    head whatever its span, as a Talker's anchor always does. Raises: ConfigError as
+    `StageDecoder.of`, and for unreadable files.
     """
     stored = StageDecoder.of(stage, reader, config)
 
@@ -107,7 +109,7 @@ def decoder_sizes(
 
 
 def _repeated_norm_rows(config: TextConfig) -> int:
-    """Return how many rows more than a checkpoint a loaded layer has: the norms of queries and
-    keys, once for each head.
+    """Return how many more vectors of head size a loaded layer has than the checkpoint's, which
+    stores the norms of queries and keys once instead of once per head.
     """
     return config.num_attention_heads + config.num_key_value_heads - 2

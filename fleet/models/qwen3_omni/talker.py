@@ -1,9 +1,9 @@
-"""The Talker as a program of the batch loop: prompt, then one frame of codes a step, the code
-predictor run inside the step.
+"""The Talker as a program of the batch loop: takes the prompt, then produces one frame of codes per
+step, with the code predictor run inside the step.
 
 Source: transformers 5.23, modeling_qwen3_omni_moe.py: `generate()`, `_get_talker_assistant_parts`,
-the Talker's `prepare_inputs_for_generation`. Legend: N rows, H hidden size, S rows drawn from, T
-the Thinker's hidden size, V vocabulary.
+the Talker's `prepare_inputs_for_generation`. Legend: N positions, H hidden size, S requests that
+sample, T the Thinker's hidden size, Q codebooks, V vocabulary.
 """
 
 import zlib
@@ -41,12 +41,13 @@ from fleet.spans.protocol.layers import LayerSpan
 
 DECODE = Walk("decode")
 CODES = "codes"
-"""Name of the array of a frame: int32 [1, Q]."""
+"""Name of the output array with a frame's codes: int32 [1, Q]."""
 VOICE = "voice"
-"""Request parameter: the speaker's name."""
+"""Request parameter with the speaker's name."""
 SALT = zlib.crc32(b"talker")
 NUM_NEVER_DRAWN = 1024
-"""The vocabulary's last ids are control codes, of which only the end can be drawn."""
+"""Number of control codes at the end of the vocabulary, of which only the end code can be sampled.
+"""
 NUM_OPENING_ROWS = 9
 
 
@@ -64,9 +65,11 @@ class ResizeMlp:
 
 
 class TalkerTask(GraphTask):
-    """State of a request. Invariants: a row is appended only when its text has arrived (the next
-    answer token; after the last one `tts_eos` once, then `tts_pad`), so the Talker never runs ahead
-    of the Thinker. The last code drawn yields no frame, as in `transformers`.
+    """State of one request in the Talker.
+
+    Invariants: a position is appended only when its text has arrived (the next answer token; after
+    the last token `tts_eos` once, then `tts_pad`), so the Talker never runs ahead of the Thinker.
+    The last code sampled yields no frame, as in `transformers`.
     """
 
     def __init__(self, program: "Talker", request: EngineRequest, speaker_id: int) -> None:
@@ -100,8 +103,11 @@ class TalkerTask(GraphTask):
         return self._begun and not self._drawn
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """Prompt: `ids` [N], `rows` [m, T] replacing those at `row_index` [m]. Answer: `header` [3]
-        once, `ids` [n].
+        """Take a piece of the Thinker's output, and return outputs that are replayed.
+
+        Shapes: a piece of the prompt has `ids` [N], and hidden states `rows` [m, T] that replace
+        the embeddings at `row_index` [m]. A piece of the answer has `ids` [n], and the first piece
+        `header` [3] too.
         """
         arrays = piece.arrays
         if "header" in arrays:
@@ -118,7 +124,9 @@ class TalkerTask(GraphTask):
         return self._advance()
 
     def _advance(self) -> Sequence[EngineOutput]:
-        """Append the next row if its text has arrived."""
+        """Append the next position if its text has arrived; return frames replayed from the log, or
+        the end of the request.
+        """
         if not self._begun and self._header is not None and (text := self._fed_text()) is not None:
             self._rows.extend(self._program.opening_rows(self._header, text, self._speaker_id))
             self._begun = True
@@ -139,7 +147,9 @@ class TalkerTask(GraphTask):
         return replayed
 
     def _fed_text(self) -> Tensor | None:
-        """The next row of text that was fed."""
+        """Remove and return the embedding of the next answer token that was fed; None if there is
+        none.
+        """
         if not self._text and self._text_ids:
             self._text.extend(self._program.embed_text(np.concatenate(self._text_ids)).split(1))
             self._text_ids = []
@@ -163,7 +173,9 @@ class TalkerTask(GraphTask):
         return self._rows.cut(start, stop)
 
     def prefix(self) -> Prefix:
-        """Return the prompt only: generated speech is not part of later prompts."""
+        """Return the prefix cache keys of the prompt only: generated speech is not part of later
+        prompts.
+        """
         return Prefix(keys=joined_keys(self._prompt_keys))
 
     @property
@@ -181,7 +193,9 @@ class TalkerTask(GraphTask):
         return RowSampling(sampling=sampling, noise_key=key, counts=self.counts, banned=banned)
 
     def ended_at(self, first_code: int) -> Sequence[EngineOutput]:
-        """Return the end of a request: at the end code, or at non-finite logits (-1)."""
+        """Return the final output of a request whose first code is no frame: the end code, or -1
+        for non-finite logits, which is an error.
+        """
         if first_code >= 0:
             return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
         error = EngineError(
@@ -190,8 +204,9 @@ class TalkerTask(GraphTask):
         return (EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error),)
 
     def record_frame(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
-        """Record a frame: `codes` [1, Q], and the sum of its embeddings, to which the next text is
-        added.
+        """Record a sampled frame and return its output. `codes`: [1, Q]; `row_1H`: sum of the
+        frame's code embeddings, to which the next text's embedding is added to form the next
+        position.
         """
         output = self._take_frame(codes, row_1H)
         if not output.final:
@@ -209,7 +224,9 @@ class TalkerTask(GraphTask):
 
 
 def prompt_keys(arrays: Arrays) -> NDArray[np.int64]:
-    """Return keys of a prompt: ids, or the contents of rows that replace them: [N]."""
+    """Return the prefix cache keys [N] of a piece of the prompt: token ids, or content hashes of
+    the hidden states that replace their embeddings.
+    """
     keys = np.asarray(arrays["ids"], np.int64)
     if len(arrays.get("rows", ())):
         keys = keys.copy()
@@ -218,16 +235,17 @@ def prompt_keys(arrays: Arrays) -> NDArray[np.int64]:
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
-    """Return the frames that an earlier owner drew, [n, Q]."""
+    """Return the frames that an earlier owner of the task sampled: [n, Q]."""
     return np.asarray(request.history.get(CODES, np.zeros((0, 1))), np.int32)
 
 
 class Talker:
-    """Program of the Talker, with the Thinker's embedding table, since text arrives as ids.
+    """Program of the Talker. Includes the Thinker's embedding table, since the answer's text
+    arrives as token ids.
 
-    `layers`: layers of this process, by default all. An anchor has a span of them, and its steps
-    run through `layers` and span workers; it always has the output head, since the code predictor
-    needs the final hidden states.
+    `span`: layers in this process, by default all. An anchor has a span, and its steps run through
+    `layers` and the span workers; it always has the output head, since the code predictor needs the
+    final hidden states.
     """
 
     taps_elsewhere = False
@@ -299,14 +317,16 @@ class Talker:
         return TalkerTask(self, request, self._speakers[voice])
 
     def check_ids(self, ids: np.ndarray) -> None:
-        """Raise BadInput for an id that the Thinker does not have."""
+        """Check that token ids are in the Thinker's vocabulary. Raises: BadInput."""
         if int(ids.min()) < 0 or int(ids.max()) >= len(self._thinker_table):
             raise BadInput(
                 f"prompt_ids: an id outside 0..{len(self._thinker_table) - 1}", param="messages"
             )
 
     def embed_text(self, ids: np.ndarray) -> Tensor:
-        """Embed ids of the Thinker: [n] -> [n, H]. Raises: BadInput."""
+        """Embed token ids of the Thinker and project them to the Talker's hidden size: [n] -> [n,
+        H]. Raises: BadInput for an unknown id.
+        """
         self.check_ids(ids)
         index = torch.from_numpy(np.ascontiguousarray(ids)).long().to(self._thinker_table.device)
         return self._project(self._from_text, F.embedding(index, self._thinker_table))
@@ -327,7 +347,10 @@ class Talker:
         return in_tiles(projection, rows_NT) if self._tiled else projection(rows_NT)
 
     def opening_rows(self, header_3H: Tensor, first_1H: Tensor, speaker_id: int) -> Tensor:
-        """Return the nine rows of the last prefill."""
+        """Return the embeddings of the last prefill, the nine positions with which speech begins.
+        `header_3H`: assistant header; `first_1H`: first answer token; `speaker_id`: codec id of the
+        voice.
+        """
         text_9H = torch.cat([header_3H, self.pad_text.expand(4, -1), self._bos_text, first_1H])
         ids = torch.tensor([*self._lead_ids, speaker_id, *self._tail_ids], device=text_9H.device)
         text_9H[HEADER_LEN:] += F.embedding(ids, self._codec_table)

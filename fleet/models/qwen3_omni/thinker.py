@@ -1,7 +1,7 @@
-"""The Thinker as a program of the batch loop: prompt ids and audio in, accept-layer rows and answer
-ids out.
+"""The Thinker as a program of the batch loop: takes prompt ids and audio; produces answer ids, and
+the hidden states that enter the accept layer, which the Talker reads.
 
-Legend: N rows, H hidden size, S rows drawn from, C clips, M mel bins, F frames.
+Legend: N positions, H hidden size, S requests that sample, C clips, M mel bins, F frames.
 """
 
 import zlib
@@ -41,14 +41,18 @@ from fleet.spans.protocol.layers import LayerSpan
 
 PREFILL = Walk("prefill")
 WITH_ROWS = "with_rows"
-"""Request parameter: present where accept-layer rows are wanted."""
+"""Request parameter, present if the hidden states that enter the accept layer are wanted for the
+Talker.
+"""
 SALT = zlib.crc32(b"thinker")
 
 
 class ThinkerTask(AnsweringTask):
-    """State of a request. `multimodal_N` marks the prompt's positions whose accept-layer rows are
-    sent to the Talker; `tapped` holds those rows by position for the session's next request, which
-    sends rows that it reuses without computing them.
+    """State of one request in the Thinker.
+
+    `multimodal_N`: True for the prompt positions whose accept-layer hidden states are sent to the
+    Talker. `tapped`: these hidden states by position, kept for the session's next request, which
+    sends the states of cached positions without computing them.
     """
 
     def __init__(self, program: "Thinker", request: EngineRequest) -> None:
@@ -66,8 +70,10 @@ class ThinkerTask(AnsweringTask):
         return len(self._ids) + len(self._rows)
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and
-        `feature_mask` [C, F]; where there is a session, `clips` [C] too, which identifies them.
+        """Take the whole prompt, which arrives as one input.
+
+        Shapes: `ids` [N]; with audio `features` [C, M, F] and `feature_mask` [C, F]; with audio and
+        a session `clips` [C], the content hash of each clip.
         """
         ids = np.asarray(piece.arrays["ids"], np.int32)
         self._program.check_ids(ids)
@@ -93,7 +99,9 @@ class ThinkerTask(AnsweringTask):
         return joined(parts)
 
     def _prompt_rows(self) -> Rows:
-        """Embed the prompt when it is first needed: an imported prompt need not be encoded."""
+        """Return the embeddings of the prompt, computed on first use: a prompt whose KV cache is
+        imported need not be encoded.
+        """
         if self._prompt is None:
             assert self._piece is not None, "a prompt that was not fed"
             self._prompt = Rows()
@@ -104,8 +112,9 @@ class ThinkerTask(AnsweringTask):
     def on_computed(
         self, start: int, stop: int, tapped_NH: Tensor | None
     ) -> Sequence[EngineOutput]:
-        """Return accept-layer rows of the prompt's positions and, after its last one, replayed
-        draws.
+        """Return the outputs due after positions `start` to `stop` were computed: accept-layer
+        hidden states of the prompt and, after its last position, answer tokens replayed from the
+        log.
         """
         replayed = (
             self.answer.take_replayed()
@@ -117,14 +126,16 @@ class ThinkerTask(AnsweringTask):
         return [*self._prefilled(start, min(stop, len(self._ids))), *replayed]
 
     def needs_tapped(self, start: int, stop: int) -> bool:
-        """Return True if any of the rows is an audio position of the prompt, whose rows are sent to
-        the Talker.
+        """Return True if any position from `start` to `stop` is an audio position of the prompt
+        whose accept-layer hidden state is needed, by the Talker or by the session's next request.
         """
         is_wanted = WITH_ROWS in self._request.params or bool(self._request.session)
         return is_wanted and bool(self._multimodal_N[start:stop].any())
 
     def _store_tapped(self, stop: int, tapped_NH: Tensor | None) -> None:
-        """Store the multimodal ones of tapped rows that end before position `stop`."""
+        """Keep the accept-layer hidden states of multimodal positions. `tapped_NH`: hidden states
+        of the N positions before `stop`.
+        """
         if tapped_NH is None:
             return
         first = stop - len(tapped_NH)
@@ -158,8 +169,8 @@ class ThinkerTask(AnsweringTask):
 class Thinker(AnsweringProgram):
     """Program of the Thinker, for text and audio prompts; images and video are not supported.
 
-    `layers`: layers of this process, by default all. An anchor has a span of them, and its steps
-    run through `layers` and span workers. `taps_elsewhere`: a span worker has the accept layer.
+    `layers`: span of layers in this process, by default all. The steps of an anchor run through
+    `layers` and the span workers. `taps_elsewhere`: a span worker has the accept layer.
     """
 
     def __init__(
@@ -174,8 +185,9 @@ class Thinker(AnsweringProgram):
         span: LayerSpan | None = None,
         with_head: bool = False,
     ) -> None:
-        """`span`: the layers of an anchor, which has all by default; `with_head`: it has the output
-        head in any case.
+        """Load the program. `span`: layers of an anchor, by default all. `with_head`: load the
+        output head even if the span does not end with it. `one_by_one`: sample each request by
+        itself, for invariant numerics.
         """
         thinker = config.thinker_config
         self._accept_layer: int = config.talker_config.accept_hidden_layer
@@ -222,7 +234,9 @@ class Thinker(AnsweringProgram):
         return ThinkerTask(self, request)
 
     def embed_prompt(self, ids: NDArray[np.int32], piece: EngineInput) -> Tensor:
-        """Return the prompt's rows. Raises: BadInput if audio positions and clips do not agree."""
+        """Return the embeddings [N, H] of a prompt, with encoded audio at audio positions. Raises:
+        BadInput if the number of audio positions and the clips do not agree.
+        """
         rows_NH = self.embed(ids)
         at_audio = np.flatnonzero(ids == self._audio_id)
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
@@ -239,11 +253,11 @@ class Thinker(AnsweringProgram):
     def keys_of(
         self, ids: NDArray[np.int32], piece: EngineInput, rows_NH: Tensor
     ) -> NDArray[np.int64]:
-        """Return keys of a prompt's rows: [N].
+        """Return the prefix cache keys [N] of a prompt's positions.
 
-        A clip's rows vary slightly with the clips encoded beside it. With invariant numerics rows
-        are identified by their contents, otherwise by their clip, so that they stay reusable beside
-        a new clip.
+        A clip's embeddings vary slightly with the clips encoded beside it. With invariant numerics,
+        audio positions are therefore identified by their embeddings; otherwise by their clip, so
+        that they stay reusable beside a new clip.
         """
         at_audio = np.flatnonzero(ids == self._audio_id)
         if self._one_by_one:

@@ -27,12 +27,12 @@ SHARD_SIZE = "4MB"
 def write_tiny_checkpoint(
     out_dir: Path, seed: int = 0, sizes: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal
-    bytes.
+    """Write the checkpoint into `out_dir` (created if absent) and return the folder; equal seeds
+    give equal bytes.
 
-    `sizes`: values of its config that differ, nested like it. The layout is the published
-    Qwen3-Omni-30B-A3B's: weights in shards with an index, experts one by one, and a tokenizer of
-    vocab.json and merges.txt without a tokenizer.json.
+    `sizes`: values that replace values of the tiny config.json, nested like it. The layout of the
+    files is the published Qwen3-Omni-30B-A3B's: weights in shards with an index, experts one by
+    one, and a tokenizer of vocab.json and merges.txt without a tokenizer.json.
     """
     # seconds to import, and its types are incomplete
     transformers: Any = import_module("transformers")

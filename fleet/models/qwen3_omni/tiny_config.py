@@ -12,7 +12,7 @@ from typing import Any
 
 Json = dict[str, Any]
 TokenIds = Mapping[str, int]
-"""Ids of a tokenizer's tokens, with those of the roles."""
+"""Ids of a tokenizer's tokens, role names included, by text."""
 
 VOCAB_SIZE = 576
 """Rows of the Thinker's embedding: 545 tokens, padded as the real checkpoint pads."""
@@ -21,15 +21,15 @@ HIDDEN = 128
 NUM_CODE_GROUPS = 16
 CODEBOOK_SIZE = 128
 TALKER_VOCAB_SIZE = CODEBOOK_SIZE + 1024
-"""generate() never samples the top 1024 ids except codec_eos, so every sample is a code or
-codec_eos.
+"""Size of the Talker's vocabulary. generate() never samples the top 1024 ids except codec_eos, so
+every sample is a code or codec_eos.
 """
 MROPE_SECTION = (6, 5, 5)
 """Rotary frequencies for time, height and width: half of a head of 32."""
 
 
 def model_config(ids: TokenIds) -> Json:
-    """config.json."""
+    """Return the content of the tiny checkpoint's config.json."""
     return {
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "assistant_token_id": ids["assistant"],
@@ -50,8 +50,8 @@ def model_config(ids: TokenIds) -> Json:
 
 
 def resized(config: Json, sizes: Mapping[str, Any]) -> Json:
-    """Return the config with the values in `sizes`, which is nested like it and has no other
-    keys.
+    """Return a copy of the config with the values in `sizes`, which is nested like the config and
+    may only have its keys.
     """
     assert sizes.keys() <= config.keys(), f"unknown keys {sizes.keys() - config.keys()}"
     return config | {
@@ -61,8 +61,9 @@ def resized(config: Json, sizes: Mapping[str, Any]) -> Json:
 
 
 def generation_config(ids: TokenIds) -> Json:
-    """generation_config.json: the real model's sampling, the Talker's under a prefix; but random
-    weights never end speech by themselves.
+    """Return the content of generation_config.json: the real model's sampling parameters, the
+    Talker's under a prefix. Speech is limited by length, since random weights never end it by
+    themselves.
     """
     return {
         "do_sample": True,
@@ -80,7 +81,7 @@ def generation_config(ids: TokenIds) -> Json:
 
 
 def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
-    """Return the settings that the three text decoders share."""
+    """Return the settings that the text decoders of Thinker, Talker and code predictor share."""
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -142,7 +143,7 @@ def _thinker_config(ids: TokenIds) -> Json:
 
 
 def _media_ids(ids: TokenIds) -> Json:
-    """Return the settings that Thinker and Talker share."""
+    """Return the media token ids and other settings that Thinker and Talker share."""
     return {
         "audio_end_token_id": ids["<|audio_end|>"],
         "audio_start_token_id": ids["<|audio_start|>"],

@@ -16,7 +16,9 @@ from tokenizers.models import BPE
 from fleet.processing.tokenizer import qwen_tokenizer
 
 NUM_TEXT_TOKENS = 512
-"""Ids below this are byte-level BPE entries, 256 of them single bytes; the added tokens follow."""
+"""Number of byte-level BPE entries, 256 of them single bytes. Their ids are below this number; the
+added tokens follow.
+"""
 
 ADDED_TOKENS = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> "
@@ -32,7 +34,7 @@ ADDED_TOKENS = (
 _NOT_SPECIAL = frozenset(
     ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")]
 )
-"""Those that `skip_special_tokens` keeps."""
+"""Added tokens that are not special, so that decoding with `skip_special_tokens` keeps them."""
 
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -43,7 +45,7 @@ NAMED_TOKENS = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-"""Attributes `Qwen3OmniMoeProcessor` reads off its tokenizer."""
+"""Tokens that `Qwen3OmniMoeProcessor` reads from attributes of its tokenizer, by attribute name."""
 
 # ChatML as Qwen3-Omni writes it: content is a string or a list of parts, and audio, images and
 # video sit where they stand in the list, inside the turn.
@@ -96,7 +98,7 @@ _OTHER_SCRIPTS = "café naïve über señor señal garçon Straße ñandú 你�
 
 
 def build_tokenizer() -> Tokenizer:
-    """Train the tokenizer, which is deterministic.
+    """Train and return the tiny checkpoint's tokenizer. Training is deterministic.
 
     Raises: AssertionError if a role name did not become one token.
     """
@@ -119,7 +121,9 @@ def build_tokenizer() -> Tokenizer:
 
 
 def speakable_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return text tokens of whole letters and plain punctuation, which answers consist of."""
+    """Return the ids of text tokens of whole letters and plain punctuation, which the tiny model's
+    answers consist of.
+    """
     texts = [(token, tokenizer.decode([token])) for token in range(NUM_TEXT_TOKENS)]
     return [
         token for token, text in texts if all(char.isalpha() or char in " .,!?'" for char in text)

@@ -24,10 +24,10 @@ CONSTANT = 2.0
 NEVER = -30.0
 """Weight of the constant channel in the head row of a token that is never to be answered."""
 Rules = Sequence[tuple[str, str, float]]
-"""(pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in`
-draws a Gaussian of standard deviation value / sqrt(fan-in), `normal` one of standard deviation
-value, `around_one` a Gaussian around 1, `constant` fills, `taps` draws a smooth upsampling (a rough
-one would be heard as loud hiss).
+"""Rules that fill weights: (name pattern, rule, value). The first pattern found in a weight's name
+decides. Rules: `fan_in` draws from a Gaussian of standard deviation value / sqrt(fan-in), `normal`
+from one of standard deviation value, `around_one` from a Gaussian around 1; `constant` fills with
+the value; `taps` draws a smooth upsampling, since a rough one would be heard as loud hiss.
 """
 
 _RULES: Rules = (
@@ -72,10 +72,11 @@ _NESTED = {
 def fill_weights(
     model: nn.Module, seed: int, *, answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int
 ) -> None:
-    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and
-    `seed` alone.
+    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration` with random values that
+    depend only on its name and `seed`.
 
-    The output heads treat the given ids specially.
+    `answer_ids`: the only text tokens to be answered; `im_end_id`, `codec_eos_id`: end tokens of
+    text and speech, which become rare.
     """
     parameters = {_nested_name(name): parameter for name, parameter in model.named_parameters()}
     fill_by_rules(parameters, _RULES, seed)
@@ -106,11 +107,11 @@ def fill_by_rules(parameters: Mapping[str, Tensor], rules: Rules, seed: int) -> 
 
 
 def fill_full_size(name: str, weight: Tensor) -> None:
-    """Overwrite one weight of the published size, on its own device: activations stay near 1 in any
-    depth.
+    """Overwrite one weight of the model of published size with random values, on its own device.
+    Activations stay near 1 at any depth.
 
-    The rows of different tokens stay different too, so that they choose different experts, as in a
-    trained model.
+    The hidden states of different tokens stay different, so that they are routed to different
+    experts, as in a trained model.
     """
     fill_by_rules({_nested_name(name): weight}, _FULL_SIZE_RULES, seed=0)
 
@@ -141,8 +142,8 @@ def _fan_in(name: str, parameter: Tensor) -> int:
 
 
 def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> None:
-    """Draw a transposed convolution, input x output x 2 strides, that interpolates linearly between
-    its inputs.
+    """Fill the weight of a transposed convolution, inputs x outputs x 2 strides, so that it mixes
+    channels at random and interpolates linearly between positions.
     """
     num_inputs, num_outputs, num_taps = parameter.shape
     where = parameter.device

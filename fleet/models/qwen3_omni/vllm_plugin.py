@@ -14,7 +14,7 @@ REFERENCE = "fleet.models.qwen3_omni.vllm_thinker:TappedThinker"
 
 
 def register() -> None:
-    """Register the class by name; it is imported when it is used."""
+    """Register the Thinker's model class with vLLM by name; vLLM imports the class on first use."""
     from vllm import ModelRegistry
 
     if TAPPED_THINKER.architecture not in ModelRegistry.get_supported_archs():

@@ -1,11 +1,11 @@
-"""The Thinker on vLLM: its model class, with one more layer that caches accept-layer rows, and the
-form of its prompts.
+"""The Thinker on vLLM: its model class, with an additional layer that caches the hidden states
+entering the accept layer, and the conversion of prompts to vLLM's form.
 
-Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with their
-media processed, as for the torch engine, so that both have the same positions: vLLM's own processor
-pads clips to whole hops, which adds a position to about one clip in eight. Source: vllm 0.32,
-model_executor/models/qwen3_omni_moe_thinker.py.
-Legend: N positions, H hidden size, C clips, M mel bins, F frames.
+Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with mel
+features already computed, as for the torch engine, so that both engines have the same positions:
+vLLM's own processor pads clips to whole hops, which adds a position to about one clip in eight.
+Source: vllm 0.32, model_executor/models/qwen3_omni_moe_thinker.py. Legend: N positions, H hidden
+size, C clips, M mel bins, F frames.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,11 +39,15 @@ from fleet.engine.base import Arrays
 from fleet.engine.vllm.tapped_rows import LAYER
 
 LONGEST = "longest_chunk"
-"""Field of a clip: the frames of the longest chunk among its request's clips."""
+"""Name of a clip's field with the length in frames of the longest chunk among all clips of its
+request.
+"""
 
 
 class ProcessedMedia(BaseProcessingInfo):
-    """Limits of media: a single clip may fill the context."""
+    """vLLM's limits of media for this model: any number of clips, and a single clip may fill the
+    context.
+    """
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"audio": None}
@@ -76,7 +80,9 @@ class NoProcessor(BaseMultiModalProcessor[ProcessedMedia]):
     NoProcessor, info=ProcessedMedia, dummy_inputs=NoDummyInputs
 )
 class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
-    """The Thinker of vLLM, whose inputs of the accept layer are cached in pages of their own."""
+    """vLLM's Thinker, with the hidden states that enter the accept layer cached in pages of their
+    own.
+    """
 
     # Names of `transformers` 5.23, beside the names of published checkpoints.
     hf_to_vllm_mapper = WeightsMapper(
@@ -114,10 +120,11 @@ class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         return last_NH
 
     def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
-        """Encode clips of several requests: each as beside its own request's clips alone.
+        """Encode the clips of several requests; the result of a clip depends only on the clips of
+        its own request.
 
         The encoder pads to the longest chunk of a call, and its convolutions let the end of a
-        shorter clip see that padding.
+        shorter clip see the padding, so clips are grouped by `LONGEST`.
         """
         longest_C: list[int] = kwargs[LONGEST].flatten().tolist()
         lengths_C: list[int] = kwargs["audio_feature_lengths"].flatten().tolist()
@@ -139,16 +146,16 @@ class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
 
 
 class ThinkerPrompts:
-    """Makes vLLM's form of prompts. `audio_id`: the id of every audio position. `chunk_frames`:
-    frames that the encoder computes together.
+    """Converter of prompts to vLLM's form. `audio_id`: token id of every audio position.
+    `chunk_frames`: frames that the encoder computes together.
     """
 
     def __init__(self, audio_id: int, chunk_frames: int) -> None:
         self._audio_id, self._chunk_frames = audio_id, chunk_frames
 
     def __call__(self, ids: Sequence[int], arrays: Arrays) -> object:
-        """Return the prompt of `ids` [N], with audio `features` [C, M, F] and `feature_mask` [C,
-        F], if any.
+        """Return the vLLM prompt for token `ids` [N], with audio `features` [C, M, F] and
+        `feature_mask` [C, F], if any.
 
         Raises: BadInput if audio positions and clips do not agree.
         """

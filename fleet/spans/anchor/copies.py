@@ -1,6 +1,7 @@
-"""Copies of a table's rows between an anchor and its span workers.
+"""Copies of one request's keys and values between an anchor and its span workers, for saved
+sessions.
 
-A copy begins once the passes before it have ended: one that is still under way may use the same
+A copy begins only after the steps before it have ended, since a running step may use the same KV
 pages.
 """
 
@@ -15,17 +16,19 @@ from fleet.spans.protocol.chain import SpanChain
 from fleet.spans.protocol.messages import SpanFetch, SpanFetched, SpanStore, SpanStored
 
 CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
-"""Number of a copy, the rows of each layer that was fetched, and why it failed."""
+"""Result of one copy: its number, the fetched keys and values by layer, and the error if it failed.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SpanCopy:
-    """A copy of a table's keys and values between the anchor and its span workers.
+    """Copy of the keys and values of one page table (one request) to or from all span workers.
 
-    `layers`: rows of every layer of the model, to be stored; None if the span workers' layers are
-    fetched. `num_missing`: answers that have not arrived. `before`: hash of the rows.
-    `layer_bytes`: size of the rows of one layer. `wanted`: layers that were not fetched yet.
-    `after`: number of the step that must have ended before.
+    `keys`: a 64-bit key of each row to copy. `layers`: bytes to store, one array per layer of the
+    model; None if the copy fetches the span workers' layers. `before`: hash of the copied rows.
+    `layer_bytes`: size of one layer's rows. `after`: number of the step that must end before the
+    copy begins. `num_missing`: answers still expected from span workers. `wanted`: layers still to
+    be fetched.
     """
 
     number: int
@@ -44,7 +47,7 @@ class SpanCopy:
 
 
 class SpanCopies:
-    """The copies of an anchor, by their numbers."""
+    """All unfinished copies of an anchor, waiting or begun, by copy number."""
 
     def __init__(self) -> None:
         self._copies: dict[int, SpanCopy] = {}
@@ -54,12 +57,15 @@ class SpanCopies:
         return bool(self._copies)
 
     def append(self, copy: SpanCopy, *, after: int) -> None:
-        """Add a copy, which begins once the pass `after` has ended."""
+        """Add a copy, which begins once step `after` has ended."""
         copy.after = after
         self._copies[copy.number] = copy
 
     def receive(self, message: SpanFetched | SpanStored, payload: memoryview) -> None:
-        """Raises: BadInput for rows that were not asked for, or are not whole."""
+        """Record a span worker's answer to a copy: one fetched layer, a confirmation, or an error.
+
+        Raises: BadInput if a fetched layer was not asked for or has the wrong size.
+        """
         copy = self._copies.get(message.copy)
         if copy is None or not copy.has_begun:
             return
@@ -76,13 +82,16 @@ class SpanCopies:
             copy.fetched[message.layer] = np.frombuffer(payload, np.uint8)
 
     def fail_all(self) -> None:
-        """Fail the copies that have begun, since their worker may be lost."""
+        """Fail all copies that have begun, since the worker that should answer may be lost."""
         for copy in self._copies.values():
             if copy.has_begun:
                 copy.error = SessionInterrupted("a span worker was lost during the copy; try again")
 
     def take_ended(self, chain: SpanChain | None, completed: int) -> list[CopiedRows]:
-        """Begin the copies that may begin, and return those that have ended."""
+        """Begin the copies whose steps have ended; return and forget the copies that are complete.
+
+        `completed`: number of the last completed step.
+        """
         for copy in self._copies.values():
             if not copy.has_begun and copy.after <= completed and chain is not None:
                 copy.has_begun = True

@@ -1,5 +1,4 @@
-"""The step queue of an anchor: its steps go through the span workers of its route, several at a
-time.
+"""The step queue of an anchor: steps run through the span workers of its route, several at a time.
 
 Forward: the anchor computes its layers when a step begins, and samples from the logits or last
 hidden states that return. Reverse: the embeddings go out, and the anchor computes its layers and
@@ -49,8 +48,8 @@ RETRY_S = 0.05
 
 
 class SpanProgram(Program[TaskT], Protocol[TaskT]):
-    """A program whose process has a span of the layers. `taps_elsewhere`: the tapped layer is in a
-    span worker.
+    """A model program whose process has only a span of the layers. `taps_elsewhere`: True if the
+    tapped layer is in a span worker.
     """
 
     @property
@@ -62,16 +61,17 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
     def draw_from(
         self, tasks: Sequence[TaskT], logits_SV: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
-        """Sample as `draw` does, from logits that another process computed."""
+        """Sample one token per task, like `draw`, but from logits that another process computed."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPassOptions:
-    """Settings of an anchor's steps over its span workers.
+    """Settings of an anchor's steps.
 
-    `returned`: what the last worker returns; all rows if the anchor is last. `window`: most steps
-    in flight; None for two more than there are workers. `wire_dtype`: dtype of hidden states
+    `returned`: what the last span worker returns: all hidden states ("rows") if the anchor has the
+    last layers. `tiled`: compute rows in fixed tiles (invariant numerics). `window`: most steps in
+    flight; None for two more than there are span workers. `wire_dtype`: dtype of hidden states
     between processes. `keep_bytes`: see `SpanLog`.
     """
 
@@ -83,11 +83,11 @@ class SpanPassOptions:
 
 
 class SpanPasses(PassQueue[TaskT]):
-    """The steps of an anchor. Not thread-safe.
+    """The step queue of an anchor. Not thread-safe.
 
     Invariants: steps are sent, computed by every process, and completed in the order of their
-    numbers. A step that has begun ends, also when a worker is lost: the next chain computes what is
-    missing.
+    numbers. A step that has begun ends even if a worker is lost: the next chain of workers computes
+    what is missing.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SpanPasses(PassQueue[TaskT]):
         self._like = torch.empty(0, dtype=pool.data.dtype, device=pool.data.device)
         self._tally = PassTally()
         self._earlier_bytes = 0, 0
-        """Bytes received and sent over earlier chains."""
+        """Bytes received and sent over chains before the present one."""
         weights = {weight.data_ptr(): weight.nbytes for weight in program.layers.weights().values()}
         self._weight_bytes = sum(weights.values())
 
@@ -185,7 +185,7 @@ class SpanPasses(PassQueue[TaskT]):
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing of any request is held."""
+        """True if no state of any request is held."""
         return not (self._running or self._hashes or self._log.num_tables)
 
     def figures(self) -> SpanFigures:
@@ -200,7 +200,7 @@ class SpanPasses(PassQueue[TaskT]):
         )
 
     def _num_bytes(self) -> tuple[int, int]:
-        """Return the bytes that were received over all chains, and sent."""
+        """Return the bytes received from, and sent to, span workers over all chains."""
         (received, sent), chain = self._earlier_bytes, self._chain
         own = chain.num_bytes if chain is not None else (0, 0)
         return received + own[0], sent + own[1]
@@ -217,9 +217,7 @@ class SpanPasses(PassQueue[TaskT]):
             self._report()
 
     def _note_break(self) -> None:
-        """Suspect the tasks of running passes, once, when the chain breaks by the death of a
-        worker.
-        """
+        """Record running steps' tasks as suspects, once, if a worker's death broke the chain."""
         if self._chain is not None and self._chain.is_broken and not self._break_noted:
             self._break_noted = True
             if not self._chain.is_lost:
@@ -238,8 +236,8 @@ class SpanPasses(PassQueue[TaskT]):
         return suspects
 
     def _resume(self, chain: SpanChain) -> None:
-        """Continue with another chain: each worker sends again what the next one lacks, and so does
-        the anchor.
+        """Continue running steps on a new chain: the anchor and each worker resend what the next
+        lacks.
         """
         if self._chain is not None:
             self._chain.close()
@@ -253,8 +251,8 @@ class SpanPasses(PassQueue[TaskT]):
             chain.send(msgspec.structs.replace(message, generation=chain.generation), *rows)
 
     def _report(self) -> None:
-        """Report closed tables and completed passes while no pass does, so that the workers free
-        what they keep for them.
+        """Report closed page tables and completed steps to the span workers while no step carries
+        the report, so that the workers free what they keep.
         """
         assert self._chain is not None
         self._take_changes()
@@ -271,7 +269,7 @@ class SpanPasses(PassQueue[TaskT]):
         )
 
     def _take_changes(self) -> None:
-        """Add the pool's changes to those that no pass has reported."""
+        """Add the pool's new changes to those changes that no step has sent to the span workers."""
         new = self._pool.take_changes()
         for table in new.closed:
             self._hashes.pop(table, None)
@@ -280,8 +278,8 @@ class SpanPasses(PassQueue[TaskT]):
         )
 
     def max_requests(self, num_open: int) -> int:
-        """Divide open requests among the processes, so that each has a pass to compute; in whole
-        tiles if rows are in tiles.
+        """Return the most requests of one step: an equal share per process, so that all have a step
+        to compute. Rounded up to whole tiles where rows are computed in tiles.
         """
         share = -(-num_open // (self._chain.num_hops + 1 if self._chain is not None else 1))
         return max(1, -(-share // TILE_ROWS) * TILE_ROWS if self._options.tiled else share)
@@ -324,8 +322,8 @@ class SpanPasses(PassQueue[TaskT]):
         self._running[running.number] = running
 
     def _frozen(self, entry: PassEntry[TaskT]) -> RunningEntry[TaskT]:
-        """Return an entry with the pages that its table has now: it may lose them to another
-        request while the step runs.
+        """Return an entry with a copy of its table's present pages, since the table may lose pages
+        to another request while the step runs.
         """
         extent = entry.extent
         table = PageTable(pages=list(extent.table.pages), number=extent.table.number)
@@ -379,7 +377,9 @@ class SpanPasses(PassQueue[TaskT]):
                 return
 
     def _receive_one(self, arrival: SpanArrival, generation: int) -> None:
-        """Raises: BadInput for a message that does not fit what was sent."""
+        """Handle a span worker's message: a step's result, tapped rows, or part of a copy. Raises:
+        BadInput if it fits no step or copy.
+        """
         message = arrival.message
         if isinstance(message, SpanFetched | SpanStored):
             self._copies.receive(message, arrival.payload)
@@ -434,7 +434,9 @@ class SpanPasses(PassQueue[TaskT]):
             return PassFailure(error=error)
 
     def _count(self, running: RunningStep[TaskT], continued_s: float) -> None:
-        """Count a pass that ends now. `continued_s`: when the computation from its result began."""
+        """Add an ended step to the statistics. `continued_s`: when computation from its result
+        began.
+        """
         ended_s = time.monotonic()
         computed_s = running.sent_s - running.began_s + ended_s - continued_s
         self._tally.add(
@@ -448,8 +450,8 @@ class SpanPasses(PassQueue[TaskT]):
         )
 
     def _completed(self, running: RunningStep[TaskT], result: SpanResult) -> PassDone:
-        """Compute what is left of a step, and sample. Entries without a result have ended while
-        the step ran.
+        """Compute the rest of a step from its result, and sample. Requests that ended while the
+        step ran may have no result.
         """
         rows_NH, tapped = self._from_wire(running.payload, result.num_rows), running.tapped or {}
         left = running.select(result.tables)
@@ -479,7 +481,7 @@ class SpanPasses(PassQueue[TaskT]):
         *,
         tiled: bool,
     ) -> Drawn:
-        """Sample a token of each entry that is not void. `rows_SX`: hidden states or logits."""
+        """Sample a token per request that has not ended. `rows_SX`: hidden states or logits."""
         at = [number for number, entry in enumerate(due) if not entry.is_void]
         current = [due[number] for number in at]
         if len(at) < len(due):

@@ -1,4 +1,5 @@
-"""A step of an anchor while its span workers compute it: what was sent, and what has arrived.
+"""A step of an anchor while its span workers compute it: what was sent, and which results have
+arrived.
 
 Legend: N rows of a step, H hidden size.
 """
@@ -19,11 +20,11 @@ from fleet.spans.protocol.messages import SpanResult
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunningEntry(Generic[TaskT]):
-    """Rows of one request in a running step.
+    """The rows of one request in a running step.
 
-    `extent`: the rows, with the pages that the table had when the step began. `draws`: a token is
-    sampled after the last row. `taps`: hidden states of the tapped layer must come from a span
-    worker.
+    `extent`: row positions, with the pages that the request's table had when the step began.
+    `draws`: True if a token is sampled after the last row. `taps`: True if hidden states of the
+    tapped layer must come from a span worker.
     """
 
     entry: PassEntry[TaskT]
@@ -38,11 +39,12 @@ class RunningEntry(Generic[TaskT]):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RunningStep(Generic[TaskT]):
-    """A step that has begun.
+    """A step that was sent to the span workers, with the results that have arrived.
 
-    `tapped`: hidden states of the tapped layer by the number of their table; None until they
-    arrive. Times by `time.monotonic`: `began_s`; `sent_s`, when its rows were ready to be sent;
-    `arrived_s`, when the last part of its result arrived.
+    `changes`: pool changes that the step carries. `tapped`: hidden states of the tapped layer by
+    table number; None until they arrive. `result`, `payload`: the last worker's answer and its rows
+    as bytes. Times by `time.monotonic`: `began_s`: start of the step; `sent_s`: when its rows were
+    ready to be sent; `arrived_s`: when the latest part of its result arrived.
     """
 
     number: int
@@ -60,8 +62,10 @@ class RunningStep(Generic[TaskT]):
         return [each.extent for each in self.entries]
 
     def select(self, tables: Sequence[int]) -> list[RunningEntry[TaskT]]:
-        """Return the entries of tables, in the order of these: a step that is sent again may have
-        another order. Raises: BadInput unless all are tables of the step, each once.
+        """Return the entries of the given table numbers, in the same order: a step that is sent
+        again may list its tables in another order.
+
+        Raises: BadInput if a table is not in the step, or is listed twice.
         """
         entry_of = {each.table: each for each in self.entries}
         if len(set(tables)) < len(tables) or not entry_of.keys() >= set(tables):
@@ -79,13 +83,15 @@ class RunningStep(Generic[TaskT]):
 
     @property
     def is_complete(self) -> bool:
-        """True if all has arrived that ends the step."""
+        """True if the step can end: the result has arrived, and all tapped hidden states that can
+        arrive.
+        """
         return self.result is not None and (
             self.result.error is not None or self.tapped is not None or not self.lacks_taps
         )
 
 
 def by_table(entries: Sequence[RunningEntry[TaskT]], rows_NH: Tensor) -> dict[int, Tensor]:
-    """Return the rows of each table, by its number."""
+    """Split the rows of a step by request: return each table's rows by table number."""
     parts = rows_NH.split([each.extent.num_rows for each in entries])
     return {each.table: part for each, part in zip(entries, parts, strict=True)}

@@ -1,9 +1,8 @@
-"""The part of a pass that a span worker computes: checks, the pool's changes, its layers. Knows no
-connection.
+"""Computation of a step by a span worker: checks, KV pool changes, layers. Knows no connection.
 
-The anchor alone allocates pages; a span worker's pool has as many, and uses those that a pass
-names.
-Legend: N rows of a pass, H hidden size.
+The anchor alone allocates pages; a span worker's pool has the same number of pages, and uses the
+page numbers that a step names.
+Legend: N rows of a step, H hidden size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,11 +21,11 @@ from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
 from fleet.spans.torch.prefix_hashes import PrefixHashes
 
 KEY_BYTES = 8
-"""Size of the key of a row."""
+"""Size of a row's key, by which prefixes are compared."""
 
 
 def extents_of(work: SpanPass) -> list[Extent]:
-    """Return the places of a pass's rows, in pools with the anchor's pages."""
+    """Return where a step's rows lie in a KV pool that has the anchor's page numbers."""
     return [
         Extent(
             table=PageTable(pages=list(each.pages), number=each.table),
@@ -40,8 +39,11 @@ def extents_of(work: SpanPass) -> list[Extent]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRows:
-    """Hidden states that leave a span worker. `rows`: input of the next worker, or result of the
-    last one; None if no process reads them.
+    """Hidden states that leave a span worker after a step.
+
+    `rows`: input of the next worker, or result of the last worker (hidden states or logits); None
+    if no process reads them. `tapped_NH`: hidden states of the tapped layer; None if they are not
+    wanted.
     """
 
     rows: Tensor | None
@@ -50,18 +52,20 @@ class HostedRows:
 
 @dataclass(slots=True)
 class HostedTable:
-    """The rows that were computed of one table, and its pages."""
+    """State of one request's page table in a span worker: its pages, and hashes of the computed
+    rows.
+    """
 
     hashes: PrefixHashes = field(default_factory=PrefixHashes)
     pages: tuple[int, ...] = ()
 
 
 class SpanHost:
-    """A span with the rows of one anchor's requests.
+    """A loaded span with a KV pool: computes the steps of one anchor's requests.
 
-    `returned`: result of the route's last worker; None if another worker follows. `last_number`:
-    number of the last computed step. `num_rows`: computed rows; `num_rows_again`: rows among them
-    that had been computed before.
+    `returned`: what the last worker of a route returns; None if another worker follows.
+    `last_number`: number of the last computed step. `num_rows`: rows computed so far;
+    `num_rows_again`: rows among them that had been computed before.
     """
 
     def __init__(
@@ -83,8 +87,9 @@ class SpanHost:
         return self._computer.layers.has_tapped_layer
 
     def check(self, work: SpanPass) -> None:
-        """Check a pass against the pool, before any of its changes. Raises: BadInput for a damaged
-        one.
+        """Check a step's page numbers and extents before anything is changed.
+
+        Raises: BadInput if the message is damaged.
         """
         page_size = self._pool.page_size
         self._check_pages([page for page, _ in work.zeroed])
@@ -109,11 +114,11 @@ class SpanHost:
             self._tables.pop(table, None)
 
     def resume(self, tables: Iterable[int], completed: int) -> None:
-        """Close all tables but these.
+        """Close all page tables except `tables`, at the start of a new route.
 
-        `completed`: the last pass that every worker of the last route has computed. A worker
-        without it has also missed changes of the pool; pages that are in no table here are zeroed
-        in their place.
+        `completed`: the last step that every worker of the last route computed. A worker that
+        missed this step also missed changes of the pool; instead, all used pages that are in no
+        open table are zeroed.
         """
         self.close_tables(set(self._tables) - set(tables))
         if self.last_number < completed:
@@ -124,7 +129,7 @@ class SpanHost:
             self._used_pages = kept
 
     def advance(self, work: SpanPass) -> None:
-        """Make the pool's changes that come before a pass, and count the pass as computed."""
+        """Apply the pool changes that a step carries, and count the step as computed."""
         assert work.number > self.last_number, f"pass {work.number} after {self.last_number}"
         self.last_number = work.number
         self._pool.apply(PoolChanges(zeroed=list(work.zeroed)))
@@ -132,8 +137,10 @@ class SpanHost:
 
     @torch.inference_mode()
     def run(self, work: SpanPass, rows_NH: Tensor) -> HostedRows:
-        """Compute a pass whose changes were made. Raises: SpanPrefixMismatch; errors of the
-        computation.
+        """Compute a step after `advance`, and return the hidden states that leave this worker.
+
+        Raises: SpanPrefixMismatch if earlier rows are missing or differ from the anchor's; errors
+        of the computation.
         """
         self._check_prefixes(work.extents)
         extents = extents_of(work)
@@ -149,10 +156,11 @@ class SpanHost:
         return HostedRows(rows=self._to_return(work, done.rows_NH, extents), tapped_NH=tapped_NH)
 
     def read_rows(self, fetch: SpanFetch) -> dict[int, NDArray[np.uint8]]:
-        """Return the first rows of a table: uint8 [bytes] by the number of the layer in the model.
+        """Return keys and values of the first rows of a table: uint8 [bytes] by layer number in the
+        model.
 
-        Raises: SpanPrefixMismatch if this worker does not have them, as after the loss of another
-        one.
+        Raises: SpanPrefixMismatch if this worker does not have these rows, for example after
+        another worker was lost.
         """
         self._check_pages(fetch.pages)
         hashes = self._tables.get(fetch.table, HostedTable()).hashes
@@ -169,8 +177,10 @@ class SpanHost:
     def write_rows(
         self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]
     ) -> None:
-        """Set the rows of one layer of a new table. Raises: BadInput for a layer of others, or rows
-        that are not whole.
+        """Store one layer's keys and values of a new table.
+
+        `layer`: layer number in the model. `keys`: row keys, 8 bytes each. `rows`: keys and values
+        as bytes. Raises: BadInput if the layer is not in this span, or the sizes do not fit.
         """
         at, shape = layer - self._computer.layers.span.first, self._pool.shape
         self._check_pages(pages)

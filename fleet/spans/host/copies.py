@@ -1,5 +1,5 @@
-"""Copies of a table's rows out of a span worker and into it, for sessions that are saved and
-loaded.
+"""Copies of a request's keys and values out of a span worker and into it, for sessions that are
+saved and loaded.
 """
 
 import numpy as np
@@ -21,7 +21,9 @@ from fleet.spans.protocol.messages import (
 def copy_rows(
     host: SpanHost, anchor: SpanConnection, message: SpanFetch | SpanStore, payload: memoryview
 ) -> None:
-    """Follow an anchor's order."""
+    """Send the rows that an anchor fetches, or store the rows that it sends in `payload`, and
+    answer.
+    """
     if isinstance(message, SpanFetch):
         _send_rows(host, anchor, message)
         return

@@ -1,6 +1,7 @@
-"""A span worker's part in a route: its place in it, the passes, what it sends on. Knows no Redis.
+"""A span worker's part in a route: accepts setups, computes steps, sends results on. Knows no
+Redis.
 
-All is driven by what arrives on the connections; `handle` is called by one thread.
+All work is driven by arrivals on the connections; one thread calls `handle`.
 """
 
 import logging
@@ -64,8 +65,8 @@ log = logging.getLogger(__name__)
 
 
 class DamagedMessage(FleetError):
-    """A peer sent a message that contradicts itself or the route; its connection is closed, and the
-    route set up again.
+    """A peer sent a message that contradicts itself or the route. Its connection is closed, and the
+    anchor sets up the route again.
     """
 
 
@@ -73,17 +74,17 @@ class Neighbours(Protocol):
     """Opens connections to other span workers."""
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
-        """Raises: SpanUnreachable; errors of Redis."""
+        """Return a connection to another span worker. Raises: SpanUnreachable; errors of Redis."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRoute:
-    """A route in which this worker has a place. `following`: the connection to the next worker,
-    None for the last one.
+    """A route in which this worker has a place, with its rows and what it may have to send again.
 
-    `results`: tapped rows and, of the last worker, results, by the number of the pass: headers and
-    rows.
+    `following`: connection to the next worker; None for the last one. `results`: results and tapped
+    hidden states sent to the anchor, by step number, kept until the anchor reports them as
+    received.
     """
 
     setup: SpanSetup
@@ -95,10 +96,11 @@ class HostedRoute:
 
 
 class SpanHosting:
-    """The worker's present route, and the span that is loaded, which outlives routes.
+    """A span worker's place in a route: receives messages of the anchor and of neighbours, and
+    answers.
 
-    A route that has ended by the loss of another member is kept until the anchor sets up the next
-    one, which resumes it.
+    The rows of a route that has ended are kept until the next setup, which may resume them. The
+    loaded span outlives routes.
     """
 
     def __init__(
@@ -108,8 +110,8 @@ class SpanHosting:
         neighbours: Neighbours,
         when_loading: Callable[[], None],
     ) -> None:
-        """`when_loading` is called before a span is loaded that a route needs now, which may take
-        long.
+        """Take a dialer as `neighbours`, and `when_loading`, which is called before a route's span
+        is loaded, which may take minutes.
         """
         self._where = where
         self._spans = spans
@@ -118,13 +120,13 @@ class SpanHosting:
         self._like = torch.empty(0, dtype=where.dtype, device=where.device)
         self._connections: dict[SpanConnection, str] = {}
         self._late: set[SpanConnection] = set()
-        """Connections from which messages of an ended route have arrived."""
+        """Connections from which messages of an ended route have arrived; logged once for each."""
         self._generation = 0
         self._has_started = False
         self._is_open = False
         self._following_has = 0
         self._early: list[tuple[SpanPass | SpanReport, memoryview, float]] = []
-        """Messages that arrived before `SpanStart`, their rows and their arrivals."""
+        """Steps and reports that arrived before `SpanStart`: message, rows, time of arrival."""
         self.tally = PassTally()
         self.route: HostedRoute | None = None
 
@@ -166,8 +168,8 @@ class SpanHosting:
                     connection.close()
 
     def close(self) -> None:
-        """Leave the route, and close the connections that were handled;
-        `SpanArrivals.close_connections` closes all others.
+        """Leave the route, and close the connections that `handle` knows;
+        `SpanArrivals.close_connections` closes the rest.
         """
         self._leave("this worker ends")
         for connection in [*self._connections]:
@@ -199,8 +201,8 @@ class SpanHosting:
                 self._early.append((message, payload, at_s))
 
     def _refuse(self, connection: SpanConnection, message: SpanMessage) -> None:
-        """Note a message of a route that has ended, once a connection: its sender has a place in it
-        still.
+        """Ignore a message of an ended route, and log it once per connection: the sender has not
+        left yet.
         """
         if connection not in self._late:
             self._late.add(connection)
@@ -214,7 +216,9 @@ class SpanHosting:
             )
 
     def _set_up(self, anchor: SpanConnection, setup: SpanSetup) -> None:
-        """Take a place in a new route, and leave the last one."""
+        """Leave the last route and take a place in the new one; answer with `SpanReady` or
+        `SpanRefusal`.
+        """
         if setup.generation <= self._generation:
             message = (
                 f"this worker is in route {self._generation}, which is newer than "
@@ -271,7 +275,7 @@ class SpanHosting:
         return self._spans.use(span)
 
     def _prepare(self, anchor: SpanConnection, prepare: SpanPrepare) -> None:
-        """Load a span, beside the one that this worker computes in a route, and say so."""
+        """Load a span for a later route, beside the span in use, and answer with `SpanPrepared`."""
 
         def answer(failure: FleetError | None) -> None:
             error = failure.message if failure is not None else ""
@@ -290,8 +294,8 @@ class SpanHosting:
         following: SpanConnection | None,
         built: BuiltSpan,
     ) -> HostedRoute:
-        """Return the new place, with the rows of the last route if there is one, which the new one
-        resumes.
+        """Return the place in the new route; if it resumes the last one, with that route's rows and
+        log.
         """
         if self.route is not None:
             return replace(self.route, setup=setup, anchor=anchor, following=following)
@@ -317,8 +321,8 @@ class SpanHosting:
         )
 
     def _leave(self, why: str) -> None:
-        """Leave the route, whose other members notice by their connections to this worker. Its rows
-        are kept for the next one.
+        """Leave the route by closing its connections, which the other members notice. The rows are
+        kept for the next route.
         """
         if self.route is None or not self._is_open:
             return
@@ -329,7 +333,9 @@ class SpanHosting:
                 connection.close()
 
     def _start(self, route: HostedRoute, start: SpanStart) -> None:
-        """Send again what the next worker, or the anchor, lacks; then compute what has arrived."""
+        """Resend what the next worker, or the anchor, lacks; then compute the steps that arrived
+        early.
+        """
         self._has_started, self._following_has = True, start.following_has
         route.host.resume(start.tables, start.completed)
         route.log.keep_only(start.tables)
@@ -370,8 +376,8 @@ class SpanHosting:
     def _compute(
         self, route: HostedRoute, work: SpanPass, payload: memoryview, at_s: float
     ) -> None:
-        """Compute a step that arrived at `at_s`, and send it on. A step that fails is sent without
-        rows, since its changes of the pool are for every worker.
+        """Compute a step that arrived at `at_s`, and send it on. A failed step is sent on without
+        rows, since its pool changes concern every worker.
         """
         if work.number <= route.host.last_number:
             return
@@ -461,14 +467,16 @@ class SpanHosting:
         payload: memoryview,
         when_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send a result to the anchor, unless it has it; keep it until the anchor says so."""
+        """Send a result to the anchor unless the anchor has it; keep it until the anchor reports
+        so.
+        """
         if work.number > work.completed:
             route.results.setdefault(work.number, []).append((result, payload))
             route.anchor.send(encode_span_message(result), payload, when_sent=when_sent)
 
 
 def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
-    """Return True if the new route continues with the rows of the last one."""
+    """Return True if a new route can continue with the rows of the last one."""
     same = ("span", "num_pages", "page_size", "returned", "wire_dtype")
     is_same_end = bool(setup.following) == bool(last.following)
     return (

@@ -1,5 +1,5 @@
-"""The spans that a span worker has loaded: the one that it computes, and at most one that it loads
-beside it. Thread-safe.
+"""The loaded spans of a span worker: the span in use, and at most one loaded beside it.
+Thread-safe.
 """
 
 import logging
@@ -14,24 +14,30 @@ from fleet.stages.base import BuiltSpan
 log = logging.getLogger(__name__)
 
 WhenPrepared = Callable[[FleetError | None], None]
-"""Called once, by any thread: with None when a span is loaded, or with why it cannot be."""
+"""Callback of `LoadedSpans.prepare`, called once by any thread: with None if the span was loaded,
+else with the error.
+"""
 
 
 class LoadedSpans:
-    """Outlives the incarnations of its worker."""
+    """The spans that a span worker's process has loaded, by notation. Outlives the worker's
+    incarnations, so that weights are loaded once.
+    """
 
     def __init__(self, load: Callable[[LayerSpan], BuiltSpan]) -> None:
         self._load = load
         self._lock = threading.Lock()
-        """Held while a span is loaded: `transformers` loads one at a time."""
+        """Held while a span is loaded, since `transformers` loads one model at a time."""
         self._built: Mapping[str, BuiltSpan] = {}
-        """Replaced, and never changed: other threads read it."""
+        """Loaded spans by notation. Replaced as a whole and never changed, since other threads read
+        it.
+        """
         self._used = ""
 
     @property
     def loaded(self) -> str:
-        """Notation of the span that is computed, or was last, if it is still loaded, else of
-        another loaded one; "" for none.
+        """Notation of the span last used, if it is still loaded, else of another loaded span; ""
+        for none.
         """
         built, used = self._built, self._used
         return used if used in built else next(iter(built), "")
@@ -42,7 +48,8 @@ class LoadedSpans:
         return sum(built.num_bytes for built in self._built.values())
 
     def use(self, span: str) -> BuiltSpan:
-        """Return a span, loaded if it is not yet; all others are dropped, before one is loaded.
+        """Return a span for computation, loading it if necessary. All other spans are dropped
+        first.
 
         Raises: errors of loading.
         """
@@ -57,8 +64,8 @@ class LoadedSpans:
         return span in self._built
 
     def prepare(self, span: str, when_prepared: WhenPrepared, *, beside_used: bool) -> None:
-        """Load a span by a thread of its own, beside the one that is used, if that is still needed;
-        others are dropped before.
+        """Load a span in a thread of its own, and call `when_prepared`. `beside_used`: True to keep
+        the span in use loaded; all other spans are dropped first.
         """
         kept = (self._used, span) if beside_used else (span,)
         threading.Thread(

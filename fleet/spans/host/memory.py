@@ -10,13 +10,13 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Limit of the memory of a container, of cgroup version 2 and 1."""
+"""Files with a container's memory limit, for cgroup versions 2 and 1."""
 
 
 def available_bytes(device: torch.device, gpu_share: float) -> int:
-    """Return the memory that this process may occupy: its share of a GPU, or on a CPU what the host
-    has free, within the limits of its container and of the process. Other processes that start
-    later are not known.
+    """Return the memory that this process may occupy, in bytes. On a GPU: `gpu_share` of its
+    memory; on a CPU: what the host has free, within the limits of the container and the process.
+    Processes that start later are not taken into account.
     """
     if device.type == "cuda":
         return int(gpu_share * torch.cuda.mem_get_info(device)[1])

@@ -1,5 +1,5 @@
-"""The process of a span worker: registers, loads the span that an anchor gives it, and computes
-passes until it is stopped.
+"""The process of a span worker: registers in Redis, loads the span that an anchor assigns, and
+computes steps until it is stopped.
 """
 
 import logging
@@ -49,11 +49,11 @@ INBOX_POLL_S = 0.5
 DIAL_TIMEOUT_S = 2.0
 LOADING_S = 1800.0
 DRAIN_S = 2.0
-"""Time that a process which stops gives its anchor to replace it in the route."""
+"""Time that a stopping span worker waits for its anchor to replace it in the route."""
 
 
 class RedisNeighbours:
-    """Connects to other span workers by their records in Redis."""
+    """Opens connections to other span workers, at the addresses in their Redis records."""
 
     def __init__(
         self, redis_url: str, own_name: WorkerId, secret: FleetSecret | None, arrivals: SpanArrivals
@@ -82,8 +82,9 @@ class RedisNeighbours:
 class SpanWorkerSettings:
     """Settings of a span worker's process.
 
-    `fingerprint`: fingerprint of the checkpoint. `build`: builder of spans; None for the builder
-    that the graph names.
+    `serves`: role of the worker. `access`: listening address and secret of connections.
+    `fingerprint`: fingerprint of the checkpoint. `build`: function that loads a span; None for the
+    builder that the graph names.
     """
 
     config: FleetConfig
@@ -95,7 +96,9 @@ class SpanWorkerSettings:
 
 
 class SpanWorkerProcess(RegisteredProcess):
-    """A worker that owns no task. A loaded span outlives incarnations."""
+    """The process of a span worker, which computes layers for an anchor and owns no task. Joins the
+    fleet again after a lost lease, and keeps its loaded span.
+    """
 
     def __init__(
         self,
@@ -183,7 +186,7 @@ class SpanWorkerProcess(RegisteredProcess):
     def _serve(
         self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals
     ) -> None:
-        """Handle what arrives, until the process may end, or has lost its lease."""
+        """Handle arrivals and operators' orders until the process may end or its lease is lost."""
         hosting, link = self._hosting, RedisLink(client, worker, self.role)
         assert hosting is not None
         lease.start()
@@ -207,8 +210,8 @@ class SpanWorkerProcess(RegisteredProcess):
             log.warning("this incarnation's lease is lost: it was fenced; the worker joins again")
 
     def _may_end(self, worker: WorkerId, client: redis.Redis, hosting: SpanHosting) -> bool:
-        """Return True if the process is to stop, and has left its route or has had `DRAIN_S` for
-        it.
+        """Return True if the process is to stop, and has left its route or waited `DRAIN_S` for its
+        anchor.
         """
         if self._availability.may_leave(holds_anything=hosting.is_in_route):
             self.stop.set()
@@ -230,7 +233,10 @@ class SpanWorkerProcess(RegisteredProcess):
     def _register(
         self, client: redis.Redis, worker: WorkerId, address: SpanAddress, token: bytes
     ) -> bool:
-        """Register the worker; return True if it stands by. Raises: VersionSkew."""
+        """Register the worker in Redis; return True if it is a standby.
+
+        Raises: VersionSkew if the worker's version or checkpoint does not fit the fleet.
+        """
         options, secret = self._options, self._access.secret
         fields = process_fields(
             self.config,

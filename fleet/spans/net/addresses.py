@@ -13,22 +13,22 @@ from fleet.process.private import make_private_folder
 from fleet.process.unix_sockets import SUFFIX, connect_to, listen_at, remove_dead_sockets
 
 SpanAddress = tuple[str, int] | Path
-"""Host and port, or the path of a Unix socket."""
+"""Address of a span listener: TCP host and port, or the path of a Unix socket."""
 UNIX = "unix:"
 SOCKET_BUFFER_BYTES = 4 * 2**20
 PEER_SILENT_S = 30
-"""Time after which the kernel ends a connection whose peer answers neither data nor probes, since
-its host or network is gone, or receives no data for as long, since its process is frozen.
+"""Time after which the kernel closes a connection whose peer answers neither data nor probes (its
+host or network is gone), or takes no data (its process is frozen).
 """
 
 
 def address_text(address: SpanAddress) -> str:
-    """Return an address as a worker's record has it."""
+    """Return an address as text, as a worker's record in Redis stores it."""
     return f"{UNIX}{address}" if isinstance(address, Path) else f"{address[0]}:{address[1]}"
 
 
 def parse_address(text: str) -> SpanAddress | None:
-    """Read what `address_text` returned; None if it is unreadable."""
+    """Parse the text that `address_text` returned; None if it is not an address."""
     if text.startswith(UNIX):
         path = Path(text.removeprefix(UNIX))
         return path if path.is_absolute() and "\0" not in text else None
@@ -41,10 +41,11 @@ def parse_address(text: str) -> SpanAddress | None:
 
 
 def listen(place: str | Path, port: int, *, backlog: int) -> tuple[socket.socket, SpanAddress]:
-    """Listen at a host's address, or at a new Unix socket in a folder, which is created for this
-    user alone.
+    """Listen for connections; return the socket and its address.
 
-    Raises: SpanUnreachable.
+    `place`: an address of this host, for TCP at `port` (0 for any free port), or a folder for a new
+    Unix socket; the folder is created for this user alone. `backlog`: most connections that wait to
+    be accepted. Raises: SpanUnreachable.
     """
     try:
         if isinstance(place, Path):
@@ -71,14 +72,16 @@ def listen(place: str | Path, port: int, *, backlog: int) -> tuple[socket.socket
 
 
 def connect(address: SpanAddress, timeout_s: float) -> socket.socket:
-    """Return a connection. Raises: OSError."""
+    """Return a socket connected to `address`. Raises: OSError."""
     if isinstance(address, Path):
         return connect_to(address, timeout_s)
     return socket.create_connection(address, timeout=timeout_s)
 
 
 def set_options(sock: socket.socket) -> None:
-    """Make a connected socket blocking, with large buffers and a limit of silence."""
+    """Configure a connected socket: blocking, large buffers, closed after `PEER_SILENT_S` of
+    silence.
+    """
     sock.settimeout(None)
     options = [
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
@@ -100,8 +103,8 @@ def set_options(sock: socket.socket) -> None:
 
 @cache
 def _kernel_limit_bytes(name: str) -> int:
-    """Return a limit of socket buffers. Below it, a set size would be smaller than the one that the
-    kernel finds itself.
+    """Return the kernel's limit of socket buffers, `wmem_max` or `rmem_max`; 0 if unknown. A buffer
+    set under a lower limit would be smaller than the kernel's automatic size.
     """
     with suppress(OSError, ValueError):
         return int(Path("/proc/sys/net/core", name).read_text())

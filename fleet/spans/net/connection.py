@@ -35,14 +35,18 @@ from fleet.spans.net.send_queue import SendQueue
 log = logging.getLogger(__name__)
 
 READ_AHEAD_BYTES = 64 * 1024
-"""A frame of at most this size is usually read by one call of the kernel; a larger payload is read
-into its own memory.
+"""Size of the read buffer: a frame up to this size usually takes one system call; a larger payload
+is read directly into its own memory.
 """
 CLOSE_S = 5.0
 STALLED_S = PEER_SILENT_S + 1
-"""Limit of silence for a peer on this host, which the kernel does not watch."""
+"""Time without progress in sending after which a connection is closed. Also covers peers on this
+host, which the kernel does not watch.
+"""
 HANG_UP_S = 0.5
-"""Time in which the end of a process whose memory could not be read is noticed."""
+"""Time to wait for a peer's connection to close after its memory could not be read, which tells a
+peer that is ending from a live one.
+"""
 CLOSED_HERE = "closed by this process"
 READER_FAILED = "the reader of the connection failed; the log has the stack"
 CLOSED_BY_PEER = "the peer closed the connection"
@@ -50,8 +54,8 @@ CLOSED_BY_PEER = "the peer closed the connection"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """A connection was accepted after its handshake. `purpose`: the dialer's. The first arrival of
-    the connection.
+    """Arrival that reports a connection accepted after its handshake; the first arrival of the
+    connection. `purpose`: text that the dialer announced.
     """
 
     connection: "SpanConnection"
@@ -60,7 +64,9 @@ class ConnectionOpened:
 
 @dataclass(frozen=True, slots=True)
 class FrameReceived:
-    """A frame arrived. `at_s`: when all of it had, by `time.monotonic`."""
+    """Arrival of a whole frame. `at_s`: time at which its last byte had arrived, by
+    `time.monotonic`.
+    """
 
     connection: "SpanConnection"
     frame: SpanFrame
@@ -69,8 +75,8 @@ class FrameReceived:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed:
-    """The connection is closed, by either side. The last arrival of each connection, exactly
-    once.
+    """Arrival that reports the end of a connection, closed by either side; the last arrival of the
+    connection, exactly once.
     """
 
     connection: "SpanConnection"
@@ -81,18 +87,18 @@ Arrival = ConnectionOpened | FrameReceived | ConnectionClosed
 
 
 class SpanArrivals:
-    """Arrivals of any number of connections of one process, in order for each of them.
+    """Queue of what arrives on all span connections of a process, in order for each connection.
 
-    Unbounded: a connection always reads, so that its peer never waits; the protocol above it limits
-    what is under way. Counts the bytes of all these connections. Thread-safe.
+    Unbounded: a connection always reads, so that its peer never waits; the protocol above limits
+    how much is in flight. Counts the bytes of all its connections. Thread-safe.
     """
 
     def __init__(
         self, blocks: BlockReads | None = None, *, max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
     ) -> None:
-        """Take the settings of these connections.
+        """Create the queue, with settings for all its connections.
 
-        `blocks`: reader of large payloads by NIXL, used with peers that have a reader too; None
+        `blocks`: settings for reading large payloads by NIXL, used if the peer has them too; None
         sends all payloads through the sockets. `max_payload_bytes`: a connection whose peer
         announces a larger payload is closed.
         """
@@ -105,9 +111,9 @@ class SpanArrivals:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Number of bytes that all connections, open and closed, have received, and number of bytes
-        that they have sent. A frame counts as sent once the kernel has taken it, a block that the
-        peer reads through NIXL once it is ready to be read.
+        """Bytes received, and bytes sent, by all connections, open and closed. A frame counts as
+        sent once the kernel has taken it; a block that the peer reads through NIXL, once it is
+        ready to be read.
         """
         with self._lock:
             received = self._closed_received + sum(
@@ -118,12 +124,14 @@ class SpanArrivals:
             )
 
     def add(self, connection: "SpanConnection") -> None:
-        """Count the bytes of a new connection."""
+        """Register a new connection, whose bytes are counted from now on."""
         with self._lock:
             self._open.add(connection)
 
     def end(self, connection: "SpanConnection", reason: str) -> None:
-        """Put the last arrival of a connection, which receives and sends nothing more."""
+        """Unregister a closed connection, and put its last arrival, `ConnectionClosed`, into the
+        queue.
+        """
         with self._lock:
             self._open.discard(connection)
             self._closed_received += connection.num_bytes_received
@@ -131,8 +139,8 @@ class SpanArrivals:
         self.put(ConnectionClosed(connection, reason))
 
     def close_connections(self) -> None:
-        """Close every open connection, also if nothing has been taken from it yet: the peers wait
-        for answers.
+        """Close every open connection, even if no arrival was taken from it yet, since its peer
+        waits for answers.
         """
         with self._lock:
             connections = list(self._open)
@@ -143,13 +151,11 @@ class SpanArrivals:
         self._queue.put(arrival)
 
     def wake(self) -> None:
-        """End the current `take` of another thread, or the next one if none waits."""
+        """End the current `take` of another thread, or the next `take` if no thread waits."""
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """Wait for at most `timeout_s` until something arrives, and return all that has arrived; 0
-        does not wait.
-        """
+        """Return all arrivals so far; if there are none, wait up to `timeout_s`, which may be 0."""
         taken: list[Arrival | None] = []
         with suppress(queue.Empty):
             taken.append(
@@ -162,11 +168,11 @@ class SpanArrivals:
 
 
 class SpanConnection:
-    """A connection to one peer, with a thread that reads frames and one that sends what the kernel
-    does not take immediately.
+    """A connection to one peer, with a reader thread, and a writer thread that sends what the
+    kernel does not take immediately.
 
     Invariants: the reader thread alone closes the socket, after the writer has ended, so no call
-    uses the number of another file. Only the writer sends while `_unsent` is not empty. `_lock`
+    uses a reused file descriptor. Only the writer sends while `_unsent` is not empty. `_lock`
     covers `_unsent` and `_reason`, and is never held during a call that can block.
     """
 
@@ -178,8 +184,10 @@ class SpanConnection:
         *,
         accepted_for: str | None = None,
     ) -> None:
-        """Take over a socket after its handshake. `accepted_for`: the dialer's purpose, if this
-        side accepted it.
+        """Take over a socket after its handshake.
+
+        `peer`: proven name of the peer. `arrivals`: queue for what arrives. `accepted_for`: purpose
+        that the dialer announced; None if this side dialed.
         """
         set_options(sock)
         self.peer: Final = peer
@@ -212,22 +220,22 @@ class SpanConnection:
 
     @property
     def is_closed(self) -> bool:
-        """True once either side has closed the connection; what arrived before may not have been
-        taken yet.
+        """True once either side has closed the connection, even if earlier arrivals are still in
+        the queue.
         """
         return self._reason is not None
 
     def _has_hung_up(self) -> bool:
-        """Return True if either side has closed the connection, also while a few frames of the peer
-        are not read yet.
+        """Return True if either side has closed the connection, even if received frames are not
+        read yet.
         """
         closed = select.poll()
         closed.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
         return self.is_closed or bool(closed.poll(0))
 
     def _ends_soon(self) -> bool:
-        """Return True if either side closes the connection within `HANG_UP_S`. Drops what the peer
-        has sent before its end.
+        """Wait up to `HANG_UP_S` for the connection to close; return True if it does. Received data
+        is dropped.
         """
         readable, until_s = select.poll(), time.monotonic() + HANG_UP_S
         readable.register(self._socket, select.POLLIN)
@@ -243,7 +251,7 @@ class SpanConnection:
 
     @property
     def num_bytes_sent(self) -> int:
-        """Bytes of frames given to the kernel, and of blocks for the peer to read."""
+        """Bytes of frames that the kernel has taken, and of blocks written for the peer to read."""
         return self._unsent.num_bytes_sent + self._num_block_bytes_sent
 
     @property
@@ -253,21 +261,23 @@ class SpanConnection:
 
     @property
     def num_blocks(self) -> tuple[int, int]:
-        """Blocks of the peer that were read, and blocks that were written for it."""
+        """Number of the peer's blocks that were read, and number of blocks that were written for
+        it.
+        """
         return (0, 0) if self._blocks is None else (self._blocks.num_read, self._blocks.num_written)
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes of frames not yet given to the kernel."""
+        """Bytes of frames that the kernel has not taken yet."""
         return self._unsent.num_bytes
 
     def send(
         self, header: bytes, *buffers: ByteSource, when_sent: Callable[[], None] | None = None
     ) -> None:
-        """Send a frame whose payload is the bytes of `buffers`, in order. Never waits for the peer;
-        any thread may call this.
+        """Send a frame: `header`, then the bytes of `buffers` as its payload. Never waits for the
+        peer; any thread may call this.
 
-        The buffers are C-contiguous, and are not modified while `backlog_bytes` counts them. On a
+        The buffers are C-contiguous, and must not change while `backlog_bytes` counts them. On a
         closed connection this does nothing: its `ConnectionClosed` arrives. `when_sent` is called
         once the kernel has taken all bytes, by this thread or the writer; it must not block.
         Raises: TypeError if a buffer is not C-contiguous.
@@ -325,8 +335,8 @@ class SpanConnection:
             )
 
     def _send_some(self) -> int:
-        """Give the kernel what it takes without waiting. A failure stops the connection. Needs
-        `_lock`.
+        """Send as many unsent bytes as the kernel takes without waiting; return their number. A
+        failure stops the connection. Needs `_lock`.
         """
         try:
             return self._socket.sendmsg(self._unsent.first(), (), socket.MSG_DONTWAIT)
@@ -337,7 +347,7 @@ class SpanConnection:
             return 0
 
     def _stop(self, reason: str) -> None:
-        """End both threads and drop the backlog. The first reason is the one that is reported.
+        """Stop both threads and drop unsent bytes. The first `reason` is the one that is reported.
         Needs `_lock`.
         """
         if self._reason is not None:
@@ -369,9 +379,7 @@ class SpanConnection:
             self._count_sent(num_sent)
 
     def _next_parts(self) -> list[memoryview]:
-        """Wait for unsent bytes and return their beginning, or nothing once the connection is
-        stopped.
-        """
+        """Wait for unsent bytes and return the first of them; empty if the connection stops."""
         with self._changed:
             while not self._unsent and self._reason is None:
                 self._changed.wait()
@@ -408,7 +416,7 @@ class SpanConnection:
             self._arrivals.end(self, self._reason or reason)
 
     def _read_frames(self) -> str:
-        """Read to the end of the connection, and return the reason of its end."""
+        """Read frames until the connection ends; return the reason of its end."""
         try:
             with BufferedReader(
                 self._socket.makefile("rb", buffering=0), READ_AHEAD_BYTES
@@ -434,8 +442,8 @@ class SpanConnection:
         return CLOSED_BY_PEER
 
     def _take(self, frame: SpanFrame) -> None:
-        """Count a frame, and deliver it unless it is about blocks only. Raises: BadFrame,
-        TransferError.
+        """Count a received frame, and put it into the queue, unless it only concerns blocks.
+        Raises: BadFrame, TransferError.
         """
         self._num_bytes_received += PREFIX.size + len(frame.header) + frame.payload.nbytes
         whole = frame if frame.kind == MAGIC else self._take_control(frame)
@@ -443,10 +451,10 @@ class SpanConnection:
             self._arrivals.put(FrameReceived(self, whole, time.monotonic()))
 
     def _take_control(self, frame: SpanFrame) -> SpanFrame | None:
-        """Follow a frame about blocks; return the frame that has the block as its payload, if it
-        names one.
+        """Handle a frame that concerns blocks. If it announces a block, read the block and return a
+        frame with it as the payload, else None.
 
-        Raises: TransferError; the connection cannot be used further.
+        Raises: BadFrame, TransferError; the connection cannot be used further.
         """
         blocks = self._blocks
         if blocks is None:

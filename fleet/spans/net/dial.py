@@ -26,13 +26,14 @@ def dial(
     arrivals: SpanArrivals,
     timeout_s: float,
 ) -> SpanConnection:
-    """Connect to a worker's `SpanListener`; `purpose` is delivered to it with the connection.
+    """Open a connection to the `SpanListener` at `address`, with a handshake.
 
-    The listener verifies the last message after this returns: if it refuses it, `ConnectionClosed`
-    arrives. Another worker may have the port of one that has ended: compare `peer` of the returned
-    connection with the expected name.
-    Raises: SpanUnreachable if it does not connect, or does not prove that it has the key, within
-    `timeout_s`.
+    `key`: key that both sides must have. `own_name`: name of this worker. `purpose`: text that the
+    listener's process receives with the connection. The listener verifies the last message after
+    this returns: if it refuses, `ConnectionClosed` arrives. A new worker may have the port of one
+    that has ended: compare `peer` of the returned connection with the expected name.
+    Raises: SpanUnreachable if the listener does not connect, or does not prove that it has the key,
+    within `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
     handshake = DialHandshake(key, own_name, purpose)
@@ -57,7 +58,10 @@ def _unreachable(address: SpanAddress, cause: str) -> SpanUnreachable:
 
 
 def prove(sock: socket.socket, handshake: DialHandshake, deadline_s: float) -> ProvenPeer:
-    """Run the dialer's side of a handshake. Raises: HandshakeRefused, OSError."""
+    """Run the dialer's side of a handshake on a socket; return the listener's proven name.
+
+    Raises: HandshakeRefused, OSError.
+    """
     _send(sock, handshake.hello(), deadline_s)
     peer, proof = handshake.answer(_receive(sock, deadline_s))
     _send(sock, proof, deadline_s)

@@ -1,5 +1,5 @@
-"""Frames of a span connection on the wire: a prefix of fixed size, a header, a payload. Knows no
-contents of headers.
+"""Wire format of span connections: a frame is a prefix of fixed size, a header and a payload. Knows
+nothing of a header's contents.
 """
 
 import struct
@@ -15,29 +15,29 @@ MAX_HEADER_BYTES = 16 * 2**20
 MAX_PAYLOAD_BYTES = 2 * 2**30
 MAGIC = b"FSP1"
 READS_BLOCKS, RING, BLOCK_AT, BLOCK_READ = b"FSPA", b"FSPM", b"FSPB", b"FSPF"
-"""Frames with another meaning, in place of `MAGIC`: the sender reads blocks; the name and metadata
-of its NIXL agent; a frame whose payload is a block of the ring, as `ring.BLOCK`; the oldest block
-has been read.
+"""Magic bytes of frames that concern blocks (payloads read by NIXL). In order: the sender can read
+blocks; name and metadata of the sender's NIXL agent; a frame whose payload is a block's place, as
+`ring.BLOCK`; the receiver has read the oldest block.
 """
 KINDS = frozenset((MAGIC, READS_BLOCKS, RING, BLOCK_AT, BLOCK_READ))
 ByteSource = bytes | bytearray | memoryview
-"""C-contiguous memory of any shape and item type; an array of NumPy has a memoryview as `data`."""
+"""C-contiguous memory of any shape and item type. For a NumPy array, pass its `data`."""
 PREFIX = struct.Struct(">4sIQ")
-"""Magic bytes, which include the version of this format; length of the header; length of the
-payload.
+"""Prefix of a frame: magic bytes, which include the version of this format; header length; payload
+length.
 """
 
 
 class BadFrame(FleetError):
-    """A peer sent bytes that are not a frame, or part of one; the connection cannot be used
+    """The bytes from a peer are not a frame, or end within one. The connection cannot be used
     further.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SpanFrame:
-    """A received frame of one of `KINDS`. `payload` is memory of its own, which no later frame
-    overwrites; it may be empty.
+    """A received frame. `kind`: magic bytes, a member of `KINDS`. `payload`: memory that belongs to
+    this frame alone, which no later frame overwrites; may be empty.
     """
 
     header: bytes
@@ -48,8 +48,8 @@ class SpanFrame:
 def frame_parts(
     header: bytes, buffers: Sequence[ByteSource], kind: bytes = MAGIC
 ) -> tuple[list[memoryview], int]:
-    """Return the bytes of a frame as parts that share the memory of `header` and `buffers`, and
-    their total length.
+    """Return a frame as a list of memory views, without copying `header` or `buffers`, and its
+    length.
 
     Raises: TypeError if a buffer is not C-contiguous.
     """
@@ -66,7 +66,7 @@ def frame_parts(
 
 
 def flat_view(buffer: ByteSource) -> memoryview:
-    """Return the bytes of a buffer, of any shape and item type, without copying them."""
+    """Return a flat byte view of a buffer of any shape and item type, without copying."""
     view = memoryview(buffer)
     if view.nbytes == 0:
         return memoryview(b"")
@@ -103,8 +103,8 @@ def read_frame(
 
 
 def _allocate(num_bytes: int) -> memoryview:
-    """Return memory that the kernel provides as bytes arrive: a length that only was announced
-    costs none.
+    """Return memory for a payload. The kernel provides pages only as bytes arrive, so that an
+    announced length alone costs no memory.
     """
     try:
         return np.empty(num_bytes, np.uint8).data

@@ -1,4 +1,4 @@
-"""Handshake of a span connection: both ends prove that they have the same key, which is not sent.
+"""Handshake of a span connection: both ends prove that they have the same key, without sending it.
 Pure; reads no socket.
 
 The dialer sends HELLO (nonce, name, purpose), the listener answers CHALLENGE (nonce, MAC, name),
@@ -6,8 +6,8 @@ and the dialer ends with PROOF (MAC). A MAC covers the version, the role of its 
 both names and the purpose. Since it covers the role, a MAC sent back to its author is refused;
 since it covers both nonces, so is a MAC of an earlier connection.
 
-All versions of the protocol share the envelope of these messages, so that both ends can name the
-version of the other.
+All versions of the protocol share the envelope of these messages, so that each end can name the
+other's version in an error.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ MAX_NAME_BYTES = 512
 MAX_BODY_BYTES = 2048
 MAGIC = b"FSPH"
 ENVELOPE = struct.Struct(">4sBBH")
-"""Magic bytes, kind of the message, length of the version, length of the body; the version and the
-body follow.
+"""Start of each message: magic bytes, message kind, version length, body length. The version and
+the body follow.
 """
 HELLO, CHALLENGE, PROOF = 1, 2, 3
 _HELLO_BODY = struct.Struct(f">{NONCE_BYTES}sH")
@@ -35,7 +35,9 @@ KEY_ADVICE = "give both workers the same security.fleet_secret"
 
 
 class HandshakeRefused(FleetError):
-    """The other end is refused. `reply`: bytes that explain the refusal to it, if any."""
+    """The handshake failed, and the peer is refused. `reply`: bytes to send to the peer before
+    closing, which explain the refusal; may be empty.
+    """
 
     def __init__(self, message: str, *, reply: bytes = b"") -> None:
         super().__init__(message)
@@ -44,7 +46,9 @@ class HandshakeRefused(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeMessage:
-    """Message of a handshake, with the version that its sender uses."""
+    """A parsed message of a handshake. `kind`: HELLO, CHALLENGE or PROOF. `version`: protocol
+    version of the sender.
+    """
 
     kind: int
     version: str
@@ -53,8 +57,8 @@ class HandshakeMessage:
 
 @dataclass(frozen=True, slots=True)
 class ProvenPeer:
-    """The other end of a connection after the handshake. `purpose`: the dialer's, also where the
-    peer is the listener.
+    """The peer of a connection after a successful handshake. `purpose`: text that the dialer
+    announced, on both sides.
     """
 
     name: str
@@ -62,9 +66,9 @@ class ProvenPeer:
 
 
 class MessageBuffer:
-    """The bytes of the handshake message that is being received.
+    """Buffer for the handshake message that is being received.
 
-    Invariants: never accepts bytes beyond that message, since frames may follow the last one; holds
+    Invariants: never accepts bytes beyond this message, since frames may follow the last one; holds
     at most a few KB.
     """
 
@@ -72,8 +76,9 @@ class MessageBuffer:
         self._bytes = bytearray()
 
     def num_missing(self) -> int:
-        """Return how many bytes to read next. Raises: HandshakeRefused if the bytes so far are no
-        message.
+        """Return how many bytes to read next.
+
+        Raises: HandshakeRefused if the bytes so far are not the beginning of a message.
         """
         if len(self._bytes) < ENVELOPE.size:
             return ENVELOPE.size - len(self._bytes)
@@ -106,7 +111,9 @@ def encode_message(kind: int, body: bytes, version: str = VERSION) -> bytes:
 
 
 class DialHandshake:
-    """The dialer's side of one handshake."""
+    """The dialer's side of a handshake: send `hello()`, then pass the listener's message to
+    `answer`.
+    """
 
     def __init__(self, key: bytes, own_name: str, purpose: str) -> None:
         self._key, self._purpose = _checked_key(key), purpose
@@ -122,8 +129,9 @@ class DialHandshake:
         )
 
     def answer(self, message: HandshakeMessage) -> tuple[ProvenPeer, bytes]:
-        """Check the listener's challenge; return its name and the proof to send. Raises:
-        HandshakeRefused.
+        """Check the listener's challenge; return the proven listener, and the proof to send.
+
+        Raises: HandshakeRefused.
         """
         body = _checked_body(message, CHALLENGE, _CHALLENGE_BODY.size)
         nonce, mac = _CHALLENGE_BODY.unpack_from(body)
@@ -136,7 +144,7 @@ class DialHandshake:
 
 
 class AcceptHandshake:
-    """The listener's side of one handshake. `receive` gets the dialer's messages in their order."""
+    """The listener's side of a handshake: `receive` takes the dialer's two messages, in order."""
 
     def __init__(self, key: bytes, own_name: str) -> None:
         self._key, self._name = _checked_key(key), _encoded_name(own_name)
@@ -148,7 +156,11 @@ class AcceptHandshake:
         return self._transcript is not None
 
     def receive(self, message: HandshakeMessage) -> bytes | ProvenPeer:
-        """Return the challenge to send, and after the proof the peer. Raises: HandshakeRefused."""
+        """Return the challenge to send after the first message, and the proven dialer after the
+        second.
+
+        Raises: HandshakeRefused.
+        """
         return (
             self._challenge(message)
             if self._transcript is None
@@ -205,8 +217,8 @@ def _checked_body(message: HandshakeMessage, kind: int, min_bytes: int) -> bytes
 
 
 def _decoded_peer(name: bytes, purpose: bytes, own_name: bytes) -> ProvenPeer:
-    """Decode what a valid MAC covers. An end with the own name is this process, reached by a relay
-    or a stale address.
+    """Decode a peer's name and purpose, after the MAC was verified. A peer with this process's own
+    name is refused: the connection leads back here, by a relay or a stale address.
     """
     if name == own_name:
         raise HandshakeRefused("the connection leads back to this process; check the address")

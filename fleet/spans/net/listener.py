@@ -1,8 +1,8 @@
-"""Acceptance of span connections: one thread does all handshakes, without waiting for any of the
-clients. Knows no frames.
+"""Listener for span connections: one thread runs all handshakes, without waiting for any single
+client. Knows no frames.
 
 A client that has not proved the key costs a socket and at most a few KB, for a limited time. The
-number of such clients is also limited: one more takes the place of the oldest, since a worker's
+number of such clients is also limited: a new one takes the place of the oldest, since a worker's
 handshake takes milliseconds.
 """
 
@@ -28,17 +28,15 @@ log = logging.getLogger(__name__)
 
 MAX_HANDSHAKES = 64
 ACCEPT_BACKLOG = 1024
-"""Connections that the kernel holds until they are accepted; beyond it, a dialer tries again after
-a second.
+"""Most connections that the kernel holds until they are accepted; beyond this number, a dialer
+tries again after a second.
 """
 HANDSHAKE_TIMEOUT_S = 5.0
 CLOSE_S = 5.0
 NO_FILES_S = 0.2
-"""Pause after a connection that could not be accepted, usually since the process has too many open
-files.
-"""
+"""Pause after a failed accept, usually because the process has too many open files."""
 LOG_S = 1.0
-"""Least time between two log lines about refused clients, which may come in any number."""
+"""Minimum interval between log lines about refused clients, of which there may be many."""
 
 
 class PendingHandshake:
@@ -53,8 +51,10 @@ class PendingHandshake:
         self._handshake, self._buffer = handshake, MessageBuffer()
 
     def advance(self) -> ProvenPeer | None:
-        """Read what has arrived, and answer it; return the peer after its proof. Raises:
-        HandshakeRefused, OSError.
+        """Read what has arrived and answer it; return the peer once it has given its proof, else
+        None.
+
+        Raises: HandshakeRefused, OSError.
         """
         try:
             received = self.socket.recv(self._buffer.num_missing())
@@ -80,11 +80,12 @@ class PendingHandshake:
 
 
 class SpanListener:
-    """The address at which a process accepts span connections; each arrives as `ConnectionOpened`,
-    and belongs to its receiver.
+    """Socket and thread that accept a process's span connections. Accepted connections appear in
+    `arrivals` as `ConnectionOpened`; the receiver must close them.
 
-    `place`: an address of this host for TCP at `port`, or a folder for a Unix socket, which is
-    removed at the end.
+    `place`: an address of this host, for TCP at `port` (0 for any free port), or a folder for a
+    Unix socket, which `close` removes. `key`: key that clients must prove to have. `own_name`: name
+    of this worker.
     Raises: SpanUnreachable if the address cannot be bound.
     """
 
@@ -116,9 +117,7 @@ class SpanListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more connections, and end unfinished handshakes; accepted connections
-        remain.
-        """
+        """Stop listening, and end unfinished handshakes; accepted connections remain open."""
         self._closing.set()
         with suppress(OSError):
             self._waker.send(b"\0")
@@ -144,7 +143,7 @@ class SpanListener:
                 self.address.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        """Handle what is ready, then end the handshakes that have taken too long."""
+        """Wait for socket events and handle them, then refuse handshakes that have timed out."""
         for ready, _ in self._selector.select(self._remaining_s()):
             if ready.fileobj is self._socket:
                 self._accept()
@@ -156,7 +155,7 @@ class SpanListener:
             )
 
     def _remaining_s(self) -> float | None:
-        """Return the time until the oldest handshake has taken too long; None without one."""
+        """Return the time until the oldest handshake times out; None if there is no handshake."""
         for pending in self._pending.values():
             return max(0.0, pending.deadline_s - time.monotonic())
         return None

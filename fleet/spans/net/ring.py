@@ -1,10 +1,10 @@
-"""Large payloads of one span connection: its sender writes them to a ring of memory that NIXL has
-registered, the peer reads.
+"""Transfer of large payloads (blocks) of a span connection: the sender writes them to a ring of
+memory registered with NIXL, and the peer reads them from there.
 
-The connection carries only where a block is, so its frames keep their order. A ring belongs to one
-connection, and a block has stamps at both ends, which are checked after the read: a read that is
-late, or reads a peer that is gone, delivers nothing. The end of a connection closes its NIXL agent,
-after which no read can write to this process's memory.
+The connection carries only the place of a block, so that frames keep their order. A ring belongs to
+one connection, and a block has stamps at both ends, which are checked after the read: a read that
+is late, or reads a peer that is gone, delivers nothing. The end of a connection closes its NIXL
+agent, after which no read can write to this process's memory.
 """
 
 import logging
@@ -30,29 +30,30 @@ from fleet.transfer.reach import LOCAL, Reach, copies_between_processes, has_rdm
 log = logging.getLogger(__name__)
 
 MIN_BLOCK_BYTES = 2 << 20
-"""Payloads from this size on are read by NIXL, by default.
+"""Default payload size from which NIXL is used.
 
-By `fleet bench --span-hops` between two processes of one host with the kernel's copy, as the time
-of TCP over that of the ring, in eight runs: 0.9 to 1.8 for 1 MiB, 1.2 to 2.1 for 2 MiB, 1.3 to 1.8
-for 4 MiB, 1.4 to 1.8 for 16 MiB; 0.6 to 0.8 for 256 KiB. A ninth gave 0.95 for 2 MiB.
+Source: `fleet bench --span-hops` between two processes of one host, with copies by the kernel. Time
+by TCP divided by time by the ring, in eight runs: 0.9 to 1.8 for 1 MiB, 1.2 to 2.1 for 2 MiB, 1.3
+to 1.8 for 4 MiB, 1.4 to 1.8 for 16 MiB; 0.6 to 0.8 for 256 KiB. A ninth gave 0.95 for 2 MiB.
 """
 RING_BYTES = 64 << 20
 MAX_BLOCK_SHARE = 4
-"""A payload of more than this part of a ring travels on the connection."""
+"""A block is at most 1/4 of the ring; a larger payload travels on the connection."""
 MAX_METADATA_BYTES = 1 << 20
-"""An agent's metadata has some kilobytes."""
+"""Limit of a NIXL agent's metadata, which normally has some kilobytes."""
 STAMP = struct.Struct("<Q")
 BLOCK = struct.Struct("<QQQ")
-"""Address of a block in the sender's memory, length of the payload, stamp at both of its ends."""
+"""Place of a block: its address in the sender's memory, payload length, and the stamp at both ends.
+"""
 READ_TIMEOUT_S = 5.0
 PAUSE_S = 60.0
-"""Time without blocks after the memory of a peer that lives could not be read."""
+"""Time in which new connections use no blocks, after a live peer's memory could not be read."""
 NUM_BUSY_POLLS, MIN_POLL_S, MAX_POLL_S = 20, 20e-6, 1e-3
 
 
 def nixl_starts(reach: Reach = LOCAL) -> bool:
-    """Return True if NIXL starts here. A process's first agent takes 0.4 s, further ones some
-    milliseconds.
+    """Return True if a NIXL agent can be created in this process. The first agent of a process
+    takes 0.4 s, further ones some milliseconds.
     """
     try:
         Agent(f"start {secrets.token_hex(8)}", (), reach).close()
@@ -66,11 +67,11 @@ def nixl_starts(reach: Reach = LOCAL) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class BlockReads:
-    """Settings of the payloads that NIXL reads: `min_bytes` and more. `reach`: reach of the
-    process's transfers.
+    """Settings of payloads that are read by NIXL, shared by all span connections of a process.
 
-    Shared by the connections of a process: if the memory of a peer that lives cannot be read,
-    connections that open within `PAUSE_S` read no blocks.
+    `min_bytes`: smallest payload to transfer as a block. `ring_bytes`: size of a connection's ring.
+    `reach`: the hosts and network devices that transfers may use. If a live peer's memory cannot be
+    read, connections that open within `PAUSE_S` use no blocks.
     """
 
     min_bytes: int = MIN_BLOCK_BYTES
@@ -83,7 +84,7 @@ class BlockReads:
         return time.monotonic() >= self._usable_from_s
 
     def pause(self) -> None:
-        """Let connections that open from now on read no blocks, for a time."""
+        """Use no blocks on connections that open within the next `PAUSE_S`."""
         self._usable_from_s = time.monotonic() + PAUSE_S
 
     @property
@@ -92,10 +93,11 @@ class BlockReads:
 
 
 def block_reads(config: FleetConfig, stage: StageName, reach: Reach) -> BlockReads | None:
-    """Return None if all payloads of a stage's route travel on its connections.
+    """Return the block settings for a stage's route; None if all payloads travel on its
+    connections.
 
-    Unless the configuration has a size, so they do where NIXL would copy by TCP too, and more
-    slowly: over a network without RDMA, and on a host whose kernel permits no copies between
+    Unless the configuration sets a size, blocks are used only where NIXL is faster than a
+    connection: not over a network without RDMA, nor on a host whose kernel forbids copies between
     processes.
     """
     spans = config.stage(stage).spans
@@ -111,12 +113,12 @@ def block_reads(config: FleetConfig, stage: StageName, reach: Reach) -> BlockRea
 
 
 def _copy(source: memoryview, into: memoryview) -> None:
-    """Copy bytes while other threads run, unlike an assignment to a memoryview."""
+    """Copy bytes without holding the GIL, unlike an assignment to a memoryview."""
     np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8))
 
 
 class RingSpace:
-    """Space in a ring, which is freed in the order in which it was reserved. Pure: offsets only."""
+    """Allocator of offsets in a ring. Space is freed in the order of its reservation. Pure."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity, self._next = capacity, 0
@@ -127,7 +129,9 @@ class RingSpace:
         return len(self._reserved)
 
     def reserve(self, size: int) -> int | None:
-        """Return the offset of `size` contiguous bytes; None if the ring has no such space."""
+        """Reserve `size` contiguous bytes; return their offset, or None if the ring has no room for
+        them.
+        """
         if not self._reserved:
             self._next = 0
         start, first = self._next, self._reserved[0][0] if self._reserved else self._capacity
@@ -145,15 +149,18 @@ class RingSpace:
 
 
 class BlockPort:
-    """Ring, read buffer and NIXL agent of one end of a connection, made when first needed.
+    """Block transfer at one end of a connection: ring, read buffer and NIXL agent, created on first
+    use.
 
-    `writing` is held while a block is written and sent, so that its frame follows the metadata. Any
-    thread may write; only the reader of the connection reads.
+    `writing` is held while a block is written and sent, so that its frame follows the ring's
+    metadata. Any thread may write; only the connection's reader thread reads.
     """
 
     def __init__(self, options: BlockReads, is_over: Callable[[], bool]) -> None:
-        """`is_over` returns True once either side has closed the connection: a read that is not
-        done ends then.
+        """Take the settings; no memory is allocated yet.
+
+        `is_over` returns True once either side has closed the connection; a read in progress then
+        ends.
         """
         self._options, self._is_over = options, is_over
         self.writing = threading.RLock()
@@ -167,20 +174,20 @@ class BlockPort:
         self._stamp = int.from_bytes(secrets.token_bytes(7))
         self.name = f"span {secrets.token_hex(8)}"
         self.peer_reads = False
-        """True once the peer has said that it reads blocks."""
+        """True once the peer has announced that it can read blocks."""
         self.num_written = self.num_read = 0
 
     def fits(self, num_bytes: int) -> bool:
-        """Return True if a payload is to be a block."""
+        """Return True if a payload of this size is to be sent as a block."""
         return self.peer_reads and self._options.min_bytes <= num_bytes <= self._options.max_bytes
 
     def write(
         self, buffers: Sequence[memoryview], num_bytes: int
     ) -> tuple[bytes, bytes | None] | None:
-        """Write a block. Return where it is, and before the first block the metadata that the peer
-        needs; None if the ring is full.
+        """Write a block into the ring; None if the ring is full or cannot be created.
 
-        Needs `writing`.
+        Returns: the block's place (`BLOCK`) to send, and before the first block also the ring's
+        metadata, else None. Needs `writing`.
         """
         metadata = None
         if self._ring is None:
@@ -214,8 +221,9 @@ class BlockPort:
             self._space.free_first()
 
     def load_peer(self, name: bytes, metadata: memoryview) -> None:
-        """Make the peer's ring readable. Raises: TransferError if that fails, or for a second ring
-        of the peer.
+        """Load the metadata of the peer's ring, after which its blocks can be read.
+
+        Raises: TransferError if that fails, or if the peer sends a second ring.
         """
         if self._inbox is not None or metadata.nbytes > MAX_METADATA_BYTES:
             raise TransferError("the peer sent the metadata of a second ring, or too much of it")
@@ -226,8 +234,10 @@ class BlockPort:
         self._peer = agent.add_peer(bytes(metadata))
 
     def read(self, block: bytes | memoryview) -> memoryview:
-        """Read a block of the peer. Raises: TransferError if it cannot be read in time, or is not
-        what the peer wrote.
+        """Read a block from the peer's ring and return its payload. `block`: place of the block,
+        packed as `BLOCK`.
+
+        Raises: TransferError if the block cannot be read in time, or has changed.
         """
         if self._peer is None or self._inbox is None or len(block) != BLOCK.size:
             raise TransferError("the peer sent a block without its metadata")
@@ -266,8 +276,8 @@ class BlockPort:
         agent.release(handle)
 
     def _open_ring(self) -> bytes | None:
-        """Return the metadata of a new ring; None if NIXL fails: all payloads then travel on the
-        connection.
+        """Allocate the ring and return its metadata; None if NIXL fails, and all payloads then
+        travel on the connection.
         """
         try:
             agent, ring = self._open_agent(), HostMemory(self._options.ring_bytes, huge_pages=True)
@@ -289,8 +299,8 @@ class BlockPort:
             return self._agent
 
     def close(self) -> None:
-        """Close the agent: no read of this end can write any more, and none of the peer can
-        begin.
+        """Close the NIXL agent: no read of this end can write to memory any more, and the peer
+        cannot begin a read.
         """
         with self.writing, self._lock:
             self._is_closed = True

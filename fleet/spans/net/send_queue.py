@@ -9,8 +9,8 @@ MAX_PARTS = 1024
 
 
 class SendQueue:
-    """Bytes of one connection that the kernel has not taken yet, in order, and the functions to
-    call once they are sent. Not thread-safe.
+    """Bytes of a connection that the kernel has not taken yet, in order, with callbacks for the end
+    of each frame. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class SendQueue:
         return bool(self._parts)
 
     def first(self) -> list[memoryview]:
-        """Return as much of the beginning as the kernel accepts in one call."""
+        """Return the first buffers in the queue, as many as the kernel accepts in one call."""
         return list(islice(self._parts, MAX_PARTS))
 
     def add(
@@ -35,7 +35,9 @@ class SendQueue:
             self._ends.append((self.num_bytes_sent + self.num_bytes, when_sent))
 
     def drop_sent(self, num_sent: int) -> list[Callable[[], None]]:
-        """Drop the bytes that the kernel has taken; return the functions to call."""
+        """Drop the first `num_sent` bytes, which the kernel has taken; return the callbacks of the
+        frames that are now sent.
+        """
         self.num_bytes_sent += num_sent
         if self._parts:
             self.num_bytes -= num_sent

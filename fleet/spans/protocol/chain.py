@@ -1,5 +1,5 @@
-"""The span workers of an anchor's route as its engine uses them, and the place where the next chain
-is left for it.
+"""Interface of an anchor's engine to the span workers of its route, and the slot in which the
+engine finds the next route.
 
 Knows no connection, no tensor library and no Redis.
 """
@@ -25,7 +25,11 @@ class SpanArrival:
 
 
 class SpanChain(Protocol):
-    """The span workers of one route. Not thread-safe, but for `is_broken` and `close`."""
+    """The span workers of one route, as the anchor's engine sends to and receives from them.
+    Workers are numbered by `hop`, from 0 in the order of the layers.
+
+    Not thread-safe, except `is_broken` and `close`.
+    """
 
     @property
     def generation(self) -> int: ...
@@ -35,28 +39,28 @@ class SpanChain(Protocol):
 
     @property
     def is_broken(self) -> bool:
-        """True once a worker of the route is gone."""
+        """True once the connection to a worker of the route is closed."""
         ...
 
     @property
     def is_lost(self) -> bool:
-        """True once it is broken by the death of a worker: one that leaves, or a route that was
-        closed here, is no such case.
+        """True if the chain was broken by a worker's death, not by a worker that left or by
+        `close`.
         """
         return self.is_broken
 
     @property
     def first_has(self) -> int:
-        """Number of the last pass that the first worker has computed."""
+        """Number of the last step that the first worker has computed."""
         ...
 
     def start(self, completed: int, tables: Sequence[int]) -> None:
-        """Let the workers send again what others lack; see `SpanStart`."""
+        """Send `SpanStart` to all workers, which resend what their neighbours lack, and begin."""
         ...
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Bytes that were received from the workers, and sent to them."""
+        """Bytes received from all workers, and bytes sent to all workers."""
         ...
 
     def send(
@@ -65,34 +69,38 @@ class SpanChain(Protocol):
         *rows: memoryview,
         when_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send a pass, or a report, to the first worker, without waiting; the rows must not change
-        afterwards.
+        """Send a step or a report to the first worker, without waiting. The rows must not change
+        later.
 
-        `when_sent` is called once it is sent, by any thread.
+        `when_sent` is called by any thread once the kernel has taken all bytes.
         """
         ...
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
-        """Return what has arrived, waiting for the first up to the time."""
+        """Return all messages that have arrived; wait up to `timeout_s` if there is none."""
         ...
 
     def layers_of(self, hop: int) -> range:
-        """Return the numbers of a worker's layers."""
+        """Return the layer numbers of worker `hop`."""
         ...
 
     def send_to(self, hop: int, message: SpanFetch | SpanStore, *rows: memoryview) -> None:
-        """Send a message to one worker, besides the passes."""
+        """Send a copy message to worker `hop` directly, outside the sequence of steps."""
         ...
 
     def break_off(self, why: str) -> None:
-        """Break the chain as by the death of a worker, one of which has sent something damaged."""
+        """Close all connections, as after a worker's death, because a worker sent a damaged
+        message. `why`: reason for the log.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class DelegatingChain(SpanChain):
-    """A chain that passes every call on: base class of chains that observe another."""
+    """A chain that forwards every call to another chain: base class of wrappers that observe a
+    chain.
+    """
 
     def __init__(self, chain: SpanChain) -> None:
         self._chain = chain
@@ -149,10 +157,10 @@ class DelegatingChain(SpanChain):
 
 
 class RouteSlot:
-    """Thread-safe. Holds at most one chain that the engine has not taken; one that is replaced is
-    closed.
+    """Hand-over of the next route from the thread that sets it up to the engine. Thread-safe. Holds
+    at most one chain that the engine has not taken; a replaced chain is closed.
 
-    `num_layers` of the whole model; `num_pages`, `page_size` of the anchor's KV pool.
+    `num_layers`: layers of the whole model. `num_pages`, `page_size`: size of the anchor's KV pool.
     """
 
     def __init__(self, *, num_layers: int, num_pages: int, page_size: int) -> None:
@@ -164,7 +172,7 @@ class RouteSlot:
         self._outage: FleetError | None = None
 
     def offer(self, chain: SpanChain) -> None:
-        """Leave a chain, in place of one that the engine has not taken."""
+        """Store a chain for the engine, closing a stored chain that the engine has not taken."""
         with self._lock:
             replaced, self._next = self._next, chain
             self._outage = None
@@ -172,15 +180,17 @@ class RouteSlot:
             replaced.close()
 
     def take_chain(self) -> SpanChain | None:
-        """Return the next chain, once."""
+        """Return the stored chain and empty the slot; None if it is empty."""
         with self._lock:
             taken, self._next = self._next, None
         return taken
 
     def report_outage(self, error: FleetError | None) -> None:
-        """Set the error with which requests fail from now on, or None."""
+        """Set the error with which requests fail from now on; None ends the outage."""
         self._outage = error
 
     def outage(self) -> FleetError | None:
-        """Return the error for requests once layers have been missing for too long."""
+        """Return the error with which requests fail if layers have been missing for too long, else
+        None.
+        """
         return self._outage

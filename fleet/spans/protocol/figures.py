@@ -1,7 +1,8 @@
-"""Times, rows and bytes of the passes of one process of a route: an anchor or a span worker.
+"""Statistics of the steps of one process of a route: times, rows and bytes of an anchor or span
+worker.
 
-Each process counts its own and publishes them; readers compare the processes of a route. Knows no
-connection.
+A process counts its own steps and publishes the sums; readers compare the processes of a route.
+Knows no connection.
 """
 
 import threading
@@ -14,17 +15,18 @@ import msgspec
 from fleet.core.ids import WorkerId
 
 WINDOW_PASSES = 256
-"""Passes in `SpanFigures.recent`. Passes and not seconds: all processes of a route then have the
-same, and figures of an idle route do not change.
+"""Number of steps in `SpanFigures.recent`. A window of steps, not of seconds, covers the same steps
+in all processes of a route, and stays constant while the route is idle.
 """
 
 
 class PassSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the steps that a process computed without an error, again after a loss included.
+    """Sums over the steps that a process computed without error, including steps computed again
+    after the loss of a worker.
 
-    Units: microseconds. `num_rows`: computed rows. `waited_us`: time between the arrival of a step,
-    or of its result at an anchor, and the computation. `computed_us`: computation, until what is
-    sent lies in the host's memory as bytes; at an anchor with sampling. `sent_us`: time until the
+    Units: microseconds. `num_rows`: computed rows. `waited_us`: time from the arrival of a step (at
+    an anchor: of its result) to the start of computation. `computed_us`: computation time, until
+    the bytes to send are in host memory; at an anchor including sampling. `sent_us`: time until the
     kernel has taken the bytes, which grows if a connection is slower than the computation; on busy
     cores it includes the sender's wait for a core. `took_us`: duration of a step at an anchor; 0 at
     a span worker.
@@ -43,7 +45,7 @@ class PassSums(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __sub__(self, earlier: "PassSums") -> "PassSums":
-        """Return the sums over the passes since `earlier`."""
+        """Return the sums over the steps since `earlier` was recorded."""
         return PassSums(
             **{
                 name: getattr(self, name) - getattr(earlier, name)
@@ -53,10 +55,11 @@ class PassSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one process since it joined.
+    """Statistics of one process of a route since it joined the fleet.
 
-    `recent`: sums over its last `WINDOW_PASSES` steps. `weight_bytes`: size of its weights.
-    `received_bytes`, `sent_bytes`: frames on its connections to the other processes of its routes.
+    `weight_bytes`: size of the process's weights. `received_bytes`, `sent_bytes`: bytes on its
+    connections to other processes of its routes. `total`: sums over all steps. `recent`: sums over
+    the last `WINDOW_PASSES` steps.
     """
 
     weight_bytes: int = 0
@@ -67,12 +70,13 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a divided model that a worker has.
+    """The part of a divided model that one worker (anchor or span worker) has.
 
-    `span`: layers, in the notation of spans; "" for a span worker without any. `anchor`: the
-    anchor that claimed a span worker last; "" without one. An anchor has `worker_spans`, the spans
-    of its route in the order of the layers, or the configured ones while it has no route; `hops`,
-    the workers of its route in that order; and `gap`, why it cannot compute, "" if it can.
+    `span`: the worker's layers, for example `0:13`; "" for a span worker without any. `anchor`: the
+    anchor that claimed a span worker last, "" without one. The other fields are an anchor's:
+    `worker_spans`: spans of its route in the order of the layers, or the configured spans while
+    there is no route; `hops`: span workers of its route, in the same order; `gap`: why the anchor
+    cannot compute, "" if it can.
     """
 
     is_anchor: bool
@@ -85,23 +89,23 @@ class SpanPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PassTally:
-    """Thread-safe counts of one process's passes."""
+    """Counter of one process's step statistics. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = PassSums()
         self._before: deque[PassSums] = deque(maxlen=WINDOW_PASSES)
-        """The total before each of the last passes."""
+        """The total before each of the last `WINDOW_PASSES` steps."""
 
     def add(self, passed: PassSums) -> None:
-        """Count one pass, whose sending may not have ended."""
+        """Add one step, whose bytes may not have been sent yet."""
         with self._lock:
             self._before.append(self._total)
             self._total += passed
 
     def sending(self, since_s: float) -> Callable[[], None]:
-        """Return a function that counts the time from `since_s`, by `time.monotonic`, to its call
-        as time of sending.
+        """Return a callback that, when called, adds the time since `since_s` (`time.monotonic`) to
+        the sending time.
         """
 
         def count() -> None:
@@ -112,6 +116,6 @@ class PassTally:
         return count
 
     def sums(self) -> tuple[PassSums, PassSums]:
-        """Return the sums since the start, and over the last passes."""
+        """Return the sums since the start, and the sums over the last `WINDOW_PASSES` steps."""
         with self._lock:
             return self._total, self._total - (self._before[0] if self._before else self._total)

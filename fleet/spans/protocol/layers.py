@@ -1,5 +1,5 @@
-"""Spans of a language model's layers: their notation, the topology that the anchor's span implies,
-and routes. Pure.
+"""Ranges of a language model's layers (spans): their notation, the direction of steps that the
+anchor's span implies, and routes through span workers. Pure.
 
 The anchor owns ids, embedding, sampling and sessions, and computes the first or the last span
 itself. Span workers compute the other layers, in the order of the layers. A span includes both of
@@ -24,9 +24,10 @@ _FORMS = (
 
 
 class Topology(StrEnum):
-    """Direction of the passes: `forward` from the anchor through the workers, `reverse` through the
-    workers to the anchor.
-    `single`: the anchor has all layers.
+    """Direction in which steps pass through the processes of a divided model.
+
+    `forward`: the anchor first, then the span workers. `reverse`: the span workers first, then the
+    anchor. `single`: the anchor has all layers.
     """
 
     SINGLE = "single"
@@ -36,8 +37,9 @@ class Topology(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class LayerSpan:
-    """Layers `first` to `last`, and the output head if `has_output`. `last` is None for the last
-    layer of any model.
+    """A range of layers, `first` to `last` inclusive, with the output head if `has_output`.
+
+    `last` is None if the range ends with the last layer of a model whose size is not known yet.
     """
 
     first: int
@@ -46,7 +48,11 @@ class LayerSpan:
 
     @classmethod
     def parse(cls, notation: str, param: str) -> Self:
-        """Raises: ConfigError naming `param` and the accepted forms."""
+        """Parse notation such as `0:13`, `14:output` or `14:last`.
+
+        `param`: configuration field to name in errors. Raises: ConfigError naming `param` and the
+        accepted forms.
+        """
         found = _NOTATION.fullmatch(notation)
         if found is None:
             raise ConfigError(
@@ -67,13 +73,15 @@ class LayerSpan:
 
     @property
     def final(self) -> int:
-        """The last layer, of a span with a known one."""
+        """The last layer, for a span whose `last` is known."""
         assert self.last is not None, f"{self}: of which model?"
         return self.last
 
     def of_model(self, num_layers: int, param: str) -> Self:
-        """Return the span with `last` set for a model of `num_layers` layers. Raises: ConfigError
-        if it exceeds the last layer.
+        """Return the span with `last` set, for a model of `num_layers` layers.
+
+        `param`: configuration field to name in errors. Raises: ConfigError if the span exceeds the
+        model's last layer.
         """
         final = num_layers - 1
         beyond = max(self.first, self.last or 0)
@@ -86,10 +94,10 @@ class LayerSpan:
 
 
 def topology_of(anchor: LayerSpan, param: str) -> Topology:
-    """Return the topology that an anchor's span implies.
+    """Return the direction of steps that an anchor's span implies.
 
-    Raises: ConfigError for a span that neither begins with the embedding nor ends with the output
-    head, naming the forms that do.
+    `param`: configuration field to name in errors. Raises: ConfigError for a span that neither
+    begins with the embedding nor ends with the output head, naming the valid forms.
     """
     if anchor.first == 0:
         return Topology.SINGLE if anchor.has_output else Topology.FORWARD
@@ -107,7 +115,7 @@ def topology_of(anchor: LayerSpan, param: str) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A span worker of a route."""
+    """A span worker at its place in a route, with its span."""
 
     worker: WorkerId
     span: LayerSpan
@@ -115,11 +123,12 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """The hops of the workers, by layer, which cover as many of the layers that the anchor lacks as
+    """A choice of span workers that covers as many of the layers missing from the anchor as
     possible.
 
-    `missing`: ranges of layers that no hop covers. `needs_output`: no hop, and not the anchor, has
-    the output head. `unused`: the other workers, each with the reason.
+    `hops`: chosen workers in the order of the layers. `missing`: layer ranges (first, last) that no
+    chosen worker has. `needs_output`: True if neither a chosen worker nor the anchor has the output
+    head. `unused`: the other workers, each with the reason.
     """
 
     hops: tuple[Hop, ...]
@@ -132,7 +141,9 @@ class RoutePlan:
         return not self.missing and not self.needs_output
 
     def describe_gap(self) -> str:
-        """Return what is missing, with every range; "" if the route is complete."""
+        """Return the missing layers and head as text, such as "layers 4 to 7 and the output head";
+        "" if the route is complete.
+        """
         ranges = [
             f"{first}" if first == last else f"{first} to {last}" for first, last in self.missing
         ]
@@ -145,15 +156,17 @@ class RoutePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """Disjoint hops from some layer on."""
+    """A candidate route during the search: workers without common layers, from some layer to the
+    end.
+    """
 
     num_covered: int = 0
     ends_as_wanted: bool = False
     hops: tuple[Hop, ...] = ()
 
     def rank(self) -> tuple[int, bool, int, list[WorkerId]]:
-        """Return the key of which the smallest is the best: more layers, then the wanted end, then
-        fewer hops, then names.
+        """Return a sort key; the smallest is best: more layers, then the wanted end, then fewer
+        workers, then names.
         """
         return (
             -self.num_covered,
@@ -170,12 +183,11 @@ def plan_route(
     *,
     head_on_anchor: bool = False,
 ) -> RoutePlan:
-    """Choose the workers whose spans continue each other from the first layer that the anchor lacks
-    to the last one.
+    """Choose span workers that together cover the layers that the anchor lacks, without overlap.
 
-    With `head_on_anchor`, the last worker of a forward route returns hidden states, and the anchor
-    has the output head. A reverse route never uses a worker with the head. Raises: ConfigError if
-    the anchor's span does not fit this model.
+    `workers`: span of each available worker. `head_on_anchor`: the anchor has the output head of a
+    forward route, and the last worker returns hidden states. A reverse route never uses a worker
+    with the head. Raises: ConfigError if the anchor's span does not fit this model.
     """
     whole = anchor.of_model(num_layers, "anchor")
     topology = topology_of(anchor, "anchor")
@@ -220,7 +232,9 @@ def _usable(
 
 
 def _best_chain(usable: Sequence[Hop], low: int, high: int, *, wants_head: bool) -> _Chain:
-    """Return the best disjoint hops within `low` to `high`, found from the last layer backwards."""
+    """Return the best candidate route for layers `low` to `high`, searched from the last layer
+    backwards.
+    """
     best = _Chain(ends_as_wanted=not wants_head)
     best_from = {high + 1: best}
     for layer in range(high, low - 1, -1):
@@ -235,7 +249,7 @@ def _best_chain(usable: Sequence[Hop], low: int, high: int, *, wants_head: bool)
 
 
 def _before(hop: Hop, best_from: Mapping[int, _Chain], high: int, *, wants_head: bool) -> _Chain:
-    """Return the best chain that begins with this hop."""
+    """Return the best candidate route that begins with this worker."""
     rest = best_from[hop.span.final + 1]
     is_end = hop.span.final == high
     ends_as_wanted = (hop.span.has_output == wants_head) if is_end else rest.ends_as_wanted
@@ -255,8 +269,8 @@ def _missing(hops: Sequence[Hop], low: int, high: int) -> tuple[tuple[int, int],
 
 
 def _overlap(unused: Hop, hops: Sequence[Hop]) -> str:
-    """Return which hop has layers of an unused worker; one must, or the worker would extend the
-    chain.
+    """Describe which chosen worker has layers of an unused worker. Such a worker exists, or the
+    unused worker would have extended the route.
     """
     hop = next(
         hop

@@ -1,8 +1,8 @@
-"""Messages between an anchor and the span workers of its route, and between neighbours on it; rows
-follow as raw bytes.
+"""Messages between an anchor and the span workers of its route, and between neighbouring workers.
+Hidden states, keys and values follow a message as raw bytes, called rows.
 
-The anchor sends `SpanSetup` to each worker, then each pass to the first one, which computes its
-layers and sends the pass on. The last worker sends the result to the anchor, on the anchor's own
+The anchor sends `SpanSetup` to each worker, then each step to the first worker, which computes its
+layers and sends the step on. The last worker sends the result to the anchor, on the anchor's own
 connection to it.
 """
 
@@ -13,32 +13,37 @@ import msgspec
 from fleet.core.wire_codec import WireCodec
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""Number of a route, pass, copy or table; a received message with another one is refused as
+"""Number of a route, step, copy or page table. A message with a number out of range is refused as
 damaged.
 """
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-"""Position, row, page, layer, or a number of them; the same."""
+"""A position, row, page or layer, or a count of these. A message with a value out of range is
+refused as damaged.
+"""
 Returned = Literal["rows", "last_rows", "logits"]
-"""Results of a route's last worker: all rows of a pass; the last rows of the extents that draw;
-their logits.
+"""What the last span worker of a route returns to the anchor: hidden states of all rows of a step;
+hidden states of the rows after which a token is sampled; the logits of these rows.
 """
 
 
 class SpanMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Base of the messages. `generation`: number of the route to which a message belongs; a
-    receiver in another route ignores it.
+    """Base class of the messages.
+
+    `generation`: number of the route to which the message belongs; receivers in another route
+    ignore it.
     """
 
     generation: Number
 
 
 class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Positions `start` to `stop` of the table numbered `table`, consecutive rows of the step.
+    """The rows of one request in a step: positions `start` to `stop` of page table number `table`.
 
-    `pages`: pages of the table up to `stop`. `before`: hash of the rows before `start`. `keys`:
-    keys of the extent's rows, 8 bytes each. `draws`: a token is sampled after the last row. `taps`:
-    its hidden states of the tapped layer are wanted. `rope_len`: least length of the text by which
-    rotary embeddings are scaled.
+    `pages`: pages of the table up to `stop`. `before`: hash of the rows before `start`, by which
+    workers check that they have the same prefix. `keys`: keys of the extent's rows, 8 bytes each.
+    `draws`: True if a token is sampled after the last row. `taps`: True if the anchor needs the
+    hidden states of the tapped layer. `rope_len`: least text length by which rotary embeddings are
+    scaled.
     """
 
     table: Number
@@ -53,10 +58,10 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Times of one worker for a pass, in microseconds.
+    """Time that one span worker spent on a step, in microseconds.
 
-    `waited_us`: time from the arrival of the pass to the start of its computation. `computed_us`:
-    time from that start until the result to send is in host memory as bytes.
+    `waited_us`: time between the arrival of the step and the start of computation. `computed_us`:
+    time between the start of computation and the result's being in host memory as bytes.
     """
 
     waited_us: Number
@@ -76,11 +81,11 @@ class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanPass(SpanMessage, frozen=True, kw_only=True):
-    """A step. Its rows follow, one for each position of the extents.
+    """A step, sent from worker to worker. Its rows follow, one for each position of `extents`.
 
-    `number`: steps are computed in the order of their numbers. `zeroed`, `closed`: changes of the
-    pool before the computation, see `PoolChanges`. `completed`: number of the last step whose
-    results the anchor has. `error`: error of an earlier worker, after which nothing is computed.
+    `number`: position in the order of computation. `zeroed`, `closed`: changes of the KV pool
+    before the computation; see `PoolChanges`. `completed`: number of the last step whose results
+    the anchor has. `error`: error of an earlier worker; later workers then compute nothing.
     `times`: times of the workers so far.
     """
 
@@ -94,8 +99,8 @@ class SpanPass(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanReport(SpanMessage, frozen=True, kw_only=True):
-    """Closed tables and completed steps, reported while no step begins; see `SpanPass`. A report
-    has no result, and is not sent again.
+    """Report of closed page tables and completed steps, sent when no new step can carry the report;
+    see `SpanPass`. A report has no result, and is never sent again.
     """
 
     closed: tuple[Number, ...]
@@ -103,8 +108,10 @@ class SpanReport(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanResult(SpanMessage, frozen=True, kw_only=True):
-    """Result of a step for its `tables`. The hidden states of all their rows follow, or one
-    row or logits for each table that samples.
+    """The last worker's result of a step, for the requests in `tables`.
+
+    Rows follow: hidden states of all positions, or one hidden state or logits row for each request
+    that samples a token; see `Returned`.
     """
 
     number: Number
@@ -124,12 +131,12 @@ class SpanTapped(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanSetup(SpanMessage, frozen=True, kw_only=True):
-    """A worker's place in a route: its span, the next worker ("" for the last one) and the pages of
-    the anchor's pool.
+    """An anchor's order to a span worker: its place in a new route.
 
-    `returned`: result of the last worker. `wire_dtype`: dtype of hidden states between processes.
-    `lineage`: generation of the anchor's first route; a worker with the span and rows of the same
-    lineage keeps them. `keep_bytes`: sent rows that are kept.
+    `following`: name of the next worker, "" for the last one. `num_pages`, `page_size`: size of the
+    anchor's KV pool. `returned`: what the last worker returns. `wire_dtype`: dtype of hidden states
+    between processes. `lineage`: generation of the anchor's first route; a worker that has rows of
+    the same lineage and span keeps them. `keep_bytes`: see `SpanLog`.
     """
 
     span: str
@@ -143,25 +150,27 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanPrepare(SpanMessage, frozen=True, kw_only=True):
-    """Order to load a span beside the one that a worker computes, for a later route. `generation`:
-    of none.
+    """An anchor's order to load a span for a later route, beside the span in use. `generation` is
+    0, since no route is meant.
     """
 
     span: str
 
 
 class SpanPrepared(SpanMessage, frozen=True, kw_only=True):
-    """A worker has loaded a span beside its own. `error`: why it could not, "" if it could."""
+    """Answer to `SpanPrepare`: the span is loaded. `error`: why it could not be loaded; "" on
+    success.
+    """
 
     span: str
     error: str = ""
 
 
 class SpanReady(SpanMessage, frozen=True, kw_only=True):
-    """A worker has loaded its span, and is connected to the next worker.
+    """Answer to `SpanSetup`: the worker has loaded its span and is connected to the next worker.
 
-    `num_bytes`: size of the span's weights. `last_number`: number of the last computed step; 0
-    without rows. `first_layer`, `num_layers`: range of the span.
+    `num_bytes`: size of the span's weights. `last_number`: number of the last computed step; 0 if
+    the worker has no rows. `first_layer`, `num_layers`: layers of the span.
     """
 
     num_bytes: Number
@@ -171,10 +180,11 @@ class SpanReady(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStart(SpanMessage, frozen=True, kw_only=True):
-    """All workers of the route are ready: a worker sends again what the next one lacks, which has
-    computed the steps up to `following_has`.
+    """An anchor's order to begin: all workers are ready. A worker first resends the steps that the
+    next worker lacks.
 
-    `completed`: see `SpanPass`. `tables`: open tables; all others are closed.
+    `following_has`: last step that the next worker has computed. `completed`: see `SpanPass`.
+    `tables`: open page tables; workers close all others.
     """
 
     following_has: Number
@@ -183,10 +193,10 @@ class SpanStart(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanFetch(SpanMessage, frozen=True, kw_only=True):
-    """Order to send the keys and values of a table's first rows. `copy`: number of this copy.
-    `pages`: pages of the table.
+    """An anchor's order to send the keys and values of a page table's first rows.
 
-    `before`: hash of these rows; a worker that has others, or has lost them, refuses.
+    `copy`: number of this copy. `num_rows`: rows to send. `before`: hash of the rows; a worker
+    whose rows differ or are lost refuses.
     """
 
     copy: Number
@@ -197,7 +207,9 @@ class SpanFetch(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanFetched(SpanMessage, frozen=True, kw_only=True):
-    """The rows of one layer follow. `error`: why no layer follows; None if it does."""
+    """Answer to `SpanFetch`, once for each layer: the layer's keys and values follow. `error`: why
+    no layer follows; None on success.
+    """
 
     copy: Number
     layer: int
@@ -205,8 +217,10 @@ class SpanFetched(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStore(SpanMessage, frozen=True, kw_only=True):
-    """The rows of one layer of a new table follow. `keys`: keys of the rows, 8 bytes each.
-    `is_last`: True for the last layer.
+    """An anchor's order to store one layer of a new page table; the layer's keys and values follow.
+
+    `copy`: number of this copy. `keys`: keys of the rows, 8 bytes each. `is_last`: True for the
+    last layer of this worker.
     """
 
     copy: Number
@@ -218,14 +232,16 @@ class SpanStore(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStored(SpanMessage, frozen=True, kw_only=True):
-    """A worker has stored all layers of a table. `error`: why it could not, None if it could."""
+    """Answer to the last `SpanStore` of a copy: all layers are stored. `error`: why they could not
+    be stored; None on success.
+    """
 
     copy: Number
     error: SpanError | None = None
 
 
 class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
-    """A worker cannot take the place that it was given."""
+    """Answer to `SpanSetup`: the worker cannot take its place; `message` says why."""
 
     message: str
 
@@ -250,9 +266,11 @@ _CODEC: WireCodec[AnySpanMessage] = WireCodec(AnySpanMessage, "a message between
 encode_span_message, decode_span_message = _CODEC.encode, _CODEC.decode
 
 FROM_ANCHOR = "anchor"
-"""Purpose of an anchor's connection to a span worker."""
+"""Connection purpose that an anchor announces when it connects to a span worker."""
 
 
 def purpose_of_hop(generation: int) -> str:
-    """Return the purpose of a span worker's connection to the next worker of its route."""
+    """Return the connection purpose that a span worker announces to the next worker of route
+    `generation`.
+    """
     return f"hop {generation}"

@@ -1,5 +1,5 @@
-"""Log of the passes that a process has sent to the next one of a route: a replaced neighbour is fed
-from it, and computes again.
+"""Log of the steps that a process has sent to the next process of a route, from which they are sent
+again when that process is replaced.
 
 Knows no connection and no tensor library.
 """
@@ -15,8 +15,10 @@ from fleet.spans.protocol.messages import SpanExtent, SpanPass
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """Rows of one table in a step: its extent at index `place`. `num_pages`: pages that the table
-    had then.
+    """Rows of one request in one logged step, with the bytes that were sent.
+
+    `number`: number of the step. `place`: index of the extent in the step. `num_pages`: pages that
+    the table had at that step.
     """
 
     number: int
@@ -26,7 +28,7 @@ class KeptRows:
     rows: memoryview
 
     def cut(self, stop: int) -> "KeptRows":
-        """Return the rows before position `stop`, after which nothing is drawn."""
+        """Return a copy without the rows from position `stop` on; no token is sampled after it."""
         extent, num_rows = self.extent, self.extent.stop - self.extent.start
         left = stop - extent.start
         cut = msgspec.structs.replace(extent, stop=stop, keys=extent.keys[: 8 * left], draws=False)
@@ -36,8 +38,8 @@ class KeptRows:
 
 
 class KeptTable:
-    """The rows of one table, without rows that later ones replaced. The table's pages are kept
-    once, as of its last rows.
+    """The logged rows of one page table, without rows that later steps replaced. Pages are stored
+    once for all rows, as of the latest step.
     """
 
     def __init__(self) -> None:
@@ -49,7 +51,7 @@ class KeptTable:
         return sum(len(one.rows) for one in self._kept)
 
     def add(self, added: KeptRows, completed: int) -> int:
-        """Add rows; return the number of bytes of completed passes that they replace."""
+        """Add rows; return how many bytes of completed steps' rows were replaced and freed."""
         num_replaced, extent = 0, added.extent
         while (
             self._kept
@@ -67,12 +69,12 @@ class KeptTable:
         return num_replaced
 
     def drop(self, completed: int) -> bool:
-        """Drop the rows of passes up to a number; return True if any are left."""
+        """Drop the rows of steps up to number `completed`; return True if any rows are left."""
         self._kept = [one for one in self._kept if one.number > completed]
         return bool(self._kept)
 
     def after(self, number: int) -> list[KeptRows]:
-        """Return the rows of later passes, with their pages."""
+        """Return the rows of steps after `number`, with their pages."""
         return [
             replace(
                 one, extent=msgspec.structs.replace(one.extent, pages=self._pages[: one.num_pages])
@@ -83,11 +85,12 @@ class KeptTable:
 
 
 class SpanLog:
-    """Passes that may have to be sent again: those that are not completed, and the rows of open
+    """Steps that may have to be sent again: steps that are not completed, and all rows of open
     tables.
 
-    `keep_bytes`: beyond it, rows of completed passes are dropped. A worker that lacks them reports
-    it, and their requests are computed again from the first row.
+    `keep_bytes`: size of the log beyond which rows of completed steps are dropped. A replaced
+    worker that lacks dropped rows reports this, and the anchor computes their requests again from
+    the first row.
     """
 
     def __init__(self, keep_bytes: int) -> None:
@@ -102,7 +105,7 @@ class SpanLog:
         return len(self._tables)
 
     def add(self, work: SpanPass, rows: memoryview) -> None:
-        """Record a pass that is sent, with its rows, which must not change."""
+        """Record a step that is sent, with its rows; the rows must not change later."""
         self.close(work.closed)
         self.complete(work.completed)
         if work.number > self._completed:
@@ -123,30 +126,30 @@ class SpanLog:
             self._drop_completed()
 
     def close(self, tables: Iterable[int]) -> None:
-        """Drop the rows of tables that are closed."""
+        """Drop the rows of closed page tables."""
         for table in tables:
             self.num_bytes -= self._tables.pop(table, KeptTable()).num_bytes
 
     def keep_only(self, tables: Iterable[int]) -> None:
-        """Drop the rows of all tables but these."""
+        """Drop the rows of all page tables except `tables`."""
         self.close(set(self._tables) - set(tables))
 
     def complete(self, number: int) -> None:
-        """Record that every process has computed the passes up to a number."""
+        """Record that every process has computed the steps up to `number`."""
         for old in [old for old in self._passes if old <= number]:
             del self._passes[old]
         self._completed = max(self._completed, number)
 
     def _drop_completed(self) -> None:
-        """Drop the rows of completed passes."""
+        """Drop the rows of all completed steps, to free memory."""
         self._tables = {
             number: table for number, table in self._tables.items() if table.drop(self._completed)
         }
         self.num_bytes = sum(table.num_bytes for table in self._tables.values())
 
     def after(self, number: int) -> list[tuple[SpanPass, list[memoryview]]]:
-        """Return the passes to send to a process that has computed those up to `number`, with their
-        rows, in order.
+        """Return the steps after `number` in order, each with its rows, for a process that lacks
+        them.
         """
         of_pass: dict[int, list[KeptRows]] = defaultdict(list)
         for table in self._tables.values():

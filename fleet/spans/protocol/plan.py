@@ -1,9 +1,9 @@
-"""Division of a model's layers into spans by the memory of the processes that hold them. Pure:
-counts bytes, reads nothing.
+"""Division of a model's layers into spans by the memory of the processes. Pure arithmetic on sizes
+in bytes.
 
-The anchor holds the embedding, and, if it is last, the output head; otherwise the last worker holds
-the head, or the anchor of a model whose workers cannot. Every process holds the keys and values of
-its own layers.
+The anchor holds the embedding, and, if it has the last layers, the output head; otherwise the last
+worker holds the head, or the anchor if the model's span workers cannot. Every process holds the
+keys and values of its own layers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +15,13 @@ from fleet.spans.protocol.layers import LayerSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Bytes of a model's weights, by part: each layer, the embedding, what runs `before` the first
-    layer (learned positions), what runs `after` the last (the final norm), the output head.
+    """Memory that each part of a model needs, in bytes.
 
-    `tied`: the head is the embedding. `anchor`: weights that only the anchor has. `kv_bytes`: keys
-    and values of one layer, for all positions that a process is to hold. `buffer_bytes`: rows of
-    steps and other memory of a process that does not depend on its layers.
+    `layers`: weights of each layer. `before`: weights applied before the first layer (learned
+    positions). `after`: weights applied after the last layer (the final norm). `head`: weights of
+    the output head. `tied`: True if the head is the embedding. `anchor`: weights that only the
+    anchor has. `kv_bytes`: keys and values of one layer, for all positions of the pool.
+    `buffer_bytes`: other memory of a process, independent of its layers; see `buffers`.
     """
 
     layers: tuple[int, ...]
@@ -34,8 +35,8 @@ class ModelSizes:
     anchor: int = 0
 
     def bytes_of(self, span: LayerSpan, *, is_anchor: bool, with_head: bool = False) -> int:
-        """Return what a process with this span occupies. `with_head`: it has the output head also
-        if the span ends before it.
+        """Return the memory of a process with this span. `with_head`: the process has the output
+        head even if the span does not include it.
         """
         has_head = span.has_output or with_head
         weights = sum(self.layers[span.first : span.final + 1])
@@ -59,8 +60,8 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpan:
-    """The span of one process, with what it occupies and what it may occupy, in bytes. `has_head`:
-    it has the output head.
+    """A process's span in a plan. `num_bytes`: memory that it needs. `budget`: memory that it may
+    occupy, in bytes. `has_head`: True if the process has the output head.
     """
 
     span: LayerSpan
@@ -81,24 +82,26 @@ class PlannedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPlan:
-    """The spans in the order of the layers."""
+    """A division of a model's layers: one span for each process, in the order of the layers."""
 
     spans: tuple[PlannedSpan, ...]
 
     @property
     def lacking_bytes(self) -> int:
-        """Bytes by which spans exceed their budgets, together; 0 if all fit."""
+        """Sum of the bytes by which spans exceed their budgets; 0 if all fit."""
         return sum(each.lacking_bytes for each in self.spans)
 
 
 NO_PROCESS = -1
-"""Place of an anchor that is not among the processes."""
+"""Index of the anchor in `_Processes` if the anchor is not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Processes:
-    """The processes in the order of the layers. A budget of None has no limit. `anchor`: index of
-    the anchor, or `NO_PROCESS`.
+    """Processes to divide layers among, in the order of the layers.
+
+    `budgets`: memory that each may occupy, in bytes; None for no limit. `anchor`: index of the
+    anchor, or `NO_PROCESS`. `head_on_anchor`: True if only the anchor can have the output head.
     """
 
     sizes: ModelSizes
@@ -111,7 +114,7 @@ class _Processes:
         return len(self.sizes.layers)
 
     def planned(self, process: int, first: int, stop: int) -> PlannedSpan:
-        """Return the span of a process that has the layers from `first` to before `stop`."""
+        """Return the plan of one process for layers `first` to `stop - 1`."""
         is_last, is_anchor = stop == self.num_layers, process == self.anchor
         span = LayerSpan(
             first, stop - 1, has_output=is_last and (is_anchor or not self.head_on_anchor)
@@ -130,8 +133,9 @@ class _Processes:
         return not self.planned(process, first, stop).lacking_bytes
 
     def possible_stops(self, process: int, firsts: Iterable[int]) -> set[int]:
-        """Return the layers before which a process can stop that begins at one of `firsts`: all,
-        since a following one may be too small for the layer at which the furthest ends.
+        """Return every layer before which the process can end if it begins at one of `firsts`.
+        Shorter ends count too: a later process may be too small to begin where the longest span
+        ends.
         """
         return {
             stop
@@ -149,12 +153,13 @@ def plan_spans(
     anchor_is_last: bool,
     head_on_anchor: bool = False,
 ) -> SpanPlan:
-    """Divide the layers so that the fullest process is as empty as possible; budgets in bytes,
-    workers in the order of layers.
+    """Divide all layers among the anchor and its span workers, so that the highest fill (memory
+    over budget) is as low as possible.
 
-    A plan that does not fit is the one that lacks least. `head_on_anchor`: workers cannot have the
-    output head. Every process has a layer at least, so `sizes` must have as many layers as there
-    are processes.
+    `anchor_budget`, `worker_budgets`: bytes, workers in the order of the layers. `anchor_is_last`:
+    the anchor has the last layers, else the first. `head_on_anchor`: workers cannot have the output
+    head. If no division fits, the result is the one that lacks the fewest bytes. Every process gets
+    a layer, so the model must have at least as many layers as there are processes.
     """
     budgets = (
         (*worker_budgets, anchor_budget) if anchor_is_last else (anchor_budget, *worker_budgets)
@@ -177,11 +182,12 @@ def plan_spans(
 def plan_workers(
     sizes: ModelSizes, layers: range, budgets: Sequence[int], *, head_on_anchor: bool = False
 ) -> SpanPlan:
-    """Divide the layers that the anchor lacks among span workers, in their order: none has more
-    layers than needed, and of equal divisions the fullest process is as empty as possible.
+    """Divide the layers that the anchor lacks among span workers, in order: the largest number of
+    layers per worker is as low as possible, then the highest fill (memory over budget).
 
-    A plan that does not fit is the one that lacks least. There must be as many layers as workers.
-    The last one has the output head if its last layer is the model's and not `head_on_anchor`.
+    `layers`: layers to divide, at least as many as workers. `budgets`: memory of each worker, in
+    bytes. If no division fits, the result is the one that lacks the fewest bytes. The worker with
+    the model's last layer has the output head unless `head_on_anchor`.
     """
     assert len(layers) >= len(budgets) > 0, f"{len(budgets)} workers for {len(layers)} layers"
     processes = _Processes(sizes, tuple(budgets), NO_PROCESS, head_on_anchor)
@@ -202,10 +208,10 @@ def further_worker_bytes(
     anchor_is_last: bool,
     head_on_anchor: bool = False,
 ) -> int | None:
-    """Return the smallest budget of one more worker, after the others, with which a model fits that
-    does not fit without it.
+    """Return the smallest memory of one additional span worker, placed after the others, with which
+    a model fits that does not fit without it; None if no memory is enough, or layers are too few.
 
-    None: no budget is enough, or there are not enough layers.
+    Parameters: see `plan_spans`.
     """
     before: tuple[int | None, ...] = (
         tuple(worker_budgets) if anchor_is_last else (anchor_budget, *worker_budgets)
@@ -234,8 +240,9 @@ def further_worker_bytes(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Division:
-    """Layers divided among the first processes. The smallest is the best: what lacks, then the most
-    layers of a process, if they count, then the fill of the fullest process.
+    """A division of the first layers among the first processes. The smallest is the best: fewest
+    lacking bytes, then fewest layers of the largest process (if counted), then the lowest fill of
+    the fullest process.
     """
 
     num_lacking: int
@@ -251,12 +258,14 @@ def _best_cuts(
     *,
     most_layers_first: bool = False,
 ) -> tuple[int, ...]:
-    """Return the layers at which processes begin, and the end of the layers, of the best division.
+    """Return the first layer of each process in the best division, followed by the end of the
+    layers.
 
-    `planned(process, first, stop)` is the span of a process. `most_layers_first`: see `_Division`.
+    `planned(process, first, stop)` returns the plan of a process. `most_layers_first`: see
+    `_Division`.
     """
     best = {layers.start: _Division(0, 0, 0.0, (layers.start,))}
-    """For each end of the layers of the processes so far: their best division."""
+    """The best division among the processes so far, by the layer at which they end."""
     for process in range(num_processes):
         num_left = num_processes - 1 - process
         stops = (
@@ -282,8 +291,8 @@ def _extended(
     planned: Callable[[int, int], PlannedSpan],
     most_layers_first: bool,
 ) -> _Division:
-    """Return the best division of the layers before `stop`, of which the last process has those
-    that the others leave.
+    """Return the best division of the layers before `stop` that adds one process to a division in
+    `best`.
     """
     found: list[_Division] = []
     for division in best.values():

@@ -1,3 +1,3 @@
-"""The route of a divided model:
-which span worker has which layers, and its replacement when a span worker is lost.
+"""The route of a divided model: the choice of span workers and their layers, and the replacement of
+lost span workers.
 """

@@ -21,8 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class ConnectedChain(SpanChain):
-    """The span workers of a route, each over a connection. `connections` and `ready` follow the
-    order of the layers; all connections put their arrivals into `arrivals`.
+    """An anchor's route as open connections to its span workers; implements `SpanChain` for the
+    engine.
+
+    `connections`, `ready`: connection and `SpanReady` answer of each worker, in the order of the
+    layers. `arrivals`: queue that receives the messages of all connections.
     """
 
     def __init__(
@@ -55,8 +58,8 @@ class ConnectedChain(SpanChain):
         return self.is_broken and not self._expects_end
 
     def expect_end(self) -> None:
-        """Record that the route will end without the death of a worker, unless it has ended
-        already. Any thread may call this.
+        """Record that the route will end without a worker's death, unless it is already broken. Any
+        thread may call this.
         """
         self._expects_end = self._expects_end or not self.is_broken
 

@@ -1,9 +1,8 @@
-"""Division of a stage's layers among the span workers of one anchor: which of them has which span.
-Knows no Redis.
+"""Choice of a span for each span worker of one anchor. Knows no Redis.
 
-Two ways: spans that the configuration gives, and spans that follow from the number of workers. A
-division is chosen for a new route, and reconsidered while a route computes, when workers come or
-are about to leave.
+Two ways: spans that the configuration names, or spans computed from the number of workers and their
+memory. A division is chosen for a new route, and reconsidered while a route computes, when workers
+come or are about to leave.
 """
 
 import time
@@ -19,33 +18,33 @@ from fleet.spans.protocol.layers import LayerSpan, Topology, plan_route, topolog
 from fleet.spans.protocol.plan import ModelSizes, plan_workers
 
 LOSS_GRACE_S = 3.0
-"""Time for which the workers of a division are waited for before fewer divide the layers: one that
-was killed starts again.
+"""Time to wait for lost workers before fewer workers divide the layers: a killed worker restarts.
 """
 JOIN_GRACE_S = 1.0
-"""Time for which no further worker must have come before more of them divide the layers: several
-may be started together.
+"""Time without a further new worker before more workers divide the layers: several may start
+together.
 """
 
 Placed = tuple[tuple[WorkerId, LayerSpan], ...]
-"""Workers with their spans, in the order of the layers."""
+"""A division: span workers with their spans, in the order of the layers."""
 
 
 class RouteFailure(Exception):
-    """A route could not be set up; the message says why. Another attempt follows."""
+    """An attempt to set up or change a route failed; the message says why. The anchor retries."""
 
 
 class RouteGap(RouteFailure):
-    """There are too few span workers for a route."""
+    """A route cannot be set up because span workers, or memory for some layers, are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteWorker:
-    """A span worker: where it listens, the key of connections to it, and its span.
+    """A span worker as an anchor sees it: where it listens, and what it has loaded.
 
-    `span`: span that it has loaded, or that it is to load, in its notation; "" for none. `anchor`:
-    anchor of its route, "" without one. `stands_by`: True if it is to replace a lost worker.
-    `memory`: bytes that it may occupy.
+    `key`: key that proves the fleet's secret on connections. `span`: span that the worker has
+    loaded or is to load, such as `0:13`; "" for none. `anchor`: anchor of the worker's route, ""
+    without one. `stands_by`: True for a standby worker, which replaces lost workers only. `memory`:
+    bytes that the worker may occupy.
     """
 
     worker: WorkerId
@@ -59,53 +58,58 @@ class RouteWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The workers that an anchor may have: its last route's workers first, standby ones last.
+    """Span workers that an anchor may use for its route.
 
-    `limit`: most of them that this anchor is to have, since other anchors need some too.
+    `free`: workers of no other anchor: workers of this anchor's last route first, standby workers
+    last. `limit`: most workers that this anchor may use, so that other anchors get their share.
     """
 
     free: Sequence[RouteWorker]
     limit: int
 
     def with_spans(self, placed: Sequence[tuple[WorkerId, LayerSpan | str]]) -> list[RouteWorker]:
-        """Return workers, each with the span that it is to have."""
+        """Return the workers in `placed`, with `span` set to the span that each is to have."""
         by_name = {each.worker: each for each in self.free}
         return [replace(by_name[worker], span=str(span)) for worker, span in placed]
 
 
 class RouteDivision(Protocol):
-    """Not thread-safe."""
+    """Strategy that decides which span worker gets which span of an anchor's route. Not
+    thread-safe.
+    """
 
     def place(self, candidates: Candidates) -> Placed:
-        """Return the workers of a new route. Raises: RouteGap naming what is missing."""
+        """Return the division for a new route. Raises: RouteGap naming the missing layers or
+        memory.
+        """
         ...
 
     def better(self, candidates: Candidates, *, is_leaving: bool) -> Placed:
-        """Return the division to which the present route, which is complete, is to change; empty if
-        it is to stay.
+        """Return the division to which the present, complete route should change; empty if it
+        should stay.
 
-        `is_leaving`: a worker of it is about to leave, and not among the candidates. Raises:
-        RouteGap if others cannot have its layers.
+        `is_leaving`: True if a worker of the route is about to leave and is not among the
+        candidates. Raises: RouteGap if no other worker can take its layers.
         """
         ...
 
     def losses(self, candidates: Candidates) -> Mapping[WorkerId, str] | None:
-        """Return why workers of the present route cannot leave, of those that cannot; None: each
-        needs one in its place.
+        """Return the workers of the present route that cannot leave, each with the reason; None if
+        any worker can leave only when an unused worker takes its place.
         """
         ...
 
     def accept(self, placed: Placed) -> None:
-        """Record that a route has this division, or is to have it."""
+        """Record that the route has, or is about to have, this division."""
         ...
 
 
 def assign_spans(wanted: Sequence[str], hosted: Mapping[WorkerId, str]) -> list[WorkerId | None]:
-    """Return a worker for each wanted span, None where there are too few.
+    """Return a worker for each wanted span, in the same order; None where workers are too few.
 
-    `hosted`: the span that each free worker has loaded, "" for none; of equal ones, the first is
-    chosen. A worker keeps its span where that is wanted; then workers without a span load one, and
-    last workers with an unwanted span.
+    `hosted`: the span that each free worker has loaded, "" for none. Workers that have a wanted
+    span keep it; then workers without a span are chosen, and last workers with an unwanted span.
+    Among equals the first is chosen.
     """
     chosen: list[WorkerId | None] = [None] * len(wanted)
     free = dict(hosted)
@@ -124,7 +128,9 @@ def assign_spans(wanted: Sequence[str], hosted: Mapping[WorkerId, str]) -> list[
 
 
 class GivenDivision(RouteDivision):
-    """Spans that the configuration gives, each on a worker that has it loaded if there is one."""
+    """Division by the spans in the configuration. A worker that has a span loaded already is
+    preferred.
+    """
 
     def __init__(self, stage: StageName, spans: SpansConfig, num_layers: int) -> None:
         self._stage = stage
@@ -158,10 +164,11 @@ class GivenDivision(RouteDivision):
 
 
 class AutomaticDivision(RouteDivision):
-    """Equal numbers of layers for all workers, as far as their memory allows.
+    """Division into about equal numbers of layers for all workers, as far as their memory allows.
 
-    A lost worker's span is for one that is not in use, else, after `LOSS_GRACE_S`, the others
-    divide the layers. A worker that comes has a part of them `JOIN_GRACE_S` later.
+    An unused worker takes over a lost worker's span; without one, the remaining workers divide the
+    layers after `LOSS_GRACE_S`. A new worker gets a part of the layers `JOIN_GRACE_S` after it
+    comes.
     """
 
     def __init__(
@@ -173,8 +180,10 @@ class AutomaticDivision(RouteDivision):
         head_on_anchor: bool,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spans`: configuration, with the anchor's span of this model. `head_on_anchor`: the
-        workers have no output head.
+        """Create a division without workers.
+
+        `spans`: the stage's configuration, including the anchor's span. `sizes`: memory that the
+        layers need. `head_on_anchor`: True if the workers have no output head.
         """
         self._stage = stage
         self._sizes = sizes
@@ -214,8 +223,8 @@ class AutomaticDivision(RouteDivision):
         return self._divided(able[:most])
 
     def better(self, candidates: Candidates, *, is_leaving: bool) -> Placed:
-        """Return a division with more workers or, if one leaves or another anchor needs some, with
-        fewer.
+        """Return a division with more workers, or with fewer if a worker leaves or another anchor
+        needs some; empty if the present division stays.
         """
         kept = self._replaced(candidates)
         most = min(candidates.limit, len(self._layers))
@@ -273,8 +282,8 @@ class AutomaticDivision(RouteDivision):
         return sorted(candidates.free, key=rank)
 
     def _replaced(self, candidates: Candidates) -> Placed | None:
-        """Return the present division with a worker that is not in use in each lost one's place;
-        None if there are too few.
+        """Return the present division with an unused worker in place of each lost worker; None if
+        unused workers are too few or too small.
         """
         if not self._placed:
             return None
@@ -295,8 +304,8 @@ class AutomaticDivision(RouteDivision):
         return self._sizes.bytes_of(span, is_anchor=False)
 
     def _divided(self, workers: Sequence[RouteWorker]) -> Placed:
-        """Divide the layers among workers. Raises: RouteGap with the arithmetic if they do not
-        fit.
+        """Divide the layers among workers by their memory. Raises: RouteGap with the sizes if they
+        do not fit.
         """
         if not workers:
             raise RouteGap(f"no span worker has {self._described_layers()} of {self._stage}")
@@ -327,8 +336,8 @@ class AutomaticDivision(RouteDivision):
 
 
 def fits_beside(sizes: ModelSizes, memory: int, span: LayerSpan, computed: LayerSpan) -> bool:
-    """Return True if a worker with so much memory can hold a span's weights beside all that it has
-    for the one it computes.
+    """Return True if a worker with `memory` bytes can hold the weights of `span` in addition to
+    everything it needs to compute its present span, `computed`.
     """
     num_layers = len(sizes.layers)
     span, computed = span.of_model(num_layers, "span"), computed.of_model(num_layers, "span")

@@ -1,5 +1,5 @@
-"""Entry of a worker process to its route: checks, and the thread that keeps the route. A worker
-whose stage is not divided has no `AnchorRoute`.
+"""A worker process's entry to spans: configuration checks, and the creation of the thread that
+keeps an anchor's route. A worker of an undivided stage has no `AnchorRoute`.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,9 @@ def check_spans(config: FleetConfig, stage: StageName, checkpoint: Path) -> None
 
 
 class AnchorRoute:
-    """The route of an anchor's process, which each incarnation of the worker opens."""
+    """The settings of an anchor process's route. Every incarnation of the worker opens the route
+    anew.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,11 @@ class AnchorRoute:
         redis_url: str,
         access: PeerAccess,
     ) -> None:
-        """Raises: ConfigError for a checkpoint whose layer sizes are needed and cannot be read."""
+        """Read the stage's spans, and the layer sizes if spans are chosen automatically.
+
+        `slot`: hand-over of finished routes to the engine. `access`: secret and network of
+        connections. Raises: ConfigError if the sizes cannot be read from the checkpoint.
+        """
         spans, anchor = config.stage(options.stage).spans, options.anchor
         assert spans is not None and anchor is not None, "a route without span workers"
         self._config = config
@@ -66,7 +72,7 @@ class AnchorRoute:
 
     @property
     def record_fields(self) -> dict[str, str | bytes]:
-        """Fields of the worker's record while it has no route."""
+        """Fields of the anchor's record in Redis while it has no route."""
         return {
             "gap": NO_ROUTE_YET,
             "span": self._spans.anchor,
@@ -74,7 +80,9 @@ class AnchorRoute:
         }
 
     def open(self, worker: WorkerId, is_needed: Callable[[], bool]) -> RouteKeeper:
-        """Return the keeper of one incarnation's route. `is_needed`: see `RouteKeeper`."""
+        """Return the route keeper of one incarnation, named `worker`. `is_needed`: see
+        `RouteKeeper`.
+        """
         division = (
             GivenDivision(self._stage, self._spans, self._slot.num_layers)
             if self._sizes is None
@@ -101,7 +109,7 @@ class AnchorRoute:
 
 
 def _layer_sizes(config: FleetConfig, options: BuildOptions, slot: RouteSlot) -> ModelSizes:
-    """Return the sizes of the layers that span workers divide by their memory."""
+    """Return the memory that each part of the model needs, for the automatic division of layers."""
     spans = config.stage(options.stage).spans
     assert spans is not None, "a stage without spans"
     limits = PassLimits(

@@ -1,8 +1,7 @@
-"""Setup of an anchor's route, and of the next one whenever a span worker of it is lost. Runs in a
-thread of its own.
+"""A thread of an anchor that sets up its route, and the next route whenever a span worker is lost.
 
-The anchor alone decides which span worker hosts which span; it writes the route to Redis, under a
-new generation, and gives each worker its place by the connection to it. The engine finds the
+The anchor alone decides which span worker has which span. The thread writes the route to Redis
+under a new generation, and sends each worker its place over a connection. The engine finds the
 finished chain in its `RouteSlot`.
 """
 
@@ -50,20 +49,22 @@ log = logging.getLogger(__name__)
 
 POLL_S, ERROR_PAUSE_S = 0.05, 1.0
 LOOK_S = 1.0
-"""Interval at which further span workers are looked for while a route computes."""
+"""Interval at which the anchor looks for further span workers while a route computes."""
 RETRY_S = 5.0
-"""Time after which a change of the division that failed is tried again."""
+"""Pause before a failed change of the division is tried again."""
 HAND_OVER_S = 5.0
 """Time without a route after which an anchor gives its tasks to another one that has all layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """Settings of the route of the anchor `anchor`.
+    """Settings of one anchor's route.
 
-    `role`: role of the span workers. `division`: division of the layers among them. `sizes`: layer
-    sizes; None if nothing is known of the workers' memory. `no_worker_timeout_s`: time after which
-    requests fail for layers that no worker has. `wire_dtype`, `returned`: see `SpanSetup`.
+    `anchor`: worker id of the anchor. `role`: role of its span workers. `division`: strategy that
+    divides the layers among workers. `sizes`: memory that the layers need; None if the
+    configuration names the spans. `no_worker_timeout_s`: time without some layers after which
+    requests fail. `returned`, `wire_dtype`: see `SpanSetup`. `keep_bytes`: see `SpanLog`. `blocks`:
+    see `SpanArrivals`.
     """
 
     anchor: WorkerId
@@ -83,7 +84,11 @@ def _left_by(leaving: Sequence[WorkerId]) -> str:
 
 
 class RouteKeeper:
-    """`start` begins the thread, `stop` ends it and closes the route."""
+    """Thread that keeps an anchor's route: sets it up, replaces lost workers, and changes the
+    division.
+
+    `start` begins the thread; `stop` ends it and closes the route.
+    """
 
     def __init__(
         self,
@@ -93,8 +98,11 @@ class RouteKeeper:
         secret: FleetSecret | None,
         is_needed: Callable[[], bool],
     ) -> None:
-        """`is_needed` returns True while the anchor computes or accepts tasks; other anchors may
-        else have its span workers.
+        """Prepare the thread.
+
+        `slot`: hand-over of finished routes to the engine. `is_needed`: function that returns True
+        while the anchor computes or accepts tasks; otherwise its span workers are released for
+        other anchors.
         """
         self._redis_url = redis_url
         self._settings = settings
@@ -156,7 +164,7 @@ class RouteKeeper:
             self._wait()
 
     def _release(self, client: redis.Redis) -> None:
-        """Close the route, and let other anchors have its workers."""
+        """Close the route, and release its workers for other anchors."""
         if self._chain is not None:
             self._chain.close()
             self._chain = None
@@ -164,15 +172,15 @@ class RouteKeeper:
         self._free_workers(client)
 
     def _free_workers(self, client: redis.Redis) -> None:
-        """Let other anchors have the span workers that this one has claimed."""
+        """Release the span workers that this anchor has claimed in Redis."""
         if self._has_claims:
             with contextlib.suppress(RouteFailure):  # an anchor that was fenced has none
                 self._write_route(client, ())
             self._has_claims = False
 
     def _wait(self) -> None:
-        """Wait until the route is to be looked at: a broken one soon, since requests wait for the
-        next.
+        """Wait until the next check of the route, which comes early if the route is broken, since
+        requests wait for the next one.
         """
         until_s = time.monotonic() + CHECK_S
         while not self._stopping.wait(POLL_S) and time.monotonic() < until_s:
@@ -182,8 +190,8 @@ class RouteKeeper:
     def _must_change(
         self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain
     ) -> bool:
-        """Return True if a worker of the route is lost, or if others are ready to compute in its
-        place, or with it.
+        """Return True if the route must be set up again: a worker is lost, or a better division is
+        loaded.
         """
         members = records.read_members([hop.worker for hop in self._hops])
         if not members.are_listed:
@@ -220,11 +228,11 @@ class RouteKeeper:
     def _move(
         self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain, *, is_leaving: bool
     ) -> Placed:
-        """Choose the next division, and let workers load what they lack for it while the present
-        route computes.
+        """Return the division to change to, after its workers have loaded their spans while the
+        present route computes; empty if the present division stays.
 
-        Returns: it, empty if the present one stays. A worker without memory for both spans loads
-        the new one when the present route has ended. Raises: RouteFailure.
+        A worker without memory for both spans loads the new one after the present route has ended.
+        Raises: RouteFailure.
         """
         found, sizes = self._find(records), self._settings.sizes
         placed = self._settings.division.better(found, is_leaving=is_leaving)
@@ -258,8 +266,8 @@ class RouteKeeper:
         return placed
 
     def _follow_standby(self, client: redis.Redis, found: Candidates) -> None:
-        """Let unused workers load spans of the route, and record those that have. Automatic spans
-        are for standby ones only.
+        """Let unused workers load spans of the route, and record in Redis the workers that have.
+        With automatic spans, only standby workers do so.
         """
         used, is_auto = {hop.worker for hop in self._hops}, self._settings.sizes is not None
         standby = [
@@ -276,7 +284,7 @@ class RouteKeeper:
         return self._stopping.is_set() or not records.all_listed(workers)
 
     def _set_up(self, client: redis.Redis, records: SpanRecords) -> None:
-        """Try to set up a route; note a gap, or why it failed."""
+        """Try to set up a route; on failure, record the reason as the anchor's gap."""
         self._chain = None
         division = self._settings.division
         try:
@@ -321,9 +329,7 @@ class RouteKeeper:
         )
 
     def _find(self, records: SpanRecords) -> Candidates:
-        """Return the span workers that this anchor may have: its last route's workers first, and
-        standby ones last.
-        """
+        """Return the span workers that this anchor may use, and how many of them it may take."""
         own, found = self._settings.anchor, records.find(self._settings.role)
         others = {record.anchor for record in found} - {"", own}
         live = {other for other in others if records.all_listed([WorkerId(other)])}
@@ -335,7 +341,7 @@ class RouteKeeper:
         )
 
     def _write_route(self, client: redis.Redis, hops: Sequence[RouteWorker]) -> int:
-        """Claim the workers in Redis, and return the route's generation. Raises: RouteFailure."""
+        """Claim the workers in Redis; return the generation of the route. Raises: RouteFailure."""
         call = scripts.set_route(self._settings.anchor, [(hop.worker, hop.span) for hop in hops])
         answer, *more = texts(run(client, call))
         if answer != "ok":
@@ -349,8 +355,8 @@ class RouteKeeper:
         return int(more[0])
 
     def _follow_gap(self, client: redis.Redis, records: SpanRecords, gap: str) -> None:
-        """Record why there is no route. After a time, give the tasks to an anchor that has one;
-        without any, let them fail.
+        """Record why there is no route. After `HAND_OVER_S`, give the tasks to another anchor that
+        has all layers; if there is none, let requests fail after `no_worker_timeout_s`.
         """
         settings, now_s = self._settings, time.monotonic()
         if self._gap_since_s is None:

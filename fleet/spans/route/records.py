@@ -1,5 +1,5 @@
-"""Records of span workers in Redis, as an anchor and the neighbours read them: address, key, hosted
-span, anchor.
+"""Reader of span workers' records in Redis, for anchors and neighbours: address, key, loaded span,
+anchor.
 """
 
 import logging
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMembers:
-    """State of a route's workers. `are_listed`: none has left or was fenced. `leaving`: workers
-    that accept no more work.
+    """Whether a route's workers are still there. `are_listed`: False if a worker has left or was
+    fenced. `leaving`: workers that drain and are about to leave.
     """
 
     are_listed: bool
@@ -30,8 +30,8 @@ class RouteMembers:
 
 
 class SpanRecords:
-    """Reads records of span workers. A record that is not signed with the fleet's secret, where
-    there is one, is ignored with a warning.
+    """Reads the records of span workers in Redis. If the fleet has a secret, unsigned records are
+    ignored with a warning.
     """
 
     def __init__(self, client: redis.Redis, secret: FleetSecret | None) -> None:
@@ -39,7 +39,7 @@ class SpanRecords:
         self._refused: set[WorkerId] = set()
 
     def read(self, workers: Sequence[WorkerId]) -> list[RouteWorker]:
-        """Return the records of these workers, as far as there are any."""
+        """Return the records of `workers`, leaving out workers without a valid record."""
         replies = exchange(
             self._client, (), *(("HGETALL", keys.worker(worker)) for worker in workers)
         )
@@ -50,7 +50,7 @@ class SpanRecords:
         return [record for record in found if record is not None]
 
     def find(self, role: RoleName) -> list[RouteWorker]:
-        """Return the records of the listed workers of a role that accept work."""
+        """Return the records of a role's workers that accept work or stand by."""
         statuses = ("accepting", "standby")
         replies = exchange(
             self._client,
@@ -61,11 +61,11 @@ class SpanRecords:
         return self.read(names) if names else []
 
     def all_listed(self, workers: Sequence[WorkerId]) -> bool:
-        """Return True if each of these workers is listed: it has not left, and was not fenced."""
+        """Return True if none of these workers has left or was fenced."""
         return self.read_members(workers).are_listed
 
     def read_members(self, workers: Sequence[WorkerId]) -> "RouteMembers":
-        """Return the state of a route's workers."""
+        """Return whether a route's workers are still listed, and which of them are leaving."""
         drains = (("HGET", keys.worker(worker), "draining") for worker in workers)
         deadlines, *draining = exchange(
             self._client, (), ("ZMSCORE", keys.WORKERS, *workers), *drains
@@ -76,8 +76,8 @@ class SpanRecords:
         )
 
     def another_serves(self, role: RoleName, anchor: WorkerId) -> bool:
-        """Return True if a worker of the anchor's role other than this one accepts tasks, and has
-        all layers.
+        """Return True if another worker of the anchor's role accepts tasks and has a complete
+        route.
         """
         (reply,) = exchange(
             self._client, (), ("ZRANGE", keys.role_workers(role, "accepting"), 0, -1)
@@ -93,7 +93,7 @@ class SpanRecords:
         return b"" in gaps
 
     def num_accepting(self, role: RoleName) -> int:
-        """Return the number of a role's workers that accept tasks."""
+        """Return how many workers of a role accept tasks."""
         (reply,) = exchange(self._client, (), ("ZCARD", keys.role_workers(role, "accepting")))
         return cast(int, reply)
 

@@ -1,5 +1,5 @@
-"""Connections of an anchor to span workers: each gets its place in a route, or a span for later,
-and answers once that is loaded.
+"""Setup of a route over connections: an anchor sends each span worker its place, or a span to load
+for later, and waits until all have answered.
 
 Knows no Redis.
 """
@@ -49,12 +49,12 @@ def set_up_route(
     is_stopping: Callable[[], bool] = lambda: False,
     blocks: BlockReads | None = None,
 ) -> ConnectedChain:
-    """Connect to the workers, in the order of the layers, and wait until all have loaded their
-    spans.
+    """Connect to the span workers, send each its place, wait until all have loaded their spans, and
+    return the route's chain.
 
-    `terms`: setup of the route, to which each worker's place is added. `is_stopping` is called
-    every `CHECK_S` while they load, and returns True to give up. `blocks`: see `SpanArrivals`.
-    Raises: RouteFailure; the connections are closed then.
+    `hops`: workers in the order of the layers. `terms`: setup that is common to all workers.
+    `is_stopping` is called every `CHECK_S` while workers load, and returns True to give up.
+    `blocks`: see `SpanArrivals`. Raises: RouteFailure, after all connections are closed.
     """
     arrivals, connections = SpanArrivals(blocks), list[SpanConnection]()
     with _closing(connections):
@@ -78,8 +78,9 @@ def set_up_route(
 def prepare_spans(
     anchor: WorkerId, hops: Sequence[RouteWorker], is_stopping: Callable[[], bool]
 ) -> None:
-    """Let workers load spans beside those that they compute, and wait until all have. Raises:
-    RouteFailure.
+    """Let workers load the spans in `hops` beside the spans in use, and wait until all have.
+
+    Raises: RouteFailure.
     """
     arrivals, connections = SpanArrivals(), list[SpanConnection]()
     with _closing(connections):
@@ -99,7 +100,9 @@ def _prepared_of(message: AnySpanMessage) -> SpanPrepared | None:
 
 @contextmanager
 def _closing(connections: Sequence[SpanConnection]) -> Generator[None]:
-    """Close the connections if the block fails. Errors of the fleet become RouteFailure."""
+    """Context manager that closes the connections if its block fails, and turns a FleetError into a
+    RouteFailure.
+    """
     try:
         yield
     except BaseException as error:
@@ -116,7 +119,7 @@ def _connect(
     arrivals: SpanArrivals,
     connections: list[SpanConnection],
 ) -> None:
-    """Append a connection to each worker."""
+    """Connect to each worker, and append the connections to `connections`."""
     for hop in hops:
         connections.append(
             dial(
@@ -136,10 +139,10 @@ def _await_each(
     read: Callable[[AnySpanMessage], AnswerT | None],
     is_stopping: Callable[[], bool],
 ) -> list[AnswerT]:
-    """Wait for an answer of each worker, in the order of the connections. `read` returns None for
-    other messages.
+    """Wait until every worker has answered; return the answers in the order of the connections.
 
-    Raises: RouteFailure if a worker refuses or is gone, or if it takes too long.
+    `read` returns the answer in a message, or None for an unrelated message. Raises: RouteFailure
+    if a worker refuses or is gone, or if the setup takes too long.
     """
     answers: dict[SpanConnection, AnswerT] = {}
     until_s = time.monotonic() + LOAD_TIMEOUT_S

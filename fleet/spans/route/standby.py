@@ -1,5 +1,5 @@
-"""Spans that unused span workers load beforehand, so that one which replaces a lost worker need
-not. Knows no Redis.
+"""Spans that unused span workers load beforehand, so that a lost worker can be replaced without
+loading. Knows no Redis.
 """
 
 import logging
@@ -16,15 +16,15 @@ from fleet.spans.route.setup import prepare_spans
 log = logging.getLogger(__name__)
 
 RETRY_S = 60.0
-"""Time after which a worker is asked again that could not load a span."""
+"""Pause after a failure to load spans, before unused workers are asked again."""
 
 
 def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteWorker]) -> list[RouteWorker]:
-    """Return the unused workers that are to load a span, with it: the first span of which they have
-    the fewest copies.
+    """Choose a span to load for each unused worker that has no span of the route: the span with the
+    fewest loaded copies so far. Return these workers with `span` set.
 
-    `spans`: spans of the route. The `span` of an unused worker is the one that it has loaded, ""
-    for none.
+    `spans`: spans of the route. `unused`: workers outside the route, with the span that each has
+    loaded, "" for none.
     """
     copies = Counter(dict.fromkeys(spans, 0))
     copies.update(hop.span for hop in unused if hop.span in copies)
@@ -37,8 +37,8 @@ def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteWorker]) ->
 
 
 class StandbySpans:
-    """Lets unused workers load spans, all of them at a time, by a thread of its own. The methods
-    are for one other thread.
+    """Loads the route's spans into unused workers, by a thread of its own. Another single thread
+    calls the methods.
     """
 
     def __init__(self, anchor: WorkerId, is_stopping: Callable[[], bool]) -> None:
@@ -49,8 +49,8 @@ class StandbySpans:
         self._retry_s = 0.0
 
     def follow(self, spans: Sequence[str], unused: Sequence[RouteWorker]) -> list[RouteWorker]:
-        """Begin to load what unused workers lack, unless some still load. Return those that have
-        loaded one since the last call.
+        """Return the workers that have loaded a span since the last call; begin to load what unused
+        workers lack, unless some still load.
 
         `spans`, `unused`: see `choose_standby_spans`.
         """

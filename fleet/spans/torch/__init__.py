@@ -1,1 +1,3 @@
-"""Layers of a span in torch, and their rows as bytes, for anchors and span workers."""
+"""Torch code of divided models: a span's layers, hidden states as bytes, and hashes of prefixes,
+for anchors and span workers.
+"""

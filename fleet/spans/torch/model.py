@@ -1,7 +1,6 @@
-"""A span of a model's layers as one process holds it, and its computation for a pass. Knows no
-connection.
+"""A span of a model's layers in one process, and its computation of a step. Knows no connection.
 
-Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
+Legend: N rows of a step, H hidden size, S rows sampled from, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,11 @@ from fleet.spans.protocol.layers import LayerSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRows:
-    """`rows_NH`: after the span's last layer, normed if the span has the output head. `tapped_NH`:
-    those that enter the tapped layer, if the span has it.
+    """Hidden states that a span computed for a step.
+
+    `rows_NH`: output of the span's last layer, after the final norm if the span has the output
+    head. `tapped_NH`: hidden states that enter the tapped layer; None if the span does not have
+    this layer.
     """
 
     rows_NH: Tensor
@@ -32,8 +34,9 @@ class SpanRows:
 
 
 class SpanLayers(Protocol):
-    """A span of a model's layers. `kv_shape`: shape of the keys and values of these layers, which
-    are numbered from 0 in the pool.
+    """The layers of a span with their weights, as model families implement them.
+
+    `kv_shape`: shape of these layers' keys and values; in the KV pool they are numbered from 0.
     """
 
     @property
@@ -44,28 +47,30 @@ class SpanLayers(Protocol):
 
     @property
     def has_tapped_layer(self) -> bool:
-        """True if the model taps one of these layers."""
+        """True if the span contains the layer whose input is tapped."""
         return False
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the loaded weights by name; a weight may have several."""
+        """Return the loaded weights by name; a shared weight appears under each of its names."""
         ...
 
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
-        """Compute the layers. `rows_NH`: the rows after the layer before, or embeddings."""
+        """Compute the span's layers. `rows_NH`: output of the previous layer, or embeddings."""
         ...
 
     def finish(self, rows_NH: Tensor) -> Tensor:
-        """Return the final norm of rows after the last layer; only where the head is."""
+        """Apply the final norm to the last layer's output. Only for spans with the output head."""
         ...
 
     def head(self, last_SH: Tensor) -> Tensor:
-        """Return logits [S, V]; only where the head is."""
+        """Return logits [S, V]. Only for spans with the output head."""
         ...
 
 
 class SpanComputer:
-    """Computes passes of a span: all rows together, or in fixed tiles (numerics invariant)."""
+    """Computes steps with a span's layers: all rows together, or in fixed tiles (invariant
+    numerics).
+    """
 
     def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool) -> None:
         self.layers = layers
@@ -93,16 +98,18 @@ class SpanComputer:
         )
 
     def finish(self, last_SH: Tensor) -> Tensor:
-        """Return the final norm of rows: [S, H]."""
+        """Apply the final norm: [S, H] -> [S, H]."""
         return in_tiles(self.layers.finish, last_SH) if self._tiled else self.layers.finish(last_SH)
 
     def head(self, last_SH: Tensor) -> Tensor:
-        """Return logits [S, V]."""
+        """Return logits: [S, H] -> [S, V]."""
         return in_tiles(self.layers.head, last_SH) if self._tiled else self.layers.head(last_SH)
 
 
 def last_rows(rows_NH: Tensor, extents: Sequence[Extent], wanted: Sequence[bool]) -> Tensor:
-    """Return the rows of the last positions of the extents that are wanted: [S, H]."""
+    """Return the hidden state of each extent's last position, for extents with `wanted` True: [S,
+    H].
+    """
     rows: list[int] = []
     stop = 0
     for extent, is_wanted in zip(extents, wanted, strict=True):

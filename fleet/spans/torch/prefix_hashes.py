@@ -1,8 +1,8 @@
-"""Hashes of the first rows of a request, by which the processes that hold its layers agree on what
-they have computed.
+"""Hashes of a request's first rows, by which an anchor and its span workers check that they have
+computed the same rows.
 
-A row's key depends on its contents, the hash of a prefix on the keys in their order. All arithmetic
-is modulo 2^64.
+A row's key depends on its contents; the hash of a prefix depends on its keys and their order. All
+arithmetic is modulo 2^64.
 Legend: N rows, H hidden size.
 """
 
@@ -16,7 +16,9 @@ _BITS_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _mixed(numbers: Keys) -> Keys:
-    """Return well distributed odd numbers. Source: splitmix64 (Steele et al., 2014)."""
+    """Return a well distributed odd number for each number. Source: splitmix64 (Steele et al.,
+    2014).
+    """
     mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -24,13 +26,13 @@ def _mixed(numbers: Keys) -> Keys:
 
 
 class RowKeys:
-    """Keys of rows by their bits."""
+    """Computes 64-bit keys of rows from the bits of their hidden states."""
 
     def __init__(self) -> None:
         self._weights_H = torch.empty(0, dtype=torch.int64)
 
     def of(self, rows_NH: Tensor) -> Keys:
-        """Return the keys of rows: uint64 [N]."""
+        """Return a key for each row: uint64 [N]."""
         if len(self._weights_H) != rows_NH.shape[1]:
             weights = _mixed(np.arange(rows_NH.shape[1], dtype=np.uint64)).view(np.int64)
             self._weights_H = torch.from_numpy(weights).to(rows_NH.device)
@@ -39,7 +41,7 @@ class RowKeys:
 
 
 class PrefixHashes:
-    """Hashes of the prefixes of one table's rows."""
+    """Hashes of all prefixes of one request's rows."""
 
     def __init__(self) -> None:
         self._hashes: Keys = np.zeros(1, np.uint64)
@@ -54,7 +56,7 @@ class PrefixHashes:
         return int(self._hashes[start]) if start <= self._length else None
 
     def extend(self, start: int, keys: Keys) -> None:
-        """Set the rows from `start` on, which replace any that follow."""
+        """Set the keys of the rows from `start` on; later rows that were set before are dropped."""
         assert start <= self._length, f"row {start} of {self._length}"
         stop = start + len(keys)
         if stop >= len(self._hashes):

@@ -1,4 +1,4 @@
-"""Rows as bytes between processes. Legend: N rows, H width."""
+"""Conversion of hidden states to bytes on a connection, and back. Legend: N rows, H width."""
 
 import torch
 from torch import Tensor
@@ -8,10 +8,10 @@ from fleet.engine.torch.build import DTYPES
 
 
 def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
-    """Return rows in a wire dtype as bytes.
+    """Return hidden states in dtype `wire_dtype` as bytes.
 
-    The bytes share the tensor's memory if that is host memory of this dtype without other rows:
-    bytes that are kept keep no memory beside them.
+    The bytes share the tensor's memory if it is host memory of this dtype that holds nothing else,
+    so that kept bytes keep no other memory alive.
     """
     host_NH = rows_NH.to(device="cpu", dtype=DTYPES[wire_dtype]).contiguous()
     if host_NH.untyped_storage().nbytes() > host_NH.nbytes:
@@ -20,8 +20,9 @@ def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
 
 
 def check_rows(data: memoryview, num_rows: int, wire_dtype: str) -> None:
-    """Check that bytes are `num_rows` rows of one width. A step that has failed has none. Raises:
-    BadInput.
+    """Check that `data` has the size of `num_rows` rows of equal width; 0 rows have no bytes.
+
+    Raises: BadInput.
     """
     itemsize = DTYPES[wire_dtype].itemsize
     if bool(len(data)) != bool(num_rows) or len(data) % (itemsize * max(1, num_rows)):
@@ -29,8 +30,9 @@ def check_rows(data: memoryview, num_rows: int, wire_dtype: str) -> None:
 
 
 def rows_from_wire(data: memoryview, num_rows: int, wire_dtype: str, like: Tensor) -> Tensor:
-    """Return rows [num_rows, width] as a tensor of the dtype and on the device of `like`. Raises:
-    BadInput.
+    """Return received bytes as a tensor [num_rows, width] with the dtype and device of `like`.
+
+    Raises: BadInput if the size does not fit.
     """
     check_rows(data, num_rows, wire_dtype)
     dtype = DTYPES[wire_dtype]

@@ -1,5 +1,5 @@
-"""The `code2wav` stage: chunks of codec frames in, PCM16 out. `extra.left_context` = N: the
-approximate, stateless decoder.
+"""The `code2wav` stage: converts chunks of codec frames to PCM16. Setting `extra.left_context` = N
+selects the approximate, stateless decoder with N frames of left context.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class Code2WavTask(TaskAdapter):
-    """Adapter of a request: an item of audio for each window."""
+    """Adapter of a request's codec task: each decoded window becomes one item of audio."""
 
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
         self._request = EngineRequest(
@@ -63,8 +63,8 @@ class Code2WavTask(TaskAdapter):
         )
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request, with logged audio as its history, which is not decoded
-        again.
+        """Return the engine request. Audio that is already logged becomes the engine's history and
+        is not decoded again.
         """
         pcm = logged.get((AUDIO, DECODE), {}).get("pcm")
         history = {} if pcm is None else {"wave": pcm.astype(np.float32) / _PCM_PEAK}

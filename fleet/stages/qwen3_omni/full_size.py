@@ -39,8 +39,8 @@ from fleet.stages.stop_strings import StopDetector
 
 SAMPLE_RATE_HZ = 24_000
 TURN_ROWS = 8
-"""Rows of a prompt around its text: three begin the user's turn, two end it, and three begin the
-assistant's.
+"""Positions of a prompt around its text: three begin the user's turn, two end it, and three begin
+the assistant's.
 """
 PUBLISHED = PublishedRates(
     source="M*, chart in the README of mstar-project/mstar (read off), 2 x H200",
@@ -55,7 +55,9 @@ EXPECTED = Expected(
 
 
 def build(options: FullSizeOptions) -> FullSizeModel:
-    """Build every stage on one device. Raises: ConfigError."""
+    """Build all stages on one device. Raises: ConfigError if the device or an option cannot be
+    used.
+    """
     return _Builder(options).model()
 
 

@@ -17,11 +17,13 @@ BESIDE: Mapping[DividedStage, tuple[str, ...]] = {
     "thinker": (*AUDIO_TOWER, *THINKER_EMBEDDING),
     "talker": (*TALKER_PARTS, *THINKER_EMBEDDING),
 }
-"""Prefixes of the weights of an anchor beside its layers, norm and head."""
+"""Name prefixes of the weights that an anchor has in addition to decoder layers, final norm and
+output head.
+"""
 
 
 def load_stage_span(options: BuildOptions, stage: DividedStage, span: LayerSpan) -> BuiltSpan:
-    """Load a span for a span worker. Raises: ConfigError."""
+    """Load a span of a stage's layers for a span worker. Raises: ConfigError."""
     config = read_config(options.checkpoint)
     setup = prepare_stage(options, decoder_config(config, stage).max_position_embeddings)
     reader = span_reader(setup, config, stage, span)
@@ -32,15 +34,15 @@ def load_stage_span(options: BuildOptions, stage: DividedStage, span: LayerSpan)
 
 
 def num_layers(checkpoint: Path, stage: DividedStage) -> int:
-    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    """Return the number of decoder layers of the stage in a checkpoint. Raises: ConfigError."""
     return decoder_config(read_config(checkpoint), stage).num_hidden_layers
 
 
 def anchor_reader(
     setup: StageSetup, config: OmniConfig, stage: DividedStage, span: LayerSpan, *, with_head: bool
 ) -> WeightReader:
-    """Open the checkpoint for an anchor: its span, what it has beside it, and the output head, in
-    any case if `with_head`.
+    """Return a reader of the checkpoint for an anchor: its span of layers, and the parts that only
+    the anchor has. `with_head`: include the output head even if the span does not end with it.
     """
     return _reader(setup, config, stage, span, BESIDE[stage], with_head=with_head)
 
@@ -48,7 +50,7 @@ def anchor_reader(
 def span_reader(
     setup: StageSetup, config: OmniConfig, stage: DividedStage, span: LayerSpan
 ) -> WeightReader:
-    """Open the checkpoint for a span worker."""
+    """Return a reader of the checkpoint for a span worker."""
     return _reader(setup, config, stage, span, (), with_head=False)
 
 
@@ -61,8 +63,8 @@ def _reader(
     *,
     with_head: bool,
 ) -> WeightReader:
-    """Return a reader that opens only files with weights of this process, and reports its progress
-    by them.
+    """Return a reader that reports loading progress by the weights that this process needs, and
+    opens only their files. `beside`: name prefixes of further weights.
     """
     reader = setup.reader(lambda _: False)
     stored = StageDecoder.of(stage, reader, config)

@@ -34,7 +34,7 @@ CODES = EdgeName("codes")
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the stage. Raises: ConfigError."""
+    """Build the `talker` stage. Raises: ConfigError if the checkpoint or an option is unusable."""
     config = read_config(options.checkpoint)
     roles = RoleIds(
         start=config.im_start_token_id,
@@ -52,12 +52,12 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
-    """Load a span for a span worker. Raises: ConfigError."""
+    """Load a span of the Talker's layers for a span worker. Raises: ConfigError."""
     return load_stage_span(options, "talker", span)
 
 
 def count_layers(checkpoint: Path) -> int:
-    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    """Return the number of the Talker's decoder layers in a checkpoint. Raises: ConfigError."""
     return num_layers(checkpoint, "talker")
 
 
@@ -80,8 +80,8 @@ def _engine(
 
 
 class TalkerAdapter(TaskAdapter):
-    """Adapter of a request. User turns are fed as the Thinker prefills them, the last assistant
-    header with the first answer token.
+    """Adapter of a request's Talker task. Feeds positions of user turns as the Thinker prefills
+    them, and the last assistant header together with the first answer token.
     """
 
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:
@@ -122,8 +122,8 @@ class TalkerAdapter(TaskAdapter):
         return [EngineInput(walk=walk, arrays=fed, final=final)]
 
     def _select_user_turns(self, arrays: Arrays) -> Arrays:
-        """Return the chunk's positions in user turns, and their rows. Raises: ChunkOrderError if
-        they do not fit the prompt.
+        """Return the arrays of a prompt chunk reduced to the positions of user turns. Raises:
+        ChunkOrderError if the chunk's ids or hidden states do not fit the prompt.
         """
         start, self._at = self._at, self._at + len(arrays["ids"])
         selected = self._prompt.in_user_turn[start : self._at]
@@ -146,8 +146,8 @@ class TalkerAdapter(TaskAdapter):
         return fed
 
     def _opening(self, ids: np.ndarray) -> Arrays:
-        """Return the assistant header, and the prompt's own beginning of the answer before the
-        first token.
+        """Return the last assistant header, and the ids after it: those the prompt already has of
+        the answer, then the first answer tokens `ids`.
         """
         assert self._prompt.header_at is not None
         text_at = self._prompt.header_at + HEADER_LEN

@@ -38,7 +38,7 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the stage. Raises: ConfigError."""
+    """Build the `thinker` stage. Raises: ConfigError if the checkpoint or an option is unusable."""
     engine, names, route = (
         (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     )
@@ -62,12 +62,12 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
-    """Load a span for a span worker. Raises: ConfigError."""
+    """Load a span of the Thinker's layers for a span worker. Raises: ConfigError."""
     return load_stage_span(options, "thinker", span)
 
 
 def count_layers(checkpoint: Path) -> int:
-    """Return the number of the layers that spans divide. Raises: ConfigError."""
+    """Return the number of the Thinker's decoder layers in a checkpoint. Raises: ConfigError."""
     return num_layers(checkpoint, "thinker")
 
 
@@ -129,7 +129,11 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class ThinkerAdapter(TaskAdapter):
-    """Adapter of a request. Edges that the request does not use get no items."""
+    """Adapter of a request's Thinker task. Edges that the request does not use get no items.
+
+    `blob`: samples of the prompt's audio, float32 mono. `features`: function that computes mel
+    features of clips.
+    """
 
     def __init__(
         self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector
@@ -151,7 +155,9 @@ class ThinkerAdapter(TaskAdapter):
         self._gives_text = TEXT in running
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request and prompt. Raises: BadInput if clips and blob do not agree."""
+        """Return the engine request, and the prompt with the features of its audio. Raises:
+        BadInput if the blob has fewer samples than the request's clips.
+        """
         spec = self._spec
         sampling = sampling_of(spec, QWEN3_OMNI, THINKER)
         params = {NUM_POSITIONS: str(len(spec.prompt_ids) + sampling.max_tokens)}

@@ -1,4 +1,4 @@
-"""The trainer of Qwen3-Omni: a draft head for the Thinker."""
+"""The `trainer` stage of Qwen3-Omni: trains a draft head for the Thinker."""
 
 from functools import partial
 

@@ -1,8 +1,8 @@
-"""Prefixes of conversations that this worker's engine caches for their next turns: how long, how
-many, and their announcement.
+"""Conversations that this worker's engine caches for their next turns: how long, how many, and
+their announcement in Redis.
 
-Knows no engine memory: the engine owns the cached rows and frees them whenever a request needs the
-room.
+Knows no engine memory: the engine owns the cached keys and values and frees them whenever a request
+needs the memory.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ from fleet.worker.task.task import Task
 
 
 class CachedSessions:
-    """The sessions that this worker caches, each for `keep_s` after its last turn; at most
-    `max_sessions`, the latest ones.
+    """Conversations cached in this worker: each is kept for `keep_s` after its last turn, and at
+    most `max_sessions` are kept, the latest ones.
 
-    With either 0, nothing is cached.
+    If `keep_s` or `max_sessions` is 0, nothing is cached.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class CachedSessions:
         self._calls: list[PendingCall] = []
 
     def join(self, request: EngineRequest, session: str) -> EngineRequest:
-        """Return the request as one of its session, whose time starts again, even if this turn is
-        aborted.
+        """Return the request with its session's name set, so that the engine reuses and caches the
+        conversation. The session's time to live starts again, even if this turn is aborted later.
         """
         if session in self._until:
             self._until[session] = self._clock() + self._keep_s
@@ -52,21 +52,21 @@ class CachedSessions:
 
     @property
     def is_on(self) -> bool:
-        """True if conversations are cached."""
+        """True if this worker caches conversations."""
         return self._max_sessions > 0 and self._keep_s > 0
 
     def _num_rows(self, session: str) -> int:
         return self._prefixes.num_rows(session) if self._prefixes is not None else 0
 
     def has(self, session: str) -> bool:
-        """Return True if an earlier turn was cached here and has not expired: an aborted turn
-        leaves it as it was.
+        """Return True if an earlier turn of the session is cached here and has not expired. An
+        aborted turn leaves the cache of earlier turns as it was.
         """
         return session in self._until
 
     def on_turn_ended(self, task: Task) -> None:
-        """Announce what the engine caches of a task that ended normally, while its owner has the
-        right to write.
+        """Announce in Redis what the engine cached for a task that ended normally. Call while this
+        worker still has the right to write for the task.
         """
         session = task.spec.session
         if not session or not self.is_on:
@@ -89,7 +89,7 @@ class CachedSessions:
         self._drop_oldest()
 
     def adopt(self, stage: StageName, session: str) -> None:
-        """Announce a session that was loaded into the engine."""
+        """Announce in Redis a saved session that was loaded into the engine's cache."""
         call = scripts.adopt_prefix(self._worker, stage, session, keep_s=self._keep_s)
         self._calls.append((call, partial(self._settle, session, was_announced=False)))
         self._until.pop(session, None)
@@ -102,10 +102,11 @@ class CachedSessions:
             self._drop(session)
 
     def _settle(self, session: str, reply: Reply, *, was_announced: bool) -> None:
-        """Drop a prefix whose announcement was refused: no turn would be placed here for it.
+        """Drop a cached session if Redis refused its announcement: no turn would be sent here for
+        it.
 
-        `was_announced`: True if an earlier turn announced the prefix. If this turn was aborted at
-        the same moment, the prefix it began with stays cached.
+        `was_announced`: True if an earlier turn announced the session. If this turn was aborted at
+        the same moment, the cache of that earlier turn stays.
         """
         answer = text(reply)
         if answer != "ok" and not (was_announced and answer == "ended"):

@@ -20,12 +20,12 @@ class EngineOrders:
         self._num_purges: int | None = None
 
     def follow(self) -> None:
-        """Read the orders from Redis, and follow those that are new."""
+        """Read the orders from Redis, and carry out new ones."""
         self._follow_drafter()
         self._follow_purges()
 
     def _follow_drafter(self) -> None:
-        """Use the drafter that an operator chose, or else the configured one."""
+        """Make the engine use the drafter that an operator chose, else the configured one."""
         figures, drafters = self._engine.stats().speculation, self._engine.drafters
         if figures is None or drafters is None:
             return
@@ -50,7 +50,7 @@ class EngineOrders:
         log.info("%s drafts with %s, before with %s", self._stage, name, figures.drafter)
 
     def _follow_purges(self) -> None:
-        """Let a trainer forget its samples if an operator ordered it since the last look."""
+        """Delete a trainer's samples if an operator has ordered it since the last call."""
         samples = self._engine.samples
         if samples is None:
             return

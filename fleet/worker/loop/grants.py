@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class GrantIntake:
-    """Claims grants and opens their tasks. `reserved`: grants whose task waits until this worker
-    holds no other.
+    """Claims granted tasks for this worker and opens them. `reserved`: grants whose task must run
+    alone and waits until this worker has no other task.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class GrantIntake:
         self._reads_prompt_audio = graph.stage(stage).reads_prompt_audio
         self.reserved: list[Grant] = []
         self._unclaimed: list[Grant] = []
-        """Grants whose claim Redis refused as a write."""
+        """Grants to be claimed again, since Redis refused the claim as a write."""
 
     def free_slots(self) -> int:
         if self._is_exclusive() or not self._availability.accepts_tasks or not self._can_compute():
@@ -51,8 +51,8 @@ class GrantIntake:
         return max(0, self._capacity - len(self._tasks) - len(self._unclaimed))
 
     def _can_compute(self) -> bool:
-        """Return False while layers are missing. After too long, tasks are claimed again, and
-        fail.
+        """Return False while layers of the model are missing. If they are missing for too long,
+        return True: tasks are claimed again, and fail with an error.
         """
         remote = self._context.engine.remote
         return remote is None or remote.accepts_requests() or remote.outage() is not None
@@ -61,12 +61,13 @@ class GrantIntake:
         return bool(self.reserved) or self._tasks.runs_alone()
 
     def accept(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
-        """Claim grants; `deliver` handles notices that arrive with the claims.
+        """Claim grants and open their tasks. `deliver`: function that handles notices which arrive
+        with the claims.
 
         A task that must run alone waits until nothing else runs here, and meanwhile nothing new is
         claimed; grants in this worker's inbox are left, and granted to another worker when overdue.
-        The waiting grant is reserved in this worker's name: granted to another as overdue, it would
-        close that one as well, and so on.
+        The waiting grant is reserved in this worker's name. Without the reservation it would become
+        overdue and be granted to a second worker, which would have to wait as well.
         """
         to_reserve = [grant for grant in grants if grant.alone]
         self.reserved += to_reserve
@@ -96,8 +97,8 @@ class GrantIntake:
         ]
 
     def _settle_reservation(self, grant: Grant, reply: Reply) -> None:
-        """Drop a reservation that is void, since the task has ended or was granted again: it would
-        keep this worker closed.
+        """Drop a reservation if Redis answers that it is void, since the task has ended or was
+        granted again; a void reservation would keep this worker from claiming anything.
         """
         if text(reply) != "ok" and grant in self.reserved:
             self.reserved.remove(grant)
@@ -143,7 +144,7 @@ class GrantIntake:
         self.accept(result.grants, deliver)
 
     def _open(self, grant: Grant, answer: Sequence[Reply]) -> None:
-        """Open a claimed task; a failure is its request's."""
+        """Open a claimed task. If that fails, only this request fails."""
         try:
             self._begin(grant, answer)
         except RedisError:
@@ -180,8 +181,8 @@ class GrantIntake:
 
 
 def _assign_walks(task: Task, fields: dict[str, bytes]) -> None:
-    """Apply walks that the conductor set before this worker claimed: fields `walk:{edge}:{index}`
-    of the task's hash.
+    """Assign to a new task the walks that the conductor decided before this worker claimed it:
+    fields `walk:{edge}:{index}` of the task's Redis hash.
     """
     for field, walk in fields.items():
         head, _, rest = field.partition(":")

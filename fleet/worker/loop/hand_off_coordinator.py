@@ -1,9 +1,9 @@
-"""Hand-offs of tasks between the roles of a split stage, as one iteration of the loop advances them
-at both ends.
+"""Hand-offs of tasks between the roles of a split stage, from prefill to decode, at both ends of a
+hand-off.
 
 The source ends a task in its engine with the first output of the next role's walk, and hands it off
-after that output is appended. The new owner opens it from the logs, as any owner does, and resumes
-once the blocks are imported or cannot arrive.
+after that output is appended. The new owner opens the task from its logs, as any owner does, and
+resumes it once the KV blocks are imported or cannot arrive.
 """
 
 import logging
@@ -33,7 +33,7 @@ from fleet.worker.task.task import Task, TaskPhase
 log = logging.getLogger(__name__)
 
 CONNECT_S = 2.0
-"""Interval between reads of the list of source workers."""
+"""Interval at which a decode worker looks for new source (prefill) workers."""
 METADATA = "hand_off"
 
 
@@ -45,8 +45,8 @@ class _PendingHandOff:
 
 
 class HandOffCoordinator:
-    """Hand-offs of KV blocks from and to a worker: it offers blocks as the source and imports them
-    as the new owner.
+    """Hand-offs of tasks from and to this worker: as the source it offers KV blocks, as the new
+    owner it imports them.
     """
 
     def __init__(self, context: WorkerContext, parts: WorkerParts) -> None:
@@ -67,8 +67,8 @@ class HandOffCoordinator:
         self._connect_again_s = 0.0
 
     def connect_to_sources(self) -> None:
-        """Connect to one new worker of the source role; otherwise the first read takes 0.2 s longer
-        (measured).
+        """Connect to one worker of the source role to which there is no connection yet. Without a
+        connection, the first read from it takes 0.2 s longer (measured).
 
         Call while the worker is idle.
         """
@@ -89,10 +89,11 @@ class HandOffCoordinator:
             log.info("worker %s cannot be connected to ahead of a hand-off: %s", new, error.message)
 
     def start_if_due(self, task: Task, output: EngineOutput, ended_us: int) -> None:
-        """Start a hand-off with the first output of the next role's walk.
+        """Start a task's hand-off if `output` is the first one of the next role's walk. `ended_us`:
+        time at which the engine's step ended.
 
-        `output` is the task's last one of this step: tokens of an answer that the request contains
-        are all returned in one step.
+        `output` must be the task's last one of this step: tokens of an answer that the request
+        contains are all returned in one step.
         """
         is_next = self._serves.next is not None and output.walk == self._walks[-1]
         started = task.phase is TaskPhase.HANDED_OFF
@@ -113,7 +114,9 @@ class HandOffCoordinator:
         )
 
     def record_resumption(self, task: Task, resumed_us: int) -> None:
-        """Write the timings of a hand-off to this worker with the task's first step."""
+        """Queue the write of a hand-off's timings, with the time `resumed_us` of the task's first
+        step here.
+        """
         if task.timings is not None and task.kv_import is None:
             line = encode_hand_off(msgspec.structs.replace(task.timings, resumed_us=resumed_us))
             self._metadata.append(
@@ -125,13 +128,15 @@ class HandOffCoordinator:
             task.timings = None
 
     def take_metadata_calls(self) -> list[PendingCall]:
-        """Return the calls that must run before the chunk that may end the task."""
+        """Return, once, the writes of hand-off timings. Redis must run them before the chunk that
+        may end the task.
+        """
         calls, self._metadata = self._metadata, []
         return calls
 
     def take_calls(self) -> list[PendingCall]:
-        """Return withdrawals of overdue offers, confirmations of imports and hand-offs, to run
-        after the tasks' chunks.
+        """Return the scripts that withdraw overdue offers, confirm imports and hand tasks off, to
+        run after the tasks' chunks are appended.
         """
         self._imports.free_pages()
         calls: list[PendingCall] = [
@@ -151,8 +156,8 @@ class HandOffCoordinator:
         return calls + self._hand_off_calls()
 
     def _settle_release(self, request: RequestId, _reply: Reply) -> None:
-        """Free the offer: no worker can import it now; or one has, and the notice of that is on its
-        way.
+        """Free a withdrawn offer's blocks. Either no worker can import them now, or one has
+        imported them and its notice is on the way.
         """
         self._offers.free(request)
 
@@ -193,8 +198,8 @@ class HandOffCoordinator:
             self._tasks.finish(task)
 
     def begin_import(self, task: Task, offer: Offer, fields: Mapping[str, bytes]) -> None:
-        """Begin to pull the blocks offered with a task that was just opened. `fields`: hash of the
-        task in Redis.
+        """Begin to pull the KV blocks offered with a task that was just opened. `fields`: the
+        task's hash in Redis.
         """
         before = {name: int(fields[name]) for name in ("prefilled_us", "handed_us", "claimed_us")}
         task.timings = HandOff(**before, opened_us=now_us())
@@ -203,8 +208,9 @@ class HandOffCoordinator:
         kv_import.poll()
 
     def _importable(self) -> list[Task]:
-        """Return the tasks whose import is to be confirmed: their blocks have arrived, and their
-        inputs are read as far as they were logged at opening.
+        """Return the tasks whose import is to be confirmed: their blocks have arrived, and they
+        have consumed all inputs that were logged when they were opened. Abandon imports that have
+        failed.
         """
         due: list[Task] = []
         for task in self._tasks.values():
@@ -225,7 +231,9 @@ class HandOffCoordinator:
         return due
 
     def _settle_confirm(self, task: Task, reply: Reply) -> None:
-        """Import the blocks if they were still on offer; if not, the engine computes the rows."""
+        """Give a task's imported blocks to the engine if Redis confirms that they were still on
+        offer; otherwise the engine computes the positions itself.
+        """
         kv_import = task.end_import()
         if kv_import is None:
             return
@@ -242,8 +250,8 @@ class HandOffCoordinator:
         task.skip_walks(self._walks[:-1])
 
     def close(self) -> None:
-        """Free all blocks once the incarnation has lost its rights and its transfer is closed: no
-        peer reads or writes them.
+        """Free all blocks. Call once the incarnation has lost its rights and its transfer is
+        closed, so that no peer reads or writes them.
         """
         pending, self._pending = self._pending, []
         for hand_off in pending:

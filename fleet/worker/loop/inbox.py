@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Notices for tasks that this worker does not hold are ignored: they were meant for an earlier
-    owner.
+    """Delivers the notices of this worker's inbox to its tasks. Notices for tasks that this worker
+    does not hold are ignored: they were meant for an earlier owner.
     """
 
     def __init__(self, worker: WorkerId, parts: WorkerParts) -> None:
@@ -70,7 +70,9 @@ class Inbox:
         return task.inbound.get(edge) if task is not None else None
 
     def _release_redelivered(self, notice: TakenNotice) -> None:
-        """End a task that an operator redelivered: it continues from its log at its next owner."""
+        """End a task here that an operator has redelivered: its next owner continues it from its
+        log.
+        """
         task = self._tasks.get(notice.request)
         if task is not None and task.stage == notice.stage and task.epoch < notice.epoch:
             log.warning(

@@ -1,9 +1,9 @@
 """The worker's loop: step the engine, send its output, deliver what arrived, feed the engine.
 
-One pipelined round trip per iteration, without waiting for the conductor. A request's failure is
-that request's; the loop continues. While Redis refuses writes, the worker only repeats the refused
-ones, in their order. Redis's other errors are raised: without Redis the worker has no rights, and
-its process begins a new incarnation. So is EngineStopped, which ends the process.
+One pipelined round trip per iteration, without waiting for the conductor. A failure of one request
+ends only this request; the loop continues. While Redis refuses writes, the worker only repeats the
+refused ones, in their order. Redis's other errors are raised: without Redis the worker has no
+rights, and its process begins a new incarnation. EngineStopped is raised too, and ends the process.
 """
 
 import logging
@@ -36,11 +36,13 @@ log = logging.getLogger(__name__)
 IDLE_BLOCK_MS = 200
 PULL_POLL_S = 0.0005
 AWAIT_PASS_S = 0.05
-"""The longest wait for a pass that other processes compute, during which nothing else arrives."""
+"""Longest wait for a step that other processes compute; nothing is read from Redis meanwhile."""
 
 
 class WorkerLoop:
-    """Serves one role. `turn` is the whole loop body; all state is touched by this thread only."""
+    """The loop of a worker of one role. `turn` is one iteration. All state is touched by the loop's
+    thread only.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class WorkerLoop:
         return self.availability.may_leave(holds_anything=self.tasks.holds_anything())
 
     def computes(self) -> bool:
-        """Return True if this worker has tasks or accepts them. Any thread may call this."""
+        """Return True if this worker has tasks or accepts new ones. Any thread may call this."""
         return self.availability.accepts_tasks or bool(self.tasks)
 
     def turn(self) -> None:
@@ -110,9 +112,9 @@ class WorkerLoop:
             return ()
 
     def _suspect(self, requests: Sequence[RequestId]) -> None:
-        """Record, for these tasks, that another process died while it computed them, before its
-        successor gets their steps. A task that must run alone is granted again, and a task that ran
-        alone may be given up.
+        """Record that another process died while it computed these tasks, before the process that
+        replaces it gets their steps. A task that must run alone from now on is granted again, and a
+        task that already ran alone may be given up.
         """
         suspects = [task for request in requests if (task := self.tasks.get(request)) is not None]
         calls = [scripts.suspect_task(task.request, task.stage, task.epoch) for task in suspects]
@@ -131,12 +133,12 @@ class WorkerLoop:
                 self.tasks.fail(task, error)
 
     def _lose_batch(self, error: Exception) -> None:
-        """Treat a failed batch as this worker's death over its tasks: each continues from its log,
-        elsewhere or here.
+        """Treat a failed batch like a death of this worker: each of its tasks is granted again and
+        continues from its log, elsewhere or here. If the batch had one task, only this task fails.
 
-        It cannot be known which one is at fault, nor what the engine still holds of the others.
-        After repeated deaths a task runs alone, so that the one at fault fails alone. Raises:
-        EngineStopped if none of them is.
+        The faulty task of a larger batch is unknown, and so is what the engine still holds of the
+        other tasks. After repeated failures a task runs alone, so that only the faulty one fails.
+        Raises: EngineStopped if the engine itself has failed.
         """
         self.engine.check()
         held = list(self.tasks.values())
@@ -151,7 +153,9 @@ class WorkerLoop:
             self.tasks.restart_elsewhere(task)
 
     def _route(self, outputs: Sequence[EngineOutput], began_us: int, ended_us: int) -> None:
-        """Turn the outputs of a step into chunks of their tasks."""
+        """Turn the outputs of an engine step into chunks of their tasks. `began_us`, `ended_us`:
+        start and end of the step.
+        """
         last = {output.request_id: output for output in outputs}
         for output in outputs:
             task = self.tasks.get(output.request_id)
@@ -171,16 +175,17 @@ class WorkerLoop:
                 self.hand_offs.start_if_due(task, output, ended_us)
 
     def _release_held(self) -> None:
-        """Release the chunks whose time has come, and all of them before the loop may wait: no
-        output would release them.
+        """Release chunks that were held back for their edge's rate and are due; release all held
+        chunks if the engine is not ready, since no further output would release them.
         """
         num_answers = len(self.tasks) if self.engine.is_ready() else 1
         for task in self.tasks.values():
             task.release_held(num_answers)
 
     def _end_if_over(self, task: Task, output: EngineOutput) -> None:
-        """Announce what the engine caches of an ended task before its last chunk: after that,
-        another may have the right.
+        """If a task has ended with `output`, announce what the engine caches for its session. The
+        announcement must precede the task's last chunk, after which this worker may lose the right
+        to write.
         """
         if task.is_over():
             self.engine.finish(task.request)
@@ -189,10 +194,11 @@ class WorkerLoop:
         self.parts.cached_sessions.on_turn_ended(task)
 
     def _exchange(self) -> None:
-        """Make the iteration's one round trip: every write out; replies, notices and grants in.
+        """Make the iteration's round trip to Redis: send all writes; handle replies, notices and
+        grants.
 
-        Refused writes are sent again before any other: a chunk that overtook an earlier one would
-        leave a gap.
+        Refused writes are sent again before any other, since a chunk that overtook an earlier one
+        would leave a gap.
         """
         calls = self._refused or self._outbox.take()
         ask_live = self.maintenance.poll()

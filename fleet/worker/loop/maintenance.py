@@ -1,5 +1,5 @@
-"""Periodic work of a worker's loop: vitals, expiry, idle reservations and connections, and all that
-covers a lost notice.
+"""Periodic work of a worker's loop: statistics, expiry, reservations and connections while idle,
+and checks for notices that were lost.
 """
 
 import math
@@ -20,8 +20,8 @@ INTERVAL_S = 0.5
 
 
 class Maintenance:
-    """`vitals`: counts for the lease thread to publish; read here, since the engine belongs to the
-    loop's thread.
+    """Periodic work of a worker's loop. `vitals`: the worker's statistics, for the lease thread to
+    publish; read in the loop's thread, to which the engine belongs.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Maintenance:
         self.vitals: dict[str, int | str] = {}
 
     def poll(self) -> list[RequestId]:
-        """Do what is due; return the requests of which the next round trip must ask whether they
-        are still live.
+        """Do the periodic work that is due. Return the requests about which the next round trip
+        must ask whether they are still live.
         """
         now_s = time.monotonic()
         if now_s < self.next_poll_s:
@@ -70,8 +70,8 @@ class Maintenance:
         return list({*self._tasks, *self._tasks.lingering, *self._parts.offers.open_requests()})
 
     def _follow_head(self) -> None:
-        """Follow the fleet's version of the draft head, and return to the one before if it is
-        worse.
+        """Switch to the draft head version that the fleet has chosen, and back to the previous
+        version if the new one is worse.
         """
         if self._heads is not None:
             calls = self._heads.advance(self._context.engine.stats().speculation)
@@ -81,8 +81,8 @@ class Maintenance:
         self.vitals = read_vitals(self._context, self._parts, self._heads)
 
     def _find_consumers(self) -> None:
-        """Find tasks that wait for the credit of a consumer without an owner: it may itself wait
-        for the slot that they hold.
+        """Find tasks that wait for credit from a consumer without an owner, and let them produce
+        without credit: the consumer may itself be waiting for the slot that the task holds.
         """
         waiting = [
             (task, name)
@@ -97,8 +97,8 @@ class Maintenance:
             task.outbound[name].consumer_unassigned = not owner
 
     def _forget_fenced_peers(self) -> None:
-        """Free the destinations of reads that a frozen peer may still serve, once that peer has
-        lost its rights.
+        """Free the destinations of abandoned reads from peers that have lost their rights; until
+        then a frozen peer might still complete the reads.
         """
         for peer in self._transfer.stalled_peers():
             if not self._link.is_registered(peer):

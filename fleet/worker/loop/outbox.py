@@ -16,12 +16,14 @@ from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
 
 URGENT = {"confirm", "fail"}
-"""Scripts whose reply, or whose reader, must not wait until a blocking read returns."""
+"""Names of scripts for which the next read from Redis must not block, since their reply or their
+reader is waited for.
+"""
 
 
 class Outbox:
-    """Collects what the worker's parts have to write. `add` queues calls of other origin for the
-    next round trip.
+    """Collects the writes of the worker's parts for the next round trip. `add` queues further
+    calls.
     """
 
     def __init__(
@@ -38,8 +40,8 @@ class Outbox:
         self._queued += calls
 
     def take(self) -> list[PendingCall]:
-        """Return this iteration's calls: a task's chunks before its hand-off, and its metadata
-        before the chunk that ends it.
+        """Return this iteration's calls in order: a task's chunks come before its hand-off, and its
+        metadata before the chunk that ends it.
         """
         appends, relocations = self._collect_chunks()
         acks = [ack for task in self._tasks.values() if task.ack_due for ack in task.take_acks()]
@@ -78,10 +80,11 @@ class Outbox:
         return appends, relocations
 
     def _idle_reports(self) -> list[PendingCall]:
-        """Report tasks that run alone and wait for input: later deaths of the worker are not
-        attributed to them.
+        """Return reports of tasks that run alone and wait for input, so that later deaths of the
+        worker are not attributed to them.
 
-        Others need no report, since only a task that ran alone is condemned for a death.
+        Tasks beside others need no report, since only a task that ran alone is given up after a
+        death.
         """
         idle = [
             task

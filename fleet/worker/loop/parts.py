@@ -1,5 +1,5 @@
-"""State that the steps of a worker's loop share: its tasks, and what moves their inputs, outputs
-and keys and values.
+"""Parts of a worker that the steps of its loop share: its tasks, and the objects that move inputs,
+outputs, and keys and values.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class WorkerParts:
 
 
 def open_cached_sessions(context: WorkerContext) -> CachedSessions:
-    """Return the cache of conversations. In a split stage nothing is cached: the worker that ends a
-    task is not the one that begins the next turn's.
+    """Return the record of conversations cached in this worker. In a split stage nothing is cached:
+    the worker that ends a task is not the worker that begins the task of the next turn.
     """
     config = context.config
     return CachedSessions(

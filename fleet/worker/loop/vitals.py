@@ -1,4 +1,4 @@
-"""The statistics of a running worker, as it publishes them with its lease."""
+"""Statistics of a running worker, which it publishes when it renews its lease."""
 
 import psutil
 
@@ -13,7 +13,7 @@ PROCESS = psutil.Process()
 def read_vitals(
     context: WorkerContext, parts: WorkerParts, heads: HeadFollower | None
 ) -> dict[str, int | str]:
-    """Return the fields of the record that change while the worker runs."""
+    """Return the fields of the worker's record in Redis that change while it runs."""
     stats, transfer = context.engine.stats(), context.transfer
     return Vitals(
         running=len(parts.tasks),

@@ -1,5 +1,5 @@
-"""A worker's readiness to accept tasks: an operator's orders (drain, resume, stop) and standby.
-Knows no task.
+"""Whether a worker accepts tasks, by operators' orders (drain, resume, stop) and standby. Knows no
+task.
 """
 
 import logging
@@ -12,12 +12,12 @@ from fleet.telemetry.views import WorkerOrder
 log = logging.getLogger(__name__)
 
 LEAVE_S = 60.0
-"""Time in which a worker that was ordered to stop may finish its tasks."""
+"""Time that a worker has to finish its tasks after an order to stop."""
 
 
 class Availability:
-    """`draining`: accepts no new task. `leaving`: also exits once it is empty. `standing_by`:
-    replaces a worker that is lost.
+    """Whether a worker accepts tasks. `draining`: True if it accepts no new task; `leaving`: True
+    if it also exits once it is empty; `standing_by`: True while it waits to replace a lost worker.
     """
 
     def __init__(self, *, standing_by: bool = False) -> None:
@@ -43,13 +43,16 @@ class Availability:
         self.standing_by = False
 
     def order_in_force(self) -> WorkerOrder | None:
-        """Return the order that the process's next incarnation must still follow."""
+        """Return the operator's order that the process's next incarnation must still follow; None
+        if there is none.
+        """
         if not self.draining:
             return None
         return "stop" if self.leaving else "drain"
 
     def may_leave(self, *, holds_anything: bool) -> bool:
-        """Return True once a stopped worker is empty or out of time; other workers continue what is
-        left.
+        """Return True if a worker that was ordered to stop may exit: it is empty or out of time.
+        Other workers continue its remaining tasks. `holds_anything`: True if it still has tasks or
+        tensors that peers need.
         """
         return self.leaving and (not holds_anything or time.monotonic() > self._leave_by_s)

@@ -1,5 +1,5 @@
-"""CPU and GPU use of a worker's process, for display: read by other threads than the engine's.
-Knows no engine.
+"""CPU and GPU use of a worker's process, for display; measured outside the engine's thread. Knows
+no engine.
 
 GPU numbers come from NVML, which answers even while kernels run or a graph is captured.
 """
@@ -20,8 +20,8 @@ Vitals = Mapping[str, int | str]
 
 
 class DeviceMonitor:
-    """`read` never waits: a thread of its own queries the GPU, whose driver may be slow to
-    answer.
+    """Monitor of the CPU and GPU use of this process. A thread of its own queries the GPU, whose
+    driver may be slow to answer, so that `read` never waits.
     """
 
     def __init__(self, device: str) -> None:
@@ -37,8 +37,8 @@ class DeviceMonitor:
             ).start()
 
     def read(self) -> Vitals:
-        """Return `cpu_percent` of one core since the last call and, of a GPU, name, utilisation and
-        memory (total, used, own).
+        """Return `cpu_percent`, the CPU use since the last call in percent of one core, and the
+        GPU's name, utilisation and memory (total, used, own) if there is one.
         """
         return {"cpu_percent": round(self._process.cpu_percent()), **self._on_device}
 

@@ -1,5 +1,5 @@
-"""Addresses at which workers accept connections, as their records in Redis name them. Opens
-none.
+"""Addresses at which workers accept connections, as fields of their records in Redis. Opens no
+connection.
 """
 
 import secrets
@@ -16,14 +16,16 @@ TOKEN_BYTES = 32
 
 
 def new_token() -> bytes:
-    """Return a token that a process registers, from which the key of connections to it is
-    derived.
+    """Return a random token for a process to register; the key of connections to the process is
+    derived from it.
     """
     return secrets.token_bytes(TOKEN_BYTES)
 
 
 def endpoint_fields(service: Service, address: SpanAddress, token: bytes) -> dict[str, str | bytes]:
-    """Return the fields of a worker's record by which others connect to one of its services."""
+    """Return the fields of a worker's record that other processes need to connect to one of its
+    services.
+    """
     return {f"{service}_address": address_text(address), f"{service}_token": token}
 
 
@@ -38,8 +40,8 @@ class Endpoint:
 def endpoint_of(
     service: Service, record: Mapping[str, bytes], secret: FleetSecret | None
 ) -> Endpoint | None:
-    """Return the endpoint in a record, whose MAC the caller has verified; None if the worker has no
-    such service.
+    """Return the endpoint of a service from a worker's record; None if the worker has no such
+    service. The caller has verified the record's MAC.
     """
     address, token = (
         parse_address(text(record.get(f"{service}_address"))),

@@ -1,9 +1,9 @@
 """A worker's lease: a thread renews it while the engine loop makes progress. Knows no task.
 
-A stuck loop must lose its rights, so renewals stop once its last progress is older than a bound,
-which exceeds a lease since a pass may take longer than one. A long known operation (loading,
-compiling) announces a longer bound. The thread logs the stacks of all threads when it stops
-renewing, and when an operator orders a dump.
+A stuck loop must lose its rights, so the thread stops renewing once the loop's last progress is
+older than a bound. The bound exceeds a lease, since an engine step may take longer than a lease;
+before a long operation (loading, compiling) the loop sets a longer bound. The thread logs the
+stacks of all threads when it stops renewing, and when an operator orders a dump.
 """
 
 import logging
@@ -27,8 +27,8 @@ STUCK_S = 6.0
 
 
 class Lease:
-    """`lost` is set once a renewal was refused: the incarnation is over, and its tasks belong to
-    other workers.
+    """Lease of one incarnation of a worker, renewed by a thread. `lost` is set once Redis refuses a
+    renewal: the incarnation is over, and its tasks belong to other workers.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Lease:
             self._thread.join(timeout=5.0)
 
     def progress(self, bound_s: float | None = None) -> None:
-        """Record that the loop made progress. `bound_s`: the longest time that the next iteration
-        may take.
+        """Record that the loop made progress. `bound_s`: longest time that the next iteration may
+        take, if longer than the default bound.
         """
         self._bound_s = max(bound_s or 0.0, STUCK_S, 2 * self._lease_s)
         self._stamp = time.monotonic()
@@ -96,8 +96,8 @@ class Lease:
             self.lost.set()
 
     def _changed_vitals(self) -> dict[str, int | str]:
-        """Return the vitals that changed since they were written; only once per lease, since they
-        cost more than the renewal.
+        """Return the statistics that changed since they were last written. At all renewals but one
+        per lease the result is empty, since writing costs more than the renewal.
         """
         if self._num_renewals % RENEWALS:
             return {}

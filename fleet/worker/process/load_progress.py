@@ -10,8 +10,8 @@ LOG_EVERY_S = 5.0
 
 
 class LoadProgress:
-    """Passes the loaded share of a role's weights on, and logs it every `LOG_EVERY_S`. A short load
-    is not logged.
+    """Callback for the loaded share of a role's weights: passes the share on to `passed_to`, and
+    logs it every `LOG_EVERY_S`. A short load is not logged.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Requirements between a worker and its peers before one reads the memory of the other: the same
-reach and the same secret.
+"""What two workers need before one reads the memory of the other: network access, and the same
+secret.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ LOCAL_REACH, NETWORK_REACH = "host", "network"
 
 @dataclass(frozen=True, slots=True)
 class PeerAccess:
-    """Access of peers to a worker's memory. `reach`: the peers that may connect. `secret`: the
-    secret that signs the worker's record, or None if records are not signed.
+    """Rules by which peers access a worker's memory. `reach`: network access of peers. `secret`:
+    secret that signs the worker's record in Redis, or None if records are not signed.
     """
 
     reach: Reach = LOCAL
@@ -33,8 +33,8 @@ class PeerAccess:
     def record(
         self, worker: WorkerId, role: str, fields: Record, transfer: Transfer
     ) -> dict[str, str | bytes]:
-        """Return the record that a worker registers: `fields`, its transfer's metadata and reach,
-        and a MAC with the secret.
+        """Return the record that a worker registers in Redis: `fields`, its transfer's metadata and
+        reach, and a MAC if there is a secret.
         """
         metadata = transfer.metadata()
         record: dict[str, str | bytes] = {**fields, "role": role, "transfer": metadata}
@@ -47,8 +47,8 @@ class PeerAccess:
 
 
 def read_peer_access(config: FleetConfig) -> PeerAccess:
-    """Check the configuration of access by peers. Raises: ConfigError naming `transfer.interface`
-    or `security.fleet_secret`.
+    """Return the access of peers as configured. Raises: ConfigError naming `transfer.interface` or
+    `security.fleet_secret`.
     """
     transfer, security = config.transfer, config.security
     uses_network = transfer.kind != "redis"

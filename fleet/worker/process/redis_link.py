@@ -41,18 +41,18 @@ log = logging.getLogger(__name__)
 
 MAX_NOTICES = 512
 TRIM_AFTER = 64
-"""Entries read before those of the inbox are deleted, unless the worker is idle: a deletion costs
+"""Number of inbox entries read before they are deleted, unless the worker is idle: a deletion costs
 as much as a read.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """Result of one round trip. `still_live`: a flag for each request in `ask_live`, True if the
-    request is live.
+    """Result of one round trip. `replies`: one reply per call; `still_live`: one flag per request
+    in `ask_live`, True if the request is live.
 
-    `refusal`: the error with which Redis refused writes, or None. The refused calls have such
-    errors as `replies`; they have changed nothing, and may be sent again.
+    `refusal`: error with which Redis refused writes, or None. A refused call has such an error as
+    its reply; it has changed nothing, and may be sent again.
     """
 
     replies: list[Reply]
@@ -63,11 +63,10 @@ class TurnResult:
 
 
 class RedisLink:
-    """Not thread-safe. Raises redis's errors, except refusals of writes. `hops`: ages of chunks on
-    arrival.
+    """Connection of a worker's loop to Redis. Not thread-safe. Raises redis's errors, except
+    refusals of writes. `hops`: statistics of the age of chunks on arrival.
 
-    `secret`: the secret with which the record of a peer must be signed; None where records are not
-    signed.
+    `secret`: secret with which the records of peers must be signed; None if records are not signed.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class RedisLink:
         block_ms: int,
         ask_live: Sequence[RequestId] = (),
     ) -> TurnResult:
-        """Send `calls`, then read, waiting up to `block_ms` (0: not at all); grants of the role are
-        read only with free slots.
+        """Send `calls`, then read notices and, if `free_slots` > 0, up to `free_slots` grants of
+        the role. `block_ms`: longest wait of the read (0: none); `ask_live`: requests to ask about.
         """
         commands: list[Sequence[Arg]] = []
         is_due = self._read_up_to is not None and (
@@ -133,8 +132,8 @@ class RedisLink:
         )
 
     def _complete(self, received: list[AnyNotice], *, cut_short: bool) -> list[AnyNotice]:
-        """Read the chunks whose notices do not contain them, and the rest of an inbox whose read
-        was `cut_short`.
+        """Read the chunks that notices only name, and the rest of an inbox whose read was
+        `cut_short`; return all notices and grants.
         """
         reads, rest = LogReads(received), [self._read_command(0, 0)] if cut_short else []
         if not reads.commands and not rest:
@@ -172,8 +171,8 @@ class RedisLink:
         return (*head, "STREAMS", *streams, *[">"] * len(streams))
 
     def _parse(self, reply: Reply) -> tuple[list[AnyNotice], int]:
-        """Return the notices and grants of a read, and the number of entries of the inbox among
-        them.
+        """Return the notices and grants of a read, and the number of inbox entries that were
+        read.
         """
         received: list[AnyNotice] = []
         num_entries = 0
@@ -188,13 +187,13 @@ class RedisLink:
         return received, num_entries
 
     def find_workers(self, role: RoleName) -> list[WorkerId]:
-        """Return every listed worker of a role."""
+        """Return every listed worker of a role, whatever its status."""
         reads = [("ZRANGE", keys.role_workers(role, status), 0, -1) for status in keys.STATUSES]
         by_status = cast("list[list[bytes]]", exchange(self._client, (), *reads))
         return [WorkerId(text(name)) for names in by_status for name in names]
 
     def find_owners(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
-        """Return the owner of each of these tasks; "" if it has none."""
+        """Return the owner of each task; "" for a task without an owner."""
         if not tasks:
             return []
         pipe = self._client.pipeline(transaction=False)
@@ -207,8 +206,8 @@ class RedisLink:
         return text(cast("bytes | None", self._client.hget(keys.DRAFTERS, stage)))
 
     def chosen_version(self, stage: StageName) -> int:
-        """Return the version of the draft head that a stage is to use; 0: the draft head with which
-        the workers started.
+        """Return the number of the draft head version that a stage is to use; 0 is the draft head
+        with which the workers started.
         """
         return int(
             text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version"))) or 0
@@ -219,7 +218,9 @@ class RedisLink:
         return decode_version(found) if found is not None else None
 
     def find_head_holders(self, number: int, roles: Sequence[RoleName]) -> dict[WorkerId, HeldHead]:
-        """Return the workers of these roles that hold a version of the draft head, and where."""
+        """Return the workers of these roles that hold draft head version `number`, and where its
+        weights can be read.
+        """
         statuses = ("accepting", "standby", "leaving", "ordered_off")
         sets = [keys.role_workers(role, status) for role in roles for status in statuses]
         listed = [
@@ -239,7 +240,9 @@ class RedisLink:
         return Vitals.decode({"held_head": held or b""}).held_head or None
 
     def num_purges(self) -> int:
-        """Return how often operators have ordered the trainer to forget its samples."""
+        """Return the number of times that operators have ordered the trainer to delete its
+        samples.
+        """
         return int(text(cast("bytes | None", self._client.hget(keys.TRAINING, PURGES))) or 0)
 
     def is_registered(self, worker: WorkerId) -> bool:
@@ -265,7 +268,9 @@ class RedisLink:
 
 
 def _refusal_in(replies: Sequence[Reply]) -> ResponseError | None:
-    """Return the first refusal of a write among the replies. Raises: any other error among them."""
+    """Return the first error by which Redis refused a write, or None. Raises: any other error among
+    the replies.
+    """
     errors = [reply for reply in replies if isinstance(reply, ResponseError)]
     for error in errors:
         if not refuses_writes(error):

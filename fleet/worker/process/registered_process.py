@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class RegisteredProcess:
-    """A sequence of incarnations, each with its own id and lease; what the process has loaded
-    outlives them.
+    """A process that is registered in Redis: a sequence of incarnations, each with its own id and
+    lease. What the process has loaded outlives them.
 
-    A subclass defines `live`, one incarnation, and `drop_work`, which drops all that belongs to
-    one.
+    A subclass defines `live`, which runs one incarnation, and `drop_work`, which drops all that
+    belongs to an incarnation.
     """
 
     def __init__(
@@ -41,13 +41,15 @@ class RegisteredProcess:
 
     @property
     def has_joined(self) -> bool:
-        """True once an incarnation has registered: from then on, errors of Redis begin another
-        one.
+        """True once an incarnation has registered. From then on, an error of Redis ends the
+        incarnation and begins another, instead of ending the process.
         """
         return self.last_id is not None
 
     def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
-        """Register `worker` and serve until the process is stopped or the incarnation is over."""
+        """Run one incarnation: register it as `worker` and serve until the process is stopped or
+        the incarnation is over. `lease_client`: connection for the lease's thread.
+        """
         raise AssertionError("defined by each kind of process")
 
     def drop_work(self) -> None:
@@ -65,8 +67,8 @@ class RegisteredProcess:
                 self.stop.wait(self._pause_s(error))
 
     def _pause_s(self, error: RedisError | RedisUnreachable) -> float:
-        """Log why the incarnation ended, once per outage; return the pause before the next one in
-        seconds.
+        """Log why the incarnation ended, once per outage of Redis; return the seconds to wait
+        before the next one.
         """
         if isinstance(error, RedisError) and is_away(error):
             return self.outage.add(error)

@@ -1,4 +1,4 @@
-"""The record with which a worker registers, and its registration. Knows no engine and no
+"""Registration of a worker in Redis, and the fields of its record. Knows no engine and no
 transfer.
 """
 
@@ -35,8 +35,8 @@ KERNELS_FIX = (
 def process_fields(
     config: FleetConfig, serves: Role, *, fingerprint: str, device: str, dtype: str
 ) -> dict[str, str | bytes]:
-    """Return the fields of every worker's record. `fingerprint`: the hash of the checkpoint.
-    `dtype`: the dtype of the model, "" if there is no checkpoint.
+    """Return the fields that every worker's record has. `fingerprint`: hash of the checkpoint.
+    `dtype`: dtype of the model, "" if there is no checkpoint.
     """
     return {
         "kind": "worker",
@@ -53,8 +53,8 @@ def process_fields(
 
 
 def _kernels(config: FleetConfig) -> dict[str, str]:
-    """Return what decides about the last bits of results, where these must be the same on every
-    worker.
+    """Return a record field naming the kernels (CPU capability, torch version) that decide the last
+    bits of results; empty where results need not be the same on every worker.
     """
     if config.numerics != "invariant" or config.engine == "fake":
         return {}
@@ -66,8 +66,8 @@ def _kernels(config: FleetConfig) -> dict[str, str]:
 def _shared_settings(
     config: FleetConfig, stage: StageName, device: str, dtype: str
 ) -> dict[str, str]:
-    """Return the settings in which all workers of a stage must agree that read each other's keys
-    and values, or rows.
+    """Return the settings that must be equal in all workers of a stage which read each other's keys
+    and values or hidden states.
     """
     own, engine = config.stage(stage), config.engine_of(stage)
     if own.spans is not None:
@@ -99,10 +99,11 @@ def register_worker(
     *,
     lease_us: int | None = None,
 ) -> bool:
-    """Register a worker; return True if it must stand by. `lease_us`: the lease of the
-    registration; the configured lease if it is None.
+    """Register a worker; return True if it must stand by. `record`: fields of its record;
+    `lease_us`: lease of the registration, the configured lease if None.
 
-    Raises: VersionSkew naming the difference and the remedy.
+    Raises: VersionSkew if the worker is refused, naming the difference from the registered workers
+    and the remedy.
     """
     lease_us = int(config.lease.worker_ttl_s * 1e6) if lease_us is None else lease_us
     active, standby = (1, MOST_STANDBY) if serves.optional else (serves.replicas, serves.standby)

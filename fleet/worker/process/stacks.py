@@ -8,13 +8,13 @@ import threading
 import traceback
 
 MAX_FRAMES = 25
-"""Logged of each thread: the innermost ones."""
+"""Number of frames that are logged per thread, the innermost ones."""
 
 
 def stacks() -> str:
-    """Format every thread's stack: stacks that many threads share (idle ones of a pool) first and
-    once, the main thread's, which runs the engine loop, last, since a line too long for the log
-    loses its beginning.
+    """Return every thread's stack as text. A stack that several threads share (idle threads of a
+    pool) comes first and once. The main thread, which runs the engine loop, comes last, since a
+    line too long for the log loses its beginning.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
@@ -31,7 +31,9 @@ def stacks() -> str:
 
 
 def log_stacks(log: logging.Logger, why: str) -> None:
-    """Log a warning with every thread's stack, not only the caller's as `stack_info` does."""
+    """Log a warning with reason `why` and every thread's stack (logging's `stack_info` has only the
+    caller's).
+    """
     file, line, function, _ = log.findCaller(stacklevel=2)
     log.handle(
         log.makeRecord(

@@ -1,1 +1,1 @@
-"""Conversations saved from a worker's cache, and loaded into it."""
+"""Saving of conversations from a worker's cache to files, and loading of saved conversations."""

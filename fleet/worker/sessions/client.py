@@ -1,4 +1,6 @@
-"""Client of workers' session services, and the file of a session."""
+"""Client of the workers' session services, which save and load cached conversations, and the file
+of a saved session.
+"""
 
 import hashlib
 import os
@@ -50,24 +52,25 @@ from fleet.worker.process.endpoints import endpoint_of
 TIMEOUT_S = 60.0
 DIAL_TIMEOUT_S = 5.0
 INFO, DIGEST = "fleet_session", "fleet_session_sha256"
-"""Metadata of the file: its description, and a digest of description and parts."""
+"""Metadata keys of a session file: description, and digest of the description and all parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFile:
-    """A session's description and its parts by name, as bytes.
+    """A saved session: description, and parts by name, as bytes.
 
-    The file has a digest of both, so that a changed byte is noticed before a worker caches it.
+    On disk the file has a digest of both, so that a changed byte is noticed before a worker caches
+    it.
     """
 
     info: SessionInfo
     parts: dict[str, memoryview]
 
     def write(self, file: Path) -> None:
-        """Write a file of safetensors: each part as uint8, the description as metadata. Only whole
-        it replaces an earlier one.
+        """Write the session as a safetensors file: each part as uint8, the description as metadata.
+        An existing file is replaced only by a complete one.
 
-        Raises: BadInput, OSError; the earlier file is then unchanged.
+        Raises: BadInput, OSError; an existing file is then unchanged.
         """
         arrays = {name: np.frombuffer(part, np.uint8) for name, part in self.parts.items()}
         spare = file.with_name(f"{file.name}.{os.getpid()}")
@@ -87,7 +90,9 @@ class SessionFile:
 
     @classmethod
     def read(cls, file: Path) -> "SessionFile":
-        """Raises: BadInput if it is not the file of a session, or is damaged."""
+        """Read and check a session file. Raises: BadInput if the file is no session file, or is
+        damaged.
+        """
         try:
             with safe_open(file, framework="numpy") as opened:
                 metadata = cast("dict[str, str]", opened.metadata() or {})
@@ -123,7 +128,9 @@ class SessionFile:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Return the size of a stored part. Raises: BadInput if it is not one row of bytes."""
+    """Return the size of a part in a session file. Raises: BadInput if the part is not a
+    one-dimensional array of bytes.
+    """
     shape, dtype = tensor.get_shape(), tensor.get_dtype()
     if dtype != "U8" or len(shape) != 1:
         raise BadInput(f"a part of it has the shape {shape} of {dtype}, not one row of bytes")
@@ -132,7 +139,7 @@ def _num_bytes(tensor: Any) -> int:
 
 @contextmanager
 def named_outages() -> Iterator[None]:
-    """Raises: RedisUnreachable in place of Redis's errors."""
+    """Run a `with` block, turning errors of Redis into RedisUnreachable."""
     try:
         yield
     except RedisError as error:
@@ -140,8 +147,8 @@ def named_outages() -> Iterator[None]:
 
 
 class SessionClient:
-    """Finds the worker of a session and exchanges its rows with it. Raises also:
-    RedisUnreachable.
+    """Client that finds the worker of a session, and saves the session from it or loads a saved
+    one. All methods also raise RedisUnreachable.
     """
 
     def __init__(
@@ -152,11 +159,15 @@ class SessionClient:
         self._secret = secret
 
     def save(self, stage: StageName, session: str, name: str) -> SessionFile:
-        """Raises: NotFound if no worker has the session; the worker's error."""
+        """Return a cached session, copied from its worker. `name`: the conversation's name in
+        errors. Raises: NotFound if no worker caches the session; the worker's error.
+        """
         return self.save_from(self.worker_of(stage, session, name), session)
 
     def worker_of(self, stage: StageName, session: str, name: str) -> WorkerId:
-        """Return the worker that caches a session. Raises: NotFound if there is none."""
+        """Return the worker that caches a session. `name`: the conversation's name in errors.
+        Raises: NotFound if no worker caches it.
+        """
         with named_outages():
             worker = text(
                 cast("bytes | None", self._client.hget(keys.cached_prefix(session), stage))
@@ -170,7 +181,9 @@ class SessionClient:
         return WorkerId(worker)
 
     def save_from(self, worker: WorkerId, session: str) -> SessionFile:
-        """Raises: NotFound if the worker has left; its error."""
+        """Return a session cached by `worker`. Raises: NotFound if the worker has left; the
+        worker's error; SessionInterrupted if the copy is damaged.
+        """
         connection, arrivals = self._connect(worker)
         connection.send(encode_session_message(SaveSession(session=session)))
         try:
@@ -185,7 +198,9 @@ class SessionClient:
             ) from error
 
     def load(self, stage: StageName, session: str, file: SessionFile) -> None:
-        """Raises: NoWorker; the worker's error."""
+        """Load a saved session into the cache of the stage's worker with the fewest tasks. Raises:
+        NoWorker if no worker runs; the worker's error.
+        """
         connection, arrivals = self._connect(self._choose(stage))
         connection.send(encode_session_message(LoadSession(session=session, info=file.info)))
         for name, part in file.parts.items():
@@ -230,7 +245,7 @@ class SessionClient:
 
 
 def _session_of(received: "list[tuple[AnySessionMessage, memoryview]]") -> SessionFile:
-    """Raises: BadInput if the messages of a worker are not a whole session."""
+    """Return the session in a worker's messages. Raises: BadInput if the session is incomplete."""
     info: SessionInfo | None = None
     parts: dict[str, memoryview] = {}
     for message, payload in received:
@@ -245,8 +260,8 @@ def _session_of(received: "list[tuple[AnySessionMessage, memoryview]]") -> Sessi
 
 
 def _received(arrivals: SpanArrivals) -> "list[tuple[AnySessionMessage, memoryview]]":
-    """Return what a worker sends, to the end. Raises: the worker's error; SessionInterrupted if it
-    is lost.
+    """Return all messages of a worker's answer. Raises: the worker's error; SessionInterrupted if
+    the connection is lost or the worker is silent.
     """
     received: list[tuple[AnySessionMessage, memoryview]] = []
     while arrived := arrivals.take(TIMEOUT_S):

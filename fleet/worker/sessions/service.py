@@ -1,8 +1,8 @@
-"""Service of a worker to `fleet session`: cached conversations out and in, over connections of
-their own.
+"""A worker's service for `fleet session`: sends cached conversations and receives saved ones, over
+connections of their own.
 
-Called from the worker's loop; nothing here waits. What arrives is checked against what the engine
-can cache before it is kept, and a connection on which something else arrives is closed.
+Called from the worker's loop, so no method waits. What arrives is checked against the engine's
+limits before it is kept; a connection with an unexpected message is closed.
 """
 
 import logging
@@ -51,19 +51,23 @@ from fleet.worker.process.endpoints import endpoint_fields, new_token
 log = logging.getLogger(__name__)
 
 MAX_LOADS = 4
-"""Sessions that are received at one time; each may be as large as the KV pool."""
+"""Largest number of sessions that are received at one time; a session may be as large as the KV
+pool.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class IncomingSession:
-    """A session that is being received. `parts`: the parts received so far, by name."""
+    """A session that a client is sending. `info`: description of the session; `parts`: parts
+    received up to now, by name.
+    """
 
     info: SessionInfo
     parts: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
     def add(self, name: str, part: memoryview) -> None:
-        """Keep a part. Raises: BadInput if it is unknown, came before, or has another size than the
-        description means.
+        """Keep a received part. Raises: BadInput if the part is unknown, was received before, or
+        does not have the size that the description implies.
         """
         check_part(self.info, name, part.nbytes)
         if name in self.parts:
@@ -71,7 +75,9 @@ class IncomingSession:
         self.parts[name] = part
 
     def saved(self) -> SavedSession:
-        """Raises: BadInput if a part is missing, or the parts contradict each other."""
+        """Return the complete session, ready for the engine. Raises: BadInput if a part is missing,
+        or the parts contradict each other.
+        """
         check_parts(self.info, {name: part.nbytes for name, part in self.parts.items()})
         positions = np.frombuffer(self.parts.get(POSITIONS, b""), np.int32).tolist()
         tapped = np.frombuffer(self.parts.get(TAPPED, b""), np.float32).reshape(
@@ -91,8 +97,8 @@ class IncomingSession:
 
 class SessionService:
     """Listener for `fleet session`, which saves and loads the cached sessions of a worker. A
-    connection serves one operation. `on_loaded`: a function that is called with the name of a
-    loaded session, which is cached from then on.
+    connection serves one operation. `on_loaded`: function that is called with the name of a session
+    once the engine has cached it.
     """
 
     def __init__(
@@ -105,7 +111,9 @@ class SessionService:
         secret: FleetSecret | None,
         on_loaded: Callable[[str], None],
     ) -> None:
-        """`place`: see `SpanListener`."""
+        """Open the listener. `place`: IP address, or folder of Unix sockets, at which it
+        listens.
+        """
         self._sessions = sessions
         self._stage = stage
         self._checkpoint = checkpoint
@@ -124,12 +132,14 @@ class SessionService:
         return endpoint_fields("session", self._listener.address, self._token)
 
     def close(self) -> None:
-        """Close the listener and every connection; a client notices, and tries again."""
+        """Close the listener and every connection; clients notice, and may try again."""
         self._listener.close()
         self._arrivals.close_connections()
 
     def advance(self) -> None:
-        """Handle what has arrived, and answer what the engine has copied."""
+        """Handle messages that have arrived, and answer clients whose copies the engine has
+        finished.
+        """
         for arrival in self._arrivals.take(0):
             self._handle(arrival)
         for copied in self._sessions.take_copied():
@@ -190,8 +200,9 @@ class SessionService:
             )
 
     def _check(self, info: SessionInfo) -> None:
-        """Raises: BadInput if no part of the session may be sent: it is another stage's or
-        checkpoint's, or too large.
+        """Check a session's description before its parts are received. Raises: BadInput if it is of
+        another stage or checkpoint, or too large; SessionInterrupted if too many sessions are being
+        received.
         """
         for name, given, own in (
             ("stage", info.stage, self._stage),
@@ -236,7 +247,7 @@ class SessionService:
 
 
 def parts_of(saved: SavedSession) -> dict[str, NDArray[np.generic]]:
-    """Return the parts of a session by name, C-contiguous."""
+    """Return the parts of a saved session as C-contiguous arrays, by name."""
     parts: dict[str, NDArray[np.generic]] = {
         str(layer): rows for layer, rows in enumerate(saved.layers)
     }

@@ -17,10 +17,11 @@ from fleet.worker.task.hand_off import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLogs:
-    """A task's inputs from index 0, and what earlier owners wrote to its output edges.
+    """What the logs held when a task was claimed: its inputs from index 0, and what earlier owners
+    wrote to its output edges.
 
-    `consumed`: the chunks of each output edge that its consumer has acknowledged (unbounded once
-    the consumer has ended).
+    `consumed`: per output edge, the number of chunks that its consumer has acknowledged (unbounded
+    once the consumer has ended).
     """
 
     inputs: dict[EdgeName, list[tuple[Chunk, Location]]]
@@ -33,8 +34,8 @@ class TaskLogs:
 def parse_claim(
     reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]
 ) -> tuple[RequestSpec, dict[str, bytes], TaskLogs]:
-    """Parse the reply to a claim that named these edges, in this order: the request, the task's
-    hash, the logs.
+    """Parse the reply to a claim into the request, the task's hash and its logs. `inputs`,
+    `outputs`: the task's edges in the order in which the claim named them.
     """
     _, spec, fields, blob, offered, of_inputs, of_outputs = reply
     read = dict(zip(inputs, cast("list[list[Reply]]", of_inputs), strict=True))

@@ -1,9 +1,9 @@
-"""Hand-offs of KV blocks, at both ends: the offers of the source, and the import of the new owner.
-Knows no Redis.
+"""Hand-offs of KV blocks, at both ends: offers of the source (prefill) worker, and imports of the
+new owner (decode). Knows no Redis.
 
-Pages are lent where they lie in the source's pool if peers can read both pools; else a copy is
-offered. An import that fails, for lack of memory at either end too, costs time only: the new owner
-computes the rows.
+If peers can read both KV pools, pages are lent where they lie in the source's pool; else a copy is
+offered. An import that fails, including for lack of memory at either end, costs only time: the new
+owner computes the positions itself.
 """
 
 import logging
@@ -29,7 +29,7 @@ KV = "kv"
 OFFER_LEASE_S = 10.0
 """Lifetime of an offer that no worker imports."""
 NO_MEMORY = (MemoryError, RuntimeError)
-"""Errors of a failed allocation: torch raises the second."""
+"""Errors of a failed allocation; torch raises RuntimeError."""
 
 
 def _pool_memory(engine: Engine) -> Memory | None:
@@ -38,24 +38,24 @@ def _pool_memory(engine: Engine) -> Memory | None:
 
 
 def pages_of(kv: KVTransfer | None) -> KVPagePool:
-    """Return the pool of an engine whose pages are lent or reserved."""
+    """Return the pool of an engine that lends or reserves pages."""
     assert kv is not None and kv.pages is not None, "pages of an engine without a shared pool"
     return kv.pages
 
 
 def pool_on_gpu(engine: Engine, buffer_device: str) -> bool:
-    """Return True if peers are to read the engine's pages in a GPU's memory, where NIXL can
-    (`transfer.buffer_device`).
+    """Return True if the engine's KV pool is in GPU memory and peers are to read it there, where
+    NIXL can. `buffer_device`: value of `transfer.buffer_device`.
     """
     memory = _pool_memory(engine)
     return memory is not None and memory.device is not None and buffer_device != "cpu"
 
 
 def share_pool(engine: Engine, transfer: Transfer, buffer_device: str = "auto") -> None:
-    """Let peers read the engine's pages in place, where that is possible. Call before the
-    transfer's metadata is published.
+    """Register the engine's KV pool with `transfer`, so that peers read its pages in place, where
+    that is possible. Call before the transfer's metadata is published.
 
-    Raises: TransferError if NIXL refuses host memory; ConfigError if it refuses a GPU's and
+    Raises: TransferError if NIXL refuses host memory; ConfigError if NIXL refuses GPU memory and
     `buffer_device` is cuda.
     """
     memory = _pool_memory(engine)
@@ -82,8 +82,8 @@ def share_pool(engine: Engine, transfer: Transfer, buffer_device: str = "auto") 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Blocks of `num_rows` rows that `source` holds: in `pages` of its pool, at `location` in its
-    arena, or inline as `data`.
+    """Keys and values of a task's first `num_rows` positions, which worker `source` offers to the
+    next owner: as `pages` of its pool, as a copy at `location` in its arena, or inline as `data`.
     """
 
     num_rows: int
@@ -94,7 +94,8 @@ class Offer:
 
 
 class Offers:
-    """Blocks that this worker holds for others, until they are imported or withdrawn.
+    """KV blocks that this worker offers to next owners of its tasks, until they are imported or
+    withdrawn.
 
     Lent pages have no generation, so no peer may still import them when they are reused: call
     `free` only after the script that ensures this (`confirm`, `release`), or after the end of the
@@ -114,10 +115,8 @@ class Offers:
         return list(self._until)
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
-        """End a request in the engine and keep its computed rows: the pages themselves if they can
-        be lent, else a copy.
-
-        None if nothing is computed, or neither was possible.
+        """End a request in the engine and return its computed keys and values: the pages themselves
+        if they can be lent, else a copy; None if nothing is computed or neither is possible.
         """
         blocks: KVBlocks | KVPages | None = None
         try:
@@ -138,12 +137,14 @@ class Offers:
         return pages.lend(request) if pages is not None else None
 
     def free_blocks(self, blocks: KVBlocks | KVPages | None) -> None:
-        """Free blocks that were not published."""
+        """Free blocks that `finish` returned and that were not published."""
         if isinstance(blocks, KVPages):
             pages_of(self._kv).free(blocks)
 
     def publish(self, request: RequestId, blocks: KVBlocks | KVPages | None) -> Offer | None:
-        """Open an offer to the next owner; None if there are no blocks, or no room for a copy."""
+        """Offer blocks to the next owner; return None if there are no blocks, or no room for a
+        copy.
+        """
         if blocks is None:
             return None
         self.free(request)
@@ -173,7 +174,7 @@ class Offers:
         )
 
     def expire(self, request: RequestId) -> None:
-        """Make an offer due for withdrawal."""
+        """Make a request's offer overdue at once, so that it is withdrawn."""
         if request in self._until:
             self._until[request] = 0.0
 
@@ -192,26 +193,29 @@ class Offers:
 
 
 def _arena_owner(request: RequestId) -> RequestId:
-    """A name of its own for the copy, since the arena frees by owner and the request's other
-    tensors must stay.
+    """Return the name under which a request's copied blocks are stored in the arena. The name
+    differs from the request's own id, since the arena frees by name and the request's other tensors
+    must stay.
     """
     return RequestId(f"{request}/{KV}")
 
 
 class ImportState(Enum):
-    """State of the blocks that a new owner imports."""
+    """State of an import of KV blocks by the new owner of a task."""
 
     PULLING = "pulling"
     """The blocks are being read from the source."""
     ARRIVED = "arrived"
-    """The blocks are here; the source may still withdraw the offer."""
+    """Blocks have arrived; the source may still withdraw the offer."""
     CONFIRMING = "confirming"
-    """Redis is asked whether the blocks are still on offer."""
+    """A script asks Redis whether the blocks are still on offer."""
     IMPORTED = "imported"
     FAILED = "failed"
-    """The blocks cannot arrive, or not be imported: the engine computes the rows."""
+    """Blocks cannot arrive, or cannot be imported: the engine computes the positions."""
     ABANDONED = "abandoned"
-    """The task has ended, or the offer was withdrawn."""
+    """The import has ended without use: the task has ended, the offer was withdrawn, or the import
+    failed.
+    """
 
 
 IMPORT_TRANSITIONS: dict[ImportState, frozenset[ImportState]] = {
@@ -229,9 +233,11 @@ IMPORT_TRANSITIONS: dict[ImportState, frozenset[ImportState]] = {
 
 
 class KVImport:
-    """Import of offered blocks. `blocks` is set from their arrival on, at `pulled_us`.
+    """Import of KV blocks that another worker offers. `blocks` is set when they have arrived, at
+    time `pulled_us`.
 
-    Pages that are read into belong to the import until the engine imports them, or `free_pages`.
+    Destination pages of a read belong to the import until the engine imports them, or `free_pages`
+    frees them.
     """
 
     def __init__(
@@ -242,8 +248,9 @@ class KVImport:
         peer: Callable[[WorkerId], bytes],
         deadline_s: float,
     ) -> None:
-        """`peer` returns the metadata needed to read from a worker; it raises TransferError if the
-        worker is gone.
+        """Prepare an import; `poll` begins it. `peer`: function that returns the metadata needed to
+        read from a worker, or raises TransferError if the worker is gone. `deadline_s`: longest
+        time of the read.
         """
         self._offer, self._kv = offer, kv
         self._transfer, self._peer = transfer, peer
@@ -271,7 +278,7 @@ class KVImport:
         return self.blocks.data.nbytes if self.blocks is not None else 0
 
     def poll(self) -> None:
-        """Continue the pull; the first call begins it."""
+        """Check whether the blocks have arrived; the first call begins to read them."""
         if self.state is not ImportState.PULLING:
             return
         try:
@@ -322,14 +329,16 @@ class KVImport:
         self.blocks, self.pulled_us = blocks, now_us()
 
     def abandon(self) -> None:
-        """Cancel what is still read."""
+        """End the import, and cancel reads in progress."""
         self.enter(ImportState.ABANDONED)
         for pending in (self._pull, self._read):
             if pending is not None and self.blocks is None:
                 pending.cancel()
 
     def import_into(self, request: RequestId) -> bool:
-        """Give confirmed blocks to the engine; return False if it must compute the rows instead."""
+        """Give the arrived blocks, whose offer is confirmed, to the engine; return False if it must
+        compute the positions instead.
+        """
         try:
             imported = self._import_into(request)
         # the engine's failure over one request, which continues without the blocks
@@ -352,8 +361,8 @@ class KVImport:
         return self._kv.import_blocks(request, self.blocks)
 
     def free_pages(self) -> bool:
-        """Free pages that were not imported, once no read can write to them any more; return True
-        when none are left.
+        """Free destination pages that the engine did not import, once no read can write to them any
+        more. Return True when no such pages are left.
         """
         if self._pages is not None and (self._read is None or self._read.settled):
             pages_of(self._kv).free(self._pages)
@@ -362,7 +371,7 @@ class KVImport:
 
 
 class AbandonedImports:
-    """Imports that are no longer wanted, each until its pages are free."""
+    """Imports that are no longer wanted, kept until their destination pages are free."""
 
     def __init__(self) -> None:
         self._imports: list[KVImport] = []
@@ -376,6 +385,6 @@ class AbandonedImports:
         self._imports = [kv_import for kv_import in self._imports if not kv_import.free_pages()]
 
     def close(self) -> None:
-        """Free everything after the transfer was closed: no read is left."""
+        """Free all destination pages. Call after the transfer was closed, when no read is left."""
         self.free_pages()
         assert not self._imports, "a read continues although its transfer is closed"

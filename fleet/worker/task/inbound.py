@@ -7,10 +7,11 @@ Arrived = tuple[Chunk, Location]
 
 
 class InboundEdge:
-    """A chunk is identified by its index, its first arrival counts, and it never straddles a
-    transition.
+    """Input edge of a task. A chunk is identified by its index, its first arrival counts, and all
+    of a chunk belongs to one walk.
 
-    With `wait_for_walk` the conductor drives: a boundary chunk is held until its walk is assigned.
+    `wait_for_walk`: True if the conductor decides transitions: a boundary chunk is then held until
+    its walk is assigned.
     Invariants: chunks leave in index order without a gap; `consumed` only grows; nothing leaves
     after the final chunk.
     """
@@ -24,24 +25,28 @@ class InboundEdge:
         self._walks: dict[int, Walk] = {}
 
     def put(self, chunk: Chunk, location: Location) -> None:
-        """Add a chunk; one already held or consumed is ignored."""
+        """Add a chunk, whose remote tensors are at `location`. A chunk that is already held or
+        consumed is ignored.
+        """
         if chunk.index >= self.consumed and chunk.index not in self._held:
             self._held[chunk.index] = (chunk, location)
 
     def relocate(self, index: int, location: Location) -> None:
-        """Update the location of a waiting chunk's tensors, which were recomputed elsewhere."""
+        """Set a new location for the tensors of a waiting chunk, which were recomputed
+        elsewhere.
+        """
         if index in self._held:
             self._held[index] = (self._held[index][0], location)
 
     def assign_walk(self, from_index: int, walk: Walk) -> None:
-        """Record the conductor's decision that `walk` begins at this index. The first decision for
-        an index stands.
+        """Record the conductor's decision that `walk` begins at chunk `from_index`. The first
+        decision for an index stands.
         """
         self._walks.setdefault(from_index, walk)
 
     @property
     def num_held(self) -> int:
-        """Chunks that have arrived and are not consumed."""
+        """Number of chunks that have arrived and are not consumed."""
         return len(self._held)
 
     def peek(self) -> Arrived | None:

@@ -1,8 +1,8 @@
-"""Output edge of a task: groups items into chunks by policy, cuts at transitions, counts credit.
-Pure.
+"""Output edge of a task: groups items into chunks by a chunk policy, cuts at transitions, counts
+credit. Pure.
 
-A new owner recomputes what the log holds: those rows are not released a second time, and chunk
-numbers continue after the log's.
+A new owner recomputes what the edge's log already holds: this part is not released a second time,
+and chunk numbers continue after the log's.
 """
 
 import time
@@ -23,10 +23,11 @@ NO_WALK = Walk("")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk before it is sent. `ordinal` counts items of `producer_walk`, `first_row` rows of the
-    edge.
+    """A chunk before it is sent. `ordinal`: index of its first item among the items of
+    `producer_walk`; `first_row`: index of its first tensor row in the edge.
 
-    `is_logged`: the log holds this chunk; only the location of its remote tensors is new.
+    `is_logged`: True if the log holds this chunk, and only the location of its remote tensors is
+    new.
     """
 
     index: int
@@ -43,11 +44,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLog:
-    """Contents of an edge's log: the rows and the producer's walk of each chunk, and whether the
-    last one is final.
+    """Contents of an edge's log: number of tensor rows (`rows`) and producer's walk of each chunk.
+    `final`: True if the last chunk is final.
 
-    `remote`: chunks with tensors whose bytes are not in the log. `consumed`: chunks that the
-    consumer has acknowledged.
+    `remote`: indices of chunks with tensors whose bytes are not in the log. `consumed`: number of
+    chunks that the consumer has acknowledged.
     """
 
     rows: Sequence[int] = ()
@@ -59,8 +60,8 @@ class EdgeLog:
 
 @dataclass(slots=True, kw_only=True)
 class _Replay:
-    """Logged chunks that are still to be recomputed, the first one partly: `items` are `num_rows`
-    of its rows.
+    """Logged chunks that are still to be recomputed. `rows`: number of rows per chunk; `index`:
+    index of the first chunk. `items`: the recomputed part of the first chunk, `num_rows` rows.
     """
 
     rows: deque[int]
@@ -70,7 +71,9 @@ class _Replay:
 
 
 class _Group(msgspec.Struct, frozen=True):
-    """Items of one consumer walk, waiting for the policy to release them."""
+    """Properties of the items that wait for the chunk policy to release them; all are of one
+    consumer walk.
+    """
 
     producer_walk: Walk
     ordinal: int
@@ -80,11 +83,12 @@ class _Group(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class _Playback:
-    """Estimate of a client that plays items as they arrive and pauses when there are none.
+    """Estimate of how far a client has played the edge's items, if it plays them as they arrive and
+    pauses when there are none.
 
-    A new owner of an edge assumes that nothing is left to play, since the time since its
-    predecessor's last chunk is unknown.
-    `num_items`: released after the first chunk.
+    A new owner of an edge assumes that nothing is left to play, since it does not know the time
+    since its predecessor's last chunk.
+    `num_items`: number of items released after the first chunk.
     """
 
     began_s: float
@@ -96,21 +100,22 @@ class _Playback:
         self.dry_at_s = max(self.dry_at_s, now_s) + num_items * item_s
 
     def left_s(self, now_s: float, num_waiting: int) -> float:
-        """Return the buffered time once one more item than those waiting has been produced, at the
-        mean pace so far.
+        """Return the seconds of playback that will be buffered once one more item than
+        `num_waiting` has been produced, at the mean pace so far.
         """
         num_produced = self.num_items + num_waiting
         return self.dry_at_s - now_s - (now_s - self.began_s) / num_produced
 
 
 class OutboundEdge:
-    """Invariants: chunk indices are consecutive; a chunk holds items of one consumer walk; nothing
-    follows the final chunk.
+    """Output edge of a task. Invariants: chunk indices are consecutive; a chunk holds items of one
+    consumer walk; nothing follows the final chunk.
 
-    `writes_markers`: this side writes the transition markers (`transition_source: producer`).
+    `writes_markers`: True if the producer writes the transition markers (`transition_source:
+    producer`).
     Units: `clock` in seconds.
-    `consumer_unassigned`: no worker owned the consumer's task when this was last read. `is_held`: a
-    chunk waits for the policy's rate alone.
+    `consumer_unassigned`: True if no worker owned the consumer's task when this was last read.
+    `is_held`: True if a chunk is complete and waits only for the policy's rate.
     """
 
     def __init__(
@@ -146,8 +151,8 @@ class OutboundEdge:
         self.is_held = False
 
     def offer(self, item: EdgeItem, num_answers: int = 1) -> list[Draft]:
-        """Add one item, with `num_answers` tasks in progress; return the chunks that it releases,
-        in order.
+        """Add one item; return the chunks that it releases, in order. `num_answers`: number of
+        tasks in progress in this worker.
         """
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
         if item.walk in self._skipped and not item.final:
@@ -170,17 +175,17 @@ class OutboundEdge:
         return drafts
 
     def release_waiting(self) -> list[Draft]:
-        """Release the items that wait for more, since this worker produces none."""
+        """Release all waiting items as a chunk, since this worker will produce no further items."""
         return [self._release(final=False)] if self._items else []
 
     def release_held(self, num_answers: int = 1) -> list[Draft]:
-        """Release the chunk that is held for the rate, if it is due with `num_answers` in
-        progress.
+        """Release the chunk that is held for the policy's rate, if it is due. `num_answers`: number
+        of tasks in progress in this worker.
         """
         return [self._release(final=False)] if self.is_held and self._is_due(num_answers) else []
 
     def skip(self, walks: Sequence[Walk]) -> None:
-        """Expect no items of these walks, which come first: the log's chunks of them are not
+        """Expect no items of these walks, the first ones of the edge: their logged chunks are not
         recomputed.
         """
         self._skipped = frozenset(walks)
@@ -189,8 +194,8 @@ class OutboundEdge:
             self._replay.index += 1
 
     def _replay_item(self, item: EdgeItem) -> tuple[list[Draft], Arrays]:
-        """Match the item's rows with the log; return chunks whose remote tensors are new, and the
-        rows that are not logged.
+        """Match an item's rows with logged chunks. Return logged chunks whose remote tensors were
+        recomputed, and the rows that are not in the log.
         """
         drafts: list[Draft] = []
         rest, replay = item.arrays, self._replay
@@ -224,13 +229,15 @@ class OutboundEdge:
         )
 
     def _logged_end(self) -> Draft:
-        """The final chunk, sent again although the log holds it, since its append can also end the
-        task.
+        """Return the final chunk again although the log holds it, since its append may also have to
+        end the task.
         """
         return Draft(index=self.produced - 1, arrays={}, final=True)
 
     def num_rows(self, arrays: Arrays) -> int:
-        """Return the rows of the edge's first tensor, by which the log is counted."""
+        """Return the number of rows of the edge's first tensor in `arrays`, by which the log is
+        counted.
+        """
         first = next((name for name in self.edge.tensors if name in arrays), None)
         return len(arrays[first]) if first is not None else 0
 
@@ -247,8 +254,8 @@ class OutboundEdge:
         }
 
     def _enter_group(self, item: EdgeItem) -> list[Draft]:
-        """Start a new group where the consumer's walk changes, releasing the items of the previous
-        one.
+        """Start a new group if the item changes the consumer's walk; return the chunk of the
+        previous group's items, if any wait.
         """
         ordinal = self._ordinals.get(item.walk, 0)
         self._ordinals[item.walk] = ordinal + 1
@@ -266,8 +273,8 @@ class OutboundEdge:
         return _Playback(began_s=now_s, dry_at_s=now_s) if timed else None
 
     def _runs_low(self) -> bool:
-        """Return True if a client that plays since the first chunk would run low while one more
-        item is produced.
+        """Return True if a client that has played since the first chunk would run out of buffer
+        while one more item is produced.
         """
         return (
             self._playback is not None
@@ -275,8 +282,9 @@ class OutboundEdge:
         )
 
     def _is_due(self, num_answers: int) -> bool:
-        """Return True once per interval of the clock: at the same times for all answers, so that
-        one write has their chunks.
+        """Return True if the policy's rate allows a chunk now: the clock has passed a multiple of
+        the interval since the last chunk. All tasks share these multiples, so one write has all
+        their chunks.
         """
         interval_s = self._policy.interval_s(num_answers)
         return (
@@ -311,15 +319,17 @@ class OutboundEdge:
         self.acked = max(self.acked, consumed)
 
     def is_ahead(self) -> bool:
-        """Return True if as many chunks are unacknowledged as the edge's credits allow."""
+        """Return True if the consumer has left as many chunks unacknowledged as the edge's credits
+        allow.
+        """
         return (
             not self._replay.rows and not self.ended and self.produced - self.acked >= self._credits
         )
 
     def has_credit(self) -> bool:
-        """Return True if the task may produce, without acknowledgements in two cases: during
-        replay, since a new consumer may wait for tensors of chunks that count as consumed; and if
-        the consumer has no owner, since it may wait for this slot.
+        """Return True if the task may produce. Acknowledgements are not needed during replay, since
+        a new consumer may wait for tensors of chunks that count as consumed, nor while the consumer
+        has no owner, since it may be waiting for this task's slot.
         """
         return self.consumer_unassigned or not self.is_ahead()
 

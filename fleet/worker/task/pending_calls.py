@@ -1,5 +1,5 @@
-"""Scripts to run with the next round trip, each with the handler of its reply. Knows no order of
-calls.
+"""Redis scripts to run with the next round trip, each with a function that handles its reply. Knows
+no order of calls.
 """
 
 from collections.abc import Callable
@@ -13,25 +13,25 @@ from fleet.telemetry.counts import RECEIVED
 from fleet.worker.task.task import Task
 
 PendingCall = tuple[scripts.Call, Callable[[Reply], None]]
-"""A script, and what to do with its reply."""
+"""A script call, and the function that handles its reply."""
 
 
 def ignore_reply(_reply: Reply) -> None:
-    """For writes whose refusal means only that another owner has the right now; the end of the task
-    arrives as a notice.
+    """Ignore the reply of a write whose refusal means only that another worker owns the task now; a
+    notice reports the end of the task here.
     """
 
 
 def is_unwritten(reply: Reply) -> bool:
-    """Return True if the call changed nothing and is to be sent again: Redis refused it, or an
-    earlier one that it follows.
+    """Return True if a call changed nothing and is to be sent again: Redis refused it, or refused
+    an earlier call that it depends on.
     """
     return isinstance(reply, ResponseError) or reply == [b"behind"]
 
 
 def receipt_calls(task: Task, worker: WorkerId) -> list[PendingCall]:
-    """Write how a task's inputs arrived, while this worker still has the right to write for the
-    task.
+    """Return the call that writes statistics of how a task's inputs arrived, if there are any. Run
+    it while this worker still has the right to write for the task.
     """
     line = task.receipts.line(worker)
     if not line:

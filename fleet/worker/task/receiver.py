@@ -1,5 +1,5 @@
-"""From arrived chunks to arrays for the adapter: inline tensors directly, remote ones after a pull.
-Knows no engine.
+"""From arrived chunks to arrays for the adapter: inline tensors are taken directly, remote ones
+after a pull. Knows no engine.
 """
 
 import logging
@@ -30,7 +30,7 @@ _Key = tuple[RequestId, EdgeName]
 
 @dataclass(slots=True)
 class _Pulling:
-    """The remote tensors of the next chunk of an edge: reads in progress, and bytes that have
+    """Read of the remote tensors of an edge's next chunk: reads in progress, and bytes that have
     arrived.
     """
 
@@ -41,8 +41,8 @@ class _Pulling:
 
 @dataclass(frozen=True, slots=True)
 class _Failing:
-    """Failing reads from a peer that is still listed: the time of the first failure, and the time
-    of the next attempt.
+    """State of reads of a chunk that fail although their peer is still listed: time of the first
+    failure, and time of the next attempt.
     """
 
     since_s: float
@@ -51,18 +51,21 @@ class _Failing:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Tensors whose holder is gone, and the time of the next report."""
+    """Tensors whose holder is gone: their location, and the time of the next report to their
+    producer.
+    """
 
     location: Location
     report_s: float
 
 
 class _PeerGone(TransferError):
-    """The worker that holds the tensors is no longer listed: they must be recomputed."""
+    """Error: the worker that holds the tensors is no longer listed, so they must be recomputed."""
 
 
 class Receiver:
-    """Pulls are polled, never waited for; chunks are delivered whole, in index order.
+    """Reads the remote tensors of arrived chunks and delivers the chunks whole, in index order.
+    Reads are polled, never waited for.
 
     Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a
     producer that dies; their chunk waits for a new location. A read from a peer that may only be
@@ -83,13 +86,15 @@ class Receiver:
         self._metadata: dict[WorkerId, bytes] = {}
 
     def take_lost(self) -> list[tuple[Task, EdgeName]]:
-        """Return the edges whose next chunk has lost its tensors and is due for a report."""
+        """Return, once, the edges whose next chunk has lost its tensors, for which a report to the
+        producer is due.
+        """
         lost, self._to_report = self._to_report, []
         return lost
 
     def advance(self, task: Task) -> Iterator[Received]:
-        """Yield every chunk that is complete, in order per edge. Raises: TransferError once a read
-        has failed for too long.
+        """Yield every complete chunk of a task's inputs, in index order per edge. Raises:
+        TransferError once a read has failed for too long.
         """
         for name, edge in task.inbound.items():
             while (arrived := edge.peek()) is not None:
@@ -105,7 +110,9 @@ class Receiver:
     def _pull_remote(
         self, task: Task, edge: EdgeName, location: Location
     ) -> dict[str, bytes] | None:
-        """Return the pulled bytes by tensor name; None while a read is in progress or must wait."""
+        """Return the bytes of a chunk's remote tensors by name; None while a read is in progress,
+        failed or lost.
+        """
         if not location:
             return {}
         key = (task.request, edge)
@@ -132,8 +139,8 @@ class Receiver:
         return None
 
     def _must_wait(self, key: _Key, location: Location) -> bool:
-        """Return True before the next attempt of a failing read, or the next report of these very
-        tensors as lost.
+        """Return True while neither the next attempt of a failing read nor the next report of lost
+        tensors is due.
         """
         failing, lost = self._failing.get(key), self._lost.get(key)
         if failing is not None and time.monotonic() < failing.retry_s:
@@ -167,7 +174,9 @@ class Receiver:
         return state.done
 
     def _schedule_retry(self, key: _Key, location: Location) -> bool:
-        """Schedule another attempt; return False if the reads have failed for two deadlines."""
+        """Schedule another attempt of a failed read; return False if its reads have failed for two
+        deadlines.
+        """
         now = time.monotonic()
         since = self._failing[key].since_s if key in self._failing else now
         if now - since > 2 * self._deadline_s:
@@ -187,7 +196,9 @@ class Receiver:
         }
 
     def peer(self, worker: WorkerId) -> bytes:
-        """Return the metadata needed to read from a worker. Raises: TransferError if it is gone."""
+        """Return the transfer metadata needed to read from a worker. Raises: TransferError if the
+        worker is gone.
+        """
         if worker not in self._metadata:
             metadata = self._link.read_peer_metadata(worker)
             if metadata is None:
@@ -197,14 +208,16 @@ class Receiver:
         return self._metadata[worker]
 
     def can_advance(self, tasks: Iterable[Task]) -> bool:
-        """Return True if some chunk can be delivered without waiting for a read."""
+        """Return True if a chunk of one of the tasks can be delivered without waiting for a
+        read.
+        """
         return any(_is_ready(edge) for task in tasks for edge in task.inbound.values())
 
     def pulling(self) -> bool:
         return bool(self._pulling)
 
     def in_flight(self) -> dict[str, int]:
-        """Count the chunks whose tensors are being read, by edge."""
+        """Return the number of chunks whose tensors are being read, by edge."""
         return dict(Counter(edge for _, edge in self._pulling))
 
     def forget(self, request: RequestId) -> None:

@@ -1,5 +1,5 @@
-"""From released drafts to chunks on the wire: tensors inline when small, published for pulling when
-remote. Knows no engine.
+"""From released drafts of chunks to chunks on the wire: small tensors are sent inline, larger
+remote ones are published to be pulled. Knows no engine.
 """
 
 import logging
@@ -20,15 +20,15 @@ from fleet.worker.task.task import Task
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1024
-"""A remote tensor no larger than this is sent inline: a pull costs more than the bytes."""
+"""Largest size of a remote tensor that is sent inline: a pull costs more than the bytes."""
 
 
 class Sender:
-    """Turns drafts into appends, in order per task.
+    """Turns a task's chunk drafts into log appends, in order.
 
     Arena slots are freed when requests end, so requests that each hold part of a full arena could
-    block each other indefinitely: a tensor without room is sent inline instead, which is slower; or
-    fails its request, where the edge never sends it inline.
+    block each other indefinitely. Therefore a tensor that finds no room in the arena is sent
+    inline, which is slower; on an edge that never sends it inline, the request fails.
     """
 
     def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
@@ -36,8 +36,8 @@ class Sender:
         self._published: set[RequestId] = set()
 
     def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
-        """Add a task's unsent chunks, and the new locations of logged chunks whose tensors were
-        recomputed; all, or none if an error is raised.
+        """Add a task's unsent chunks to `appends`, and new locations of logged chunks whose tensors
+        were recomputed to `relocations`. If an error is raised, nothing is added.
         """
         new_locations = [
             self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.is_logged

@@ -1,5 +1,5 @@
-"""The work of one request in this worker: its adapter, its edges and its phase. Knows no Redis; the
-loop sends what it produces.
+"""Work of one request in this worker: its adapter, its edges and its phase. Knows no Redis; the
+loop sends what the task produces.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
 
 
 class TaskPhase(Enum):
-    """The state of a task's request in the engine, which computes it in `RUNNING` only."""
+    """Phase of a task: whether the engine computes its request, which it does in `RUNNING` only."""
 
     IMPORTING = "importing"
     """Keys and values that another worker computed are being pulled."""
     RUNNING = "running"
     OUT_OF_CREDIT = "out of credit"
     HANDED_OFF = "handed off"
-    """The engine has finished this role's walks; the task ends here once the hand-off is
-    written.
+    """The engine has finished the walks of this role; the task ends in this worker once Redis has
+    recorded the hand-off.
     """
 
 
@@ -48,20 +48,20 @@ TRANSITIONS: dict[TaskPhase, frozenset[TaskPhase]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """A request's work in this worker.
+    """Work of one request in this worker, at one epoch.
 
     Invariants: every write for a task carries `epoch`; a task whose write was refused as stale is
     dropped. `kv_import` is set in phase `IMPORTING` only; the phase is left at the first feed after
     the import has ended.
 
-    `unsent`: chunks released and not yet appended, in order over all edges. `acked`: chunks
-    acknowledged, by input edge. `alone`: no other task may run beside it. `timings`: the times of a
-    hand-off from another worker, until they are written. `logged`: the number of chunks in each
-    input's log when the task was opened. `cached_rows`: rows that an earlier turn of the session
-    had computed.
+    `unsent`: chunks released and not yet appended, in order over all edges. `acked`: number of
+    chunks acknowledged, by input edge. `alone`: True if no other task may run beside it. `timings`:
+    the times of a hand-off from another worker, until they are written. `logged`: the number of
+    chunks in each input's log when the task was opened. `cached_rows`: number of positions reused
+    from an earlier turn of the session.
     `dirty`: True if feeding the task may change something. `ack_due`: True if acknowledgements may
-    be due. The two flags only save looking at idle tasks.
-    `idle_consumed`: chunks consumed of each input when the task was last reported idle.
+    be due. The flags `dirty` and `ack_due` only save looking at idle tasks.
+    `idle_consumed`: number of chunks consumed, by input edge, when the task was last reported idle.
     """
 
     spec: RequestSpec
@@ -110,8 +110,8 @@ class Task:
         return kv_import
 
     def next_phase(self) -> TaskPhase:
-        """Return the phase after a feed: the present phase during an import or after a hand-off,
-        else the phase that the credit allows.
+        """Return the phase to enter after a feed: the present one during an import or after a
+        hand-off, else `RUNNING` or `OUT_OF_CREDIT`.
         """
         if self.kv_import is not None or self.phase is TaskPhase.HANDED_OFF:
             return self.phase
@@ -120,9 +120,9 @@ class Task:
     def add_output(self, output: EngineOutput, num_answers: int = 1) -> None:
         """Turn an engine output into chunks ready to send; items for edges that the request does
         not run are discarded. An output without arrays, after which the request is handed off,
-        releases what waits.
+        releases all waiting items.
 
-        `num_answers`: tasks in progress in this worker.
+        `num_answers`: number of tasks in progress in this worker.
         """
         all_held = bool(output.arrays) and not output.final
         if not output.arrays and not output.final:
@@ -137,8 +137,8 @@ class Task:
             self.dirty = self.ack_due = True
 
     def release_held(self, num_answers: int = 1) -> None:
-        """Release the chunks that are held for their edge's rate and due with `num_answers` in
-        progress; with one, all are.
+        """Release chunks that are held for their edge's rate and are due; if `num_answers` (number
+        of tasks in progress in this worker) is 1, release all held chunks.
         """
         for edge in self.outbound.values():
             if edge.is_held:
@@ -158,13 +158,15 @@ class Task:
         return all(self.inbound[edge].consumed >= count for edge, count in self.logged.items())
 
     def skip_walks(self, walks: Sequence[Walk]) -> None:
-        """Skip the logged output of these walks: the engine will not produce it again."""
+        """Do not wait for the engine to recompute the logged output of these walks, which it will
+        not produce again.
+        """
         for edge in self.outbound.values():
             edge.skip(walks)
 
     def is_over(self) -> bool:
-        """Return True once the adapter has met the end (a stop string) and every output edge has
-        ended.
+        """Return True once the adapter has stopped the answer (at a stop string) and every output
+        edge has ended.
         """
         return self.adapter.is_stopped() and self.all_ended()
 
@@ -175,8 +177,8 @@ class Task:
         return all(edge.has_credit() for edge in self.outbound.values())
 
     def take_idle_report(self) -> dict[EdgeName, int]:
-        """Return the chunks consumed of each input if the task, with its engine idle, waits for
-        more and this was not reported yet; else nothing.
+        """Return the number of chunks consumed, by input edge, if the task waits for input and this
+        number was not reported yet; else an empty mapping. Call only while the engine is idle.
         """
         consumed = {name: edge.consumed for name, edge in self.inbound.items()}
         has_chunks = any(edge.num_held for edge in self.inbound.values())
@@ -186,7 +188,9 @@ class Task:
         return consumed
 
     def take_acks(self) -> list[Ack]:
-        """Acknowledge in strides; the end of an edge, and of the task, immediately."""
+        """Return the acknowledgements that are due: after every stride of chunks, and at once at
+        the end of an edge or of the task.
+        """
         due: list[Ack] = []
         self.ack_due = False
         closing = self.all_ended()
@@ -218,8 +222,8 @@ def open_task(
     logs: TaskLogs,
     alone: bool = False,
 ) -> Task:
-    """Create a task's edges as graph and configuration declare them, with outputs that continue
-    where their logs end.
+    """Create a task with its edges as graph and configuration declare them; its outputs continue
+    where their logs end. `alone`: True if no other task may run beside it.
     """
     graph = config.graph_declaration()
     running = graph.edges_for(spec.outputs)
@@ -270,7 +274,9 @@ def _open_outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundE
 
 
 def logged_output(logs: TaskLogs) -> LoggedOutput:
-    """Join the inline tensors in the logs of the task's own edges, by edge and walk."""
+    """Return the output of earlier owners from a task's logs: the inline tensors, joined by edge
+    and walk.
+    """
     parts: dict[tuple[EdgeName, Walk], dict[str, list[np.ndarray]]] = {}
     for edge, chunk in ((edge, chunk) for edge, chunks in logs.outputs.items() for chunk in chunks):
         of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class TaskTable(dict[RequestId, Task]):
-    """Tasks by request. Not thread-safe.
+    """Tasks that this worker owns, by request. Not thread-safe.
 
     `lingering`: requests whose task ended here while consumers may still pull tensors that it
     published. `failures`: the failed tasks that the next round trip reports.
@@ -48,14 +48,16 @@ class TaskTable(dict[RequestId, Task]):
         self._has_emptied = False
 
     def holds_anything(self) -> bool:
-        """Return True while a task or a peer depends on this worker."""
+        """Return True while this worker has a task, or holds tensors or KV blocks that peers may
+        still read.
+        """
         return bool(self or self.lingering or self._offers.open_requests())
 
     def runs_alone(self) -> bool:
         return any(task.alone for task in self.values())
 
     def guard(self, task: Task, work: Callable[[], None]) -> None:
-        """Do one task's work; an error other than Redis's fails this task only."""
+        """Run `work` for a task. Any error except Redis's fails this task only."""
         try:
             work()
         except RedisError:
@@ -73,7 +75,9 @@ class TaskTable(dict[RequestId, Task]):
     def report_failure(
         self, request: RequestId, stage: StageName, epoch: Epoch, error: FleetError
     ) -> None:
-        """Report that a task failed. Raises: EngineStopped, if its engine fails every task."""
+        """Report in the next round trip that a task failed. Raises: EngineStopped if the engine
+        itself has failed, and so fails every task.
+        """
         if not isinstance(error, BadInput):
             self._engine.check()
         log.warning("request %s fails in %s: %s", request, stage, error.message)
@@ -102,15 +106,15 @@ class TaskTable(dict[RequestId, Task]):
         self._remove(task.request)
 
     def restart_elsewhere(self, task: Task) -> None:
-        """End a task that continues from its log at its next owner."""
+        """End a task here; its next owner continues it from its log."""
         self._engine.abort(task.request)
         self.finish(task)
 
     def drop(self, request: RequestId, *, keep_cached: bool = False) -> None:
         """Forget a request in any state, and free all that it holds.
 
-        `keep_cached`: what its session had cached stays cached, as after a turn that ended
-        normally.
+        `keep_cached`: if True, what earlier turns of its session cached stays cached, as after a
+        turn that ended normally.
         """
         task = self.get(request)
         if keep_cached and task is not None and self._cached_sessions.has(task.spec.session):
@@ -130,6 +134,6 @@ class TaskTable(dict[RequestId, Task]):
         self._has_emptied = not self
 
     def take_emptied(self) -> bool:
-        """Return True, once, if the last task has ended and none was opened since."""
+        """Return True, once, if the last task has ended and no task was opened since."""
         has_emptied, self._has_emptied = self._has_emptied and not self, False
         return has_emptied

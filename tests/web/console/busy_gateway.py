@@ -1,4 +1,6 @@
-"""A gateway with a busy fleet, and the paths of its pages: for tests and screenshots."""
+"""A gateway over a busy fake fleet, and the paths of its console pages, for tests and
+screenshots.
+"""
 
 import msgspec
 
@@ -50,7 +52,9 @@ def fill(gateway: ServedGateway) -> None:
 
 
 def training() -> tuple[list[DraftVersion], TrainingState]:
-    """Return two versions of a draft head, and the state of the trainer that made them."""
+    """Return facts of draft-head training to show: two head versions, and the state of the trainer
+    that made them.
+    """
     versions = [
         DraftVersion(
             number=number,
@@ -95,8 +99,8 @@ def training() -> tuple[list[DraftVersion], TrainingState]:
 
 
 def build_chunks(trace: RequestTrace, edge_trace: EdgeTrace, graph: Graph) -> list[Chunk]:
-    """Build an edge's chunks from each walk of its producer, with a boundary where the consumer
-    enters another walk.
+    """Build the chunks of an edge: some for each walk of its producer, with a boundary flag where
+    the consumer enters another walk.
     """
     edge, walks = graph.edge(edge_trace.name), graph.stage(edge_trace.source).walks
     step_us = max((edge_trace.last_us - edge_trace.first_us) // NUM_TICKS, 1)
@@ -142,7 +146,7 @@ def session(number: int, state: str, request: str) -> SessionView:
 
 
 def paths(gateway: ServedGateway) -> dict[str, str]:
-    """Return the path of each page by its name."""
+    """Return the paths of the console's pages by page name."""
     telemetry = gateway.client.telemetry
     failed = next(trace for trace in telemetry.traces.values() if trace.state == "failed")
     worker = telemetry.worker_list[0]

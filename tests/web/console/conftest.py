@@ -1,4 +1,6 @@
-"""A browser for each test module, and a page over a busy fleet."""
+"""Fixtures of the console's tests: a browser for each test module, and pages over a busy fake
+fleet.
+"""
 
 from collections.abc import Iterator
 
@@ -25,8 +27,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[OpenPage]:
-    """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail
-    the test.
+    """Function that opens a console page over a busy fleet. Browser errors (a blocked script, an
+    exception) fail the test.
     """
     fill(gateway)
     with visiting(browser, expected=(REFUSED,), viewport={"width": 1280, "height": 800}) as page:
@@ -41,5 +43,5 @@ def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[OpenPage]:
 
 @pytest.fixture
 def telemetry(open_page: OpenPage, gateway: ServedGateway) -> FakeTelemetry:
-    """The state of the busy fleet, which a test changes under an open page."""
+    """Fake telemetry of the busy fleet, which a test changes while a page is open."""
     return gateway.client.telemetry

@@ -1,4 +1,4 @@
-"""Checks a page's HTML: nesting, unique ids, labels of fields, names of buttons."""
+"""Checks a page's HTML: element nesting, unique ids, labels of form fields, names of buttons."""
 
 from collections import Counter
 from html.parser import HTMLParser

@@ -1,5 +1,5 @@
-"""A fleet at its limits: a thousand workers with long names, two hundred rows of everything, words
-without spaces.
+"""A fake fleet at its limits: a thousand workers with long names, two hundred rows in every table,
+words without spaces.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ NUM_ROWS, NUM_WORKERS, NUM_ROLES = 200, 1000, 200
 
 
 def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
-    """Fill the gateway's fake client beyond what a page shows."""
+    """Fill the gateway's fake client with more entries than a page shows."""
     fill(gateway)
     telemetry, now = gateway.client.telemetry, now_us()
     stages = [queue.stage for queue in telemetry.queue_list]
@@ -51,8 +51,8 @@ def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
 
 
 def _workers(telemetry: FakeTelemetry) -> list[WorkerView]:
-    """Return `NUM_WORKERS` workers; every fiftieth has left the fleet. Roles and parts of divided
-    models are assigned in rotation.
+    """Return `NUM_WORKERS` workers, with roles and parts of divided models in rotation. Every
+    fiftieth worker has left the fleet.
     """
     live, gone = telemetry.worker_list[0], telemetry.worker_list[-1]
     roles = [queue.role for queue in telemetry.queue_list]

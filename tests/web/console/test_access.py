@@ -1,5 +1,5 @@
-"""Accessibility and layout of the pages: names of controls, contrast as drawn, widths, keyboard
-focus, reduced motion.
+"""Accessibility and layout of the console's pages: names of controls, contrast as rendered, widths,
+keyboard focus, reduced motion.
 """
 
 import re
@@ -97,8 +97,8 @@ FOCUSED = """() => {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReport:
-    """Results of one page. `faults`: unnamed controls and poor contrast by scheme; `too_wide`:
-    window widths it exceeds.
+    """Accessibility faults of one page. `faults`: unnamed controls and poor contrast, by colour
+    scheme. `too_wide`: window widths that the page exceeds.
     """
 
     faults: dict[str, list[str]]
@@ -112,7 +112,7 @@ class PageReport:
 
 @pytest.fixture(scope="module")
 def reports(browser: Browser, loaded: Loaded) -> Iterator[dict[str, PageReport]]:
-    """A report of every page, and of a running request, over a busy fleet."""
+    """Reports of every page, and of a running request's page, over a busy fleet."""
     with serving(loaded) as gateway, visiting(browser) as page:
         fill(gateway)
         running = next(
@@ -156,7 +156,7 @@ def report(page: Page) -> PageReport:
 
 
 def find_unnamed(page: Page) -> list[str]:
-    """Return controls without a name in the browser's accessibility tree."""
+    """Return the page's controls that have no name in the browser's accessibility tree."""
     session = page.context.new_cdp_session(page)
     tree = session.send("Accessibility.getFullAXTree")
     session.detach()
@@ -195,7 +195,7 @@ def test_pages_mark_their_navigation_item_and_have_one_heading(
 def test_buttons_call_only_the_public_api(
     reports: dict[str, PageReport], gateway: ServedGateway
 ) -> None:
-    """Buttons and forms call routes of the OpenAPI document, and nothing else."""
+    """Buttons and forms call only routes of the OpenAPI document."""
     described = cast(
         "dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"]
     )

@@ -1,5 +1,5 @@
-"""The API page: Swagger UI renders every operation under the content security policy, behind the
-same key as the document.
+"""The API page: Swagger UI renders every operation under the content security policy, and needs the
+same key as the OpenAPI document.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""The colours of the console, by the formula of WCAG 2: text 4.5 to 1 on every ground it stands on,
-lines and marks 3 to 1.
+"""Contrast of the console's colours by the formula of WCAG 2: 4.5 to 1 for text on every background
+it is used on, 3 to 1 for lines and marks.
 """
 
 import re
@@ -66,7 +66,9 @@ def test_mark_colours_have_contrast(theme: int) -> None:
 
 
 def test_colours_are_defined_in_both_themes() -> None:
-    """A colour outside of the variables would not be checked."""
+    """All colours are CSS variables defined in both themes, since other colours would not be
+    checked.
+    """
     body = CSS.partition("--mono")[2]
     assert not re.findall(r"#[0-9a-f]{3,8}\b", body)
     assert set(re.findall(r"var\(--([a-z0-9-]+)", CSS)) <= {*PAIRS, "mono", "stage"}

@@ -1,4 +1,4 @@
-"""Errors in a browser are pages of the console with links to continue; programs and buttons receive
+"""Errors in a browser are console pages with links to continue; programs and buttons receive
 JSON.
 """
 

@@ -1,4 +1,4 @@
-"""Pages in a real browser continue at another gateway after the first one has stopped."""
+"""Console pages in a real browser continue at another gateway after the first one has stopped."""
 
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -15,12 +15,12 @@ from tests.web.voice.browsers import ask, visiting
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 LOST = ("Failed to load resource", "htmx:")
-"""Texts that the browser logs when its gateway is gone."""
+"""Beginnings of the browser's log messages when its gateway is gone."""
 ANSWERED = "the second gateway answers, without Redis"
 
 
 def replace_gateway(loaded: Loaded, first: ExitStack, gateway: ServedGateway) -> ExitStack:
-    """Stop a gateway and start a new gateway of the same fleet at its port."""
+    """Stop a gateway, and start a new one of the same fleet at its port."""
     first.close()
     second = ExitStack()
     second.enter_context(

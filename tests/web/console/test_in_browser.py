@@ -103,7 +103,7 @@ def test_paused_page_updates_after_resume(open_page: OpenPage, telemetry: FakeTe
 
 
 def cut_stream(page: Page) -> None:
-    """End the page's stream as a lost connection does."""
+    """End the page's event stream as a lost connection does."""
     page.evaluate("document.getElementById('live')._htmx.sse.reader.cancel()")
 
 
@@ -217,8 +217,8 @@ def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTe
     view = telemetry.worker_list[0]
 
     def die_and_continue(route: Route) -> None:
-        """The worker dies once the button was clicked: an update of the page would remove the
-        button before.
+        """Let the worker die after the button was clicked; an earlier update of the page would
+        remove the button.
         """
         telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
         route.continue_()

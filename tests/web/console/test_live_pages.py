@@ -1,5 +1,5 @@
-"""Streams of live pages: the whole page, then changed blocks, with the ids of the fleet's events;
-the stream of the log.
+"""Event streams of live pages, which send the whole page, then changed blocks, with the ids of the
+fleet's events; and the stream of the log.
 """
 
 import re
@@ -34,7 +34,9 @@ class StreamMessage:
 def stream(
     gateway: ServedGateway, path: str, last: str | None = None
 ) -> Iterator[Callable[[], StreamMessage]]:
-    """The messages of a page's stream, one a call."""
+    """Yield a function that returns the next message of a page's event stream. `last`: value of the
+    header Last-Event-ID.
+    """
     headers = {"last-event-id": last} if last else {}
     with gateway.http.stream("GET", path, headers=headers) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(
@@ -154,7 +156,7 @@ def ids(message: StreamMessage) -> list[str]:
 
 
 def read_ids(next_message: Callable[[], StreamMessage], count: int) -> tuple[list[str], str]:
-    """Read `count` lines, the oldest first, and the id of the last message."""
+    """Read `count` log lines, the oldest first; return them with the id of the last message."""
     found: list[str] = []
     message = StreamMessage("", "")
     while len(found) < count:

@@ -1,4 +1,4 @@
-"""Number formats, charts and lanes: text has units, and drawings stay inside their bounds."""
+"""Number formats, charts and lanes: numbers have units, and drawings stay inside their bounds."""
 
 import re
 from collections.abc import Callable

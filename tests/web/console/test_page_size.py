@@ -10,7 +10,7 @@ from tests.web.console.busy_gateway import LIVE_PAGES
 from tests.web.console.oversized_fleet import NUM_WORKERS, fill_to_limits
 
 MAX_BYTES = 500_000
-"""The largest page shows two hundred roles."""
+"""Size limit of a page in bytes; the largest page shows two hundred roles."""
 ROWS = {
     "requests": ("r-", 50),
     "workers": ("w-", 100),

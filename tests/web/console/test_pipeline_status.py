@@ -1,5 +1,5 @@
-"""The pipeline status counts workers that accept tasks as up, and draining and standby workers
-separately.
+"""The console's pipeline status counts workers that accept tasks as up, and counts draining and
+standby workers separately.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from tests.web.fake_client import worker_view
 
 @pytest.fixture
 def workers(gateway: ServedGateway) -> list[WorkerView]:
-    """A worker of each stage, to be changed by the test."""
+    """A worker of each stage, which the test changes."""
     telemetry = gateway.client.telemetry
     telemetry.worker_list = asyncio.run(telemetry.workers())
     return telemetry.worker_list

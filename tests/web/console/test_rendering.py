@@ -1,5 +1,5 @@
-"""Rendering of every page for a busy fleet, an empty one and without Redis: valid HTML, bounded
-size, escaped data.
+"""Rendering of every page for a busy fleet, for an empty one, and without Redis: valid HTML,
+bounded size, escaped data.
 """
 
 import re

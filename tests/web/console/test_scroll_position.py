@@ -1,4 +1,4 @@
-"""An update of a page keeps form input, selection, focus, scroll position, opened details and
+"""A live update of a page keeps form input, selection, focus, scroll position, opened details and
 playing audio.
 """
 
@@ -27,7 +27,7 @@ SELECTED = "getSelection().toString()"
 
 
 def change_all_rows(telemetry: FakeTelemetry) -> None:
-    """Finish every running request, so that each of their rows changes."""
+    """Finish every running request, so that every row of the page changes."""
     telemetry.rows = [
         msgspec.structs.replace(row, state="finished", ended_us=row.created_us + 700_000)
         if row.state == "running"

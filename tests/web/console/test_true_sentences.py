@@ -1,4 +1,4 @@
-"""Sentences of the console about what is absent: shown only where that is so, beside what is
+"""Sentences of the console about something absent appear only where it is absent, and name what is
 expected soon.
 """
 
@@ -113,8 +113,8 @@ def test_no_missing_role_is_no_trouble() -> None:
 
 
 def test_lists_of_expired_data_do_not_say_never(gateway: ServedGateway) -> None:
-    """Requests, log lines, jobs and counts are kept for a time: an empty list says nothing about
-    the time before.
+    """Requests, log lines, jobs and counts are kept for a limited time, so the text of an empty
+    list does not say that there was never any.
     """
     pages = {
         path: shown_on(gateway, path)

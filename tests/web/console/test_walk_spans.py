@@ -1,4 +1,6 @@
-"""Walk spans of a request's tasks: in order, without overlap, only while a worker owns the task."""
+"""Time spans of the walks of a request's tasks: in order, without overlap, only while a worker owns
+the task.
+"""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Live pages of the console, and events of the fleet that make them update."""
+"""Live pages of the console, and fleet events that make them update."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,12 @@ from fleet.telemetry.views import FeedEntry
 from tests.web.fake_telemetry import FakeTelemetry
 
 REFUSED = "status of 409"
-"""The browser logs refused commands; their tests check the message that the page shows."""
+"""Text of the browser's log entry for a refused command, which tests of refusals expect: they check
+the message that the page shows.
+"""
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 OpenPage = Callable[[str], Page]
-"""Opens the page at a path, and waits until it is live."""
+"""Type of the function that opens the console page at a path and waits until it is live."""
 
 
 def publish_event(telemetry: FakeTelemetry) -> str:

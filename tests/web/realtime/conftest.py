@@ -1,4 +1,4 @@
-"""Clients of the two voice sockets of the test's gateway."""
+"""Fixtures: clients connected to the gateway's two voice sockets."""
 
 from collections.abc import AsyncIterator
 
@@ -10,13 +10,13 @@ from tests.web.realtime.socket_client import SocketClient, opened
 
 @pytest.fixture
 async def page(gateway: ServedGateway) -> AsyncIterator[SocketClient]:
-    """A client of the console's socket, with a session."""
+    """A client of the console's voice socket, after its session has begun."""
     async with opened(gateway) as page:
         yield page
 
 
 @pytest.fixture
 async def client(gateway: ServedGateway) -> AsyncIterator[SocketClient]:
-    """A client of OpenAI's protocol, with a session."""
+    """A client of the OpenAI-compatible voice socket, after its session has begun."""
     async with opened(gateway, "/v1/realtime") as client:
         yield client

@@ -1,4 +1,4 @@
-"""Clock that stands still until a test advances it, from any thread."""
+"""A clock that stands still until a test advances it, from any thread."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ class ManualClock(Clock):
         return timer
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; timers that are due fire in their event loops."""
+        """Advance the clock by `seconds`; timers that are due fire in their event loops."""
         with self._lock:
             self._now += seconds
             self._fire_due()

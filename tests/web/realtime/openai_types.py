@@ -1,4 +1,6 @@
-"""Check of events against OpenAI's own types, strictly and without unknown fields."""
+"""Strict check of server events against the types of the `openai` package; unknown fields are
+errors.
+"""
 
 from copy import deepcopy
 from typing import Any, get_args
@@ -8,7 +10,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import ValidationError
 
 EXTENSION_PREFIX = "fleet."
-"""Prefix of the extensions, which are sent only on request."""
+"""Prefix of Fleet's extension events, which the server sends only on request."""
 UNTYPED_FIELDS = frozenset(
     {
         # what went wrong, in words: the type has only a code
@@ -51,7 +53,9 @@ def check_event(event: dict[str, Any]) -> None:
 
 
 def _at_openais_rate(event: dict[str, Any]) -> dict[str, Any]:
-    """Set the input rate to 24 kHz, the only one of OpenAI's type; other rates are an extension."""
+    """Set the input rate of an event to 24 kHz, the only one in OpenAI's types; other rates are an
+    extension.
+    """
     if "session" not in event:
         return event
     changed = deepcopy(event)

@@ -1,4 +1,6 @@
-"""Reads a refused WebSocket: one error event, then a close with a code and a reason."""
+"""Reader of a refused WebSocket connection: one error event, then a close with a code and a
+reason.
+"""
 
 import asyncio
 import json
@@ -16,7 +18,9 @@ from web.realtime.transport.refusal import MAX_REASON_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """`error` is the error in the event."""
+    """Refusal of a WebSocket connection as its client sees it. `error`: the `error` object of the
+    event that precedes the close.
+    """
 
     error: dict[str, Any]
     close_code: int | None
@@ -25,7 +29,9 @@ class Refusal:
 
 
 async def refusal_of(gateway: ServedGateway, path: str = "/v1/realtime", **options: Any) -> Refusal:
-    """Connect and read to the end. Raises: AssertionError if anything but one error event comes."""
+    """Connect to the gateway, read until the close, and return the refusal. Raises: AssertionError
+    if anything but one error event arrives.
+    """
     async with connect(gateway.url.replace("http", "ws") + path, **options) as socket:
         events = await _events(socket)
         assert [event["type"] for event in events] == ["error"], events
@@ -41,7 +47,7 @@ async def refusal_of(gateway: ServedGateway, path: str = "/v1/realtime", **optio
 
 
 async def _events(socket: ClientConnection) -> list[dict[str, Any]]:
-    """Read all events before the close."""
+    """Return all events that arrive before the close."""
     events: list[dict[str, Any]] = []
     with suppress(ConnectionClosed):
         while True:

@@ -1,4 +1,4 @@
-"""Client of both voice sockets: events by type, and audio by its serial."""
+"""Client of both voice sockets, which collects events by type, and audio by response."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ class SocketClient:
     session: str = ""
     events: list[Event] = field(default_factory=list[Event])
     audio: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
-    """Audio by response, from the first sample that was sent to this socket."""
+    """Received audio by response id, from the first sample that was sent to this socket."""
     first: dict[str, int] = field(default_factory=dict[str, int])
     serials: dict[int, str] = field(default_factory=dict[int, str])
 
@@ -47,7 +47,9 @@ class SocketClient:
         await self.send("response.create", response=response)
 
     async def complete(self, text: str | None = None, /, **response: object) -> Event:
-        """Ask, or request a response to what was said, and return it once it is complete."""
+        """Send `text` (or nothing, after speech), request a response, and return it once it is
+        complete.
+        """
         if text is None:
             await self.send("response.create", response=response)
         else:
@@ -60,24 +62,26 @@ class SocketClient:
         return done
 
     async def done(self) -> Event:
-        """Return the next response that ends."""
+        """Return the next response that is done."""
         return (await self.until("response.done"))["response"]
 
     async def error(self) -> Event:
         return (await self.until("error"))["error"]
 
     async def speak(self, pcm: bytes) -> None:
-        """Send audio as the console's page does."""
+        """Send audio as the console's page does, in binary frames."""
         for block in blocks(pcm, BLOCK_MS):
             await self.socket.send(block)
 
     async def append(self, pcm: bytes) -> None:
-        """Send audio as OpenAI's clients do."""
+        """Send audio as OpenAI's clients do, as base64 in JSON events."""
         for block in blocks(pcm, BLOCK_MS):
             await self.send("input_audio_buffer.append", audio=base64.b64encode(block).decode())
 
     async def update(self, **session: object) -> tuple[list[Event], Event]:
-        """Change the settings; return the errors up to `session.updated`, and its session."""
+        """Update the session's settings. Return the errors that arrive before `session.updated`,
+        and the session in that event.
+        """
         begin = len(self.events)
         await self.send("session.update", event_id="asked", session=session)
         session_now = (await self.until("session.updated"))["session"]
@@ -89,12 +93,12 @@ class SocketClient:
         await self.update(audio={"input": {"turn_detection": detection}})
 
     async def retrieve(self, item_id: str) -> Event:
-        """Return an item of the conversation."""
+        """Return a conversation item by its id."""
         await self.send("conversation.item.retrieve", item_id=item_id)
         return (await self.until("conversation.item.retrieved"))["item"]
 
     async def events_before_refusal(self, event_id: str = "after") -> list[Event]:
-        """Send an unknown event; return all events up to its refusal."""
+        """Send an unknown event; return all events that arrive before its refusal."""
         begin = len(self.events)
         await self.send("no.such.event", event_id=event_id)
         while (
@@ -115,7 +119,7 @@ class SocketClient:
         return error
 
     async def next(self) -> Event | None:
-        """Return the next event; None for a frame of audio, which is stored."""
+        """Return the next JSON event, or None after a binary audio frame, which is stored."""
         frame = await asyncio.wait_for(self.socket.recv(), 60)
         if isinstance(frame, bytes):
             serial, first = struct.unpack("<II", frame[:8])
@@ -145,7 +149,9 @@ class SocketClient:
             await self.next()
 
     def shown(self, response: str, had: str = "") -> str:
-        """Return a response's text as the console shows it, after the text that it had already."""
+        """Return a response's text as the console shows it. `had`: text of the response that the
+        client had before.
+        """
         text = had
         for event in self.events:
             if (
@@ -161,12 +167,12 @@ class SocketClient:
         return [event["type"] for event in self.events]
 
     async def closed(self) -> tuple[int | None, str]:
-        """Wait for the close of the connection; return its code and reason."""
+        """Wait until the server closes the connection; return the close code and reason."""
         await asyncio.wait_for(self.socket.wait_closed(), 20)
         return self.socket.close_code, self.socket.close_reason or ""
 
     async def drop(self) -> None:
-        """Break the connection without a close."""
+        """Break the connection without a close handshake."""
         self.socket.transport.abort()
         await self.socket.wait_closed()
 

@@ -1,4 +1,4 @@
-"""Speech and silence for tests: PCM16 at 24 kHz, speech by espeak-ng."""
+"""Speech (by espeak-ng) and silence for tests, as PCM16 at 24 kHz."""
 
 from functools import cache
 
@@ -24,7 +24,7 @@ def speech(text: str) -> bytes:
 
 
 def question() -> bytes:
-    """Return a spoken question between silences, which is a whole turn."""
+    """Return a spoken question between silences, which the gateway detects as one user turn."""
     return silence(300) + speech(QUESTION) + silence(800)
 
 
@@ -38,5 +38,5 @@ def blocks(pcm: bytes, ms: int = 20) -> list[bytes]:
 
 
 def spoken(num_samples: int) -> NDArray[np.int16]:
-    """Return the question, repeated up to a length."""
+    """Return the spoken question, repeated up to `num_samples` samples."""
     return np.resize(np.frombuffer(speech(QUESTION), "<i2"), num_samples)

@@ -1,5 +1,5 @@
-"""Order of admission when places are scarce: client secrets get a share of them, and do not delay
-clients with the API key.
+"""Admission of voice sessions when places are scarce: client secrets get a share of the places, and
+do not delay clients with the API key.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ SECRET, KEY = True, False
 
 @dataclass(slots=True)
 class Line:
-    """Bound sessions and queue to four each, of which secrets may use three."""
+    """An admission queue that allows four sessions and four queued clients, of which three each may
+    come from client secrets.
+    """
 
     admission: Admission = field(
         default_factory=lambda: Admission(
@@ -81,7 +83,9 @@ def test_queue_is_in_order_of_arrival() -> None:
 
 
 def test_api_key_places_stay_reserved_from_adopted_sessions() -> None:
-    """Sessions of a gateway that died are never refused."""
+    """Sessions adopted from a dead gateway are never refused, even beyond the share of client
+    secrets; the places reserved for the API key stay free.
+    """
     line = Line()
     for _ in range(9):
         line.admission.add(by_secret=SECRET)
@@ -108,7 +112,7 @@ def test_secret_share_is_rounded_down_to_at_least_one(
 
 
 async def cancelled(line: Line, waiter: QueuedClient, before: Callable[[], None]) -> None:
-    """Cancel a queued client, after `before`."""
+    """Call `before`, then cancel the queued client."""
     waiting = asyncio.create_task(line.admission.wait(waiter))
     await asyncio.sleep(0)
     before()

@@ -1,4 +1,6 @@
-"""Audio formats of a session: while one is refused, no audio is read or sent in another format."""
+"""Audio formats of a voice session: while a requested format is refused, no audio is read or sent
+in another format.
+"""
 
 import base64
 
@@ -36,7 +38,9 @@ REFUSED_FORMATS: dict[str, list[object]] = {
 async def test_audio_is_not_read_while_its_format_is_refused(
     client: SocketClient, gateway: ServedGateway, field: str, form: object
 ) -> None:
-    """G.711 read as PCM16 would be noise, classified as speech or as silence."""
+    """Audio is not read while its format is refused: G.711 read as PCM16 would be noise, and
+    classified as speech or silence.
+    """
     spoken = question()
     errors, now = await client.update(**input_format(form))
     assert [error["param"] for error in errors] == [f"session.audio.input.{field}"]
@@ -94,7 +98,9 @@ async def test_binary_audio_is_not_read_while_its_format_is_refused(
 async def test_turn_ends_unanswered_when_its_format_is_refused(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    """Later audio does not continue the turn."""
+    """A user turn ends unanswered when its audio format is refused; later audio does not continue
+    it.
+    """
     spoken = speech(QUESTION)
     await page.speak(silence(300) + spoken[: len(spoken) // 2])
     started = await page.until("input_audio_buffer.speech_started")
@@ -150,7 +156,9 @@ async def test_format_under_its_beta_name_counts_as_one(
 async def test_null_under_a_beta_name_leaves_the_format_as_it_is(
     client: SocketClient, side: str
 ) -> None:
-    """Clients that write every field of the beta dialect send null for those without a value."""
+    """Null under a field name of the beta dialect leaves the format unchanged: some clients write
+    every field of the dialect, with null for fields without a value.
+    """
     errors, now = await client.update(**{f"{side}_audio_format": None, "modalities": None})
     assert not errors and now["audio"][side]["format"] == PCM
 

@@ -1,4 +1,6 @@
-"""The console's socket: the same session with audio in binary frames, and lost connections."""
+"""The console's voice socket: the same session as at the OpenAI socket, with audio in binary
+frames, and lost connections.
+"""
 
 import base64
 import json
@@ -104,8 +106,8 @@ async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) ->
 async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(
     gateway: ServedGateway,
 ) -> None:
-    """The detector finds it, or the gateway in committed audio; the silence after it counts as
-    waiting.
+    """The voice-to-voice latency of a requested response counts from the end of speech, found by
+    the detector or, in committed audio, by the gateway; the silence after it counts as waiting.
     """
     spoken = speech(QUESTION)
     for detection, silent_ms in (
@@ -128,7 +130,9 @@ async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speec
 async def test_voice_to_voice_is_null_without_a_known_end_of_speech(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    """Neither a recording nor committed silence has one."""
+    """The voice-to-voice latency is null for a recording and for committed silence, which have no
+    known end of speech.
+    """
     before = counted(gateway)
     recording = {"type": "input_audio", "audio": base64.b64encode(speech(QUESTION)).decode()}
     await page.detect_turns(None)
@@ -150,7 +154,9 @@ async def test_voice_to_voice_is_null_without_a_known_end_of_speech(
 async def test_trimmed_leading_silence_counts_as_played(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    """The trace holds positions in the generated audio, the session those in the sent audio."""
+    """Trimmed leading silence counts as played: the trace counts positions in the generated audio,
+    the session counts positions in the sent audio.
+    """
     gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
     kept = RATE_HZ * 60 // 1000
     done = await page.complete("hello")
@@ -246,7 +252,7 @@ async def test_text_sent_during_an_absence_arrives_once(gateway: ServedGateway) 
 
 
 def _num_text_chunks(gateway: ServedGateway) -> int:
-    """Chunks produced on the text edge of the only request."""
+    """Return the number of chunks produced on the text edge of the only request."""
     (trace,) = gateway.client.traces.values()
     return next(edge.produced for edge in trace.edges if edge.name == "text")
 
@@ -299,8 +305,8 @@ async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
 async def test_response_under_way_waits_for_redis_at_another_gateway(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first gateway is lost while Redis refuses writes: the other one cannot take its request
-    over yet.
+    """A response continues at another gateway after its first gateway is lost. While Redis refuses
+    writes, the other gateway cannot take the request over, and waits.
     """
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         first.client.script = Script(
@@ -342,8 +348,8 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
 async def test_text_arrives_once_after_an_old_snapshot(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed gateway no longer stores the session, so only the client knows what it has
-    received.
+    """Text arrives once even if the stored session is old: a killed gateway no longer stores it, so
+    that only the client knows what it has received.
     """
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         script = first.client.script = Script(

@@ -1,4 +1,6 @@
-"""Items of a conversation: bounded, in order, and only the played words of responses."""
+"""Items of a conversation: bounded in number, in order, and with only the played words of
+responses.
+"""
 
 import pytest
 from hypothesis import given

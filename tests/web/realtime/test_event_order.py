@@ -1,6 +1,7 @@
 """Valid client events in random order: the server's events stay consistent.
 
-The state is read twice: by `Mirror`, from the events alone, and at the end by retrieving each item.
+The state is checked twice: by `Mirror`, from the events alone, and at the end by retrieving every
+item.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ SOUND = "AQD//w" + "AAAA" * 2_000 + "AA"
 
 @dataclass(slots=True)
 class MirroredResponse:
-    """State of a response by its events so far."""
+    """State of a response, derived from its events so far."""
 
     in_conversation: bool
     spoken: bool
@@ -31,8 +32,8 @@ class MirroredResponse:
 
 
 class Mirror:
-    """State of a client by the server's events. The protocol's invariants are asserted with each
-    event.
+    """Client state derived from the server's events. Every event is checked against the protocol's
+    invariants.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,9 @@ class Mirror:
 
 
 class OrderedClient:
-    """Sends random client events that are valid at that time, and sometimes invalid ones."""
+    """A client that sends random events which are valid at that time, and sometimes invalid
+    ones.
+    """
 
     def __init__(self, seed: int, page: SocketClient, mirror: Mirror) -> None:
         self._random = random.Random(seed)
@@ -203,7 +206,7 @@ class OrderedClient:
 
 
 async def until_after(page: SocketClient, mirror: Mirror, name: str) -> None:
-    """Read all events up to the refusal of a last one."""
+    """Send an event that is refused, and read all events up to its refusal."""
     await page.send("no.such.event", event_id=name)
     while True:
         event = await page.next()

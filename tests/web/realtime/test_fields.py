@@ -1,5 +1,5 @@
-"""Settings, events and items: a field is served, refused by its name, or ignored because it cannot
-change the answer.
+"""Fields of session settings, events and items: each field is served, refused by its name, or
+ignored because it cannot change the answer.
 """
 
 from collections.abc import AsyncIterator
@@ -189,7 +189,7 @@ def test_secret_with_a_setting_without_effect_is_refused(gateway: ServedGateway)
 
 @pytest.fixture
 async def deaf(text_only: Loaded) -> AsyncIterator[SocketClient]:
-    """A session of a model that takes text only."""
+    """A client of a voice session whose model accepts only text."""
     with serving(text_only) as gateway:
         async with opened(gateway, "/v1/realtime") as client:
             yield client

@@ -1,7 +1,7 @@
 """Malformed, out-of-order and oversized events are refused; nothing crashes or grows, and other
 sessions are not disturbed.
 
-`--events 20000` is the long form.
+`--events 20000` runs the long form.
 """
 
 import asyncio
@@ -157,7 +157,7 @@ class Fuzzer:
         return json.dumps(event)
 
     def likely(self) -> dict[str, object]:
-        """Generate nearly valid events, which reach deeper code."""
+        """Generate an event that is nearly valid, to reach deeper code."""
         part = {
             "type": self._random.choice(["input_text", "output_audio", "input_audio"]),
             "text": "hi",
@@ -229,7 +229,7 @@ async def storm(gateway: ServedGateway, path: str, fuzzer: Fuzzer, num_events: i
 
 
 async def read(socket: ClientConnection) -> list[dict[str, Any]]:
-    """Read up to the reply to the last event."""
+    """Read events up to the reply to the last event sent."""
     events: list[dict[str, Any]] = []
     try:
         async for frame in socket:

@@ -1,5 +1,5 @@
-"""Input is retained to the sample: the resampler neither cuts its end nor leaks it into later
-audio.
+"""The audio input buffer is exact to the sample: the resampler neither cuts the end of audio nor
+leaks it into later audio.
 """
 
 from base64 import b64decode, b64encode
@@ -15,9 +15,9 @@ from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
 
 RATES = [8_000, 11_025, 16_000, 24_000, 44_100, 48_000]
 NEAR = RATE_HZ // 500
-"""Upper bound of an edge's blur."""
+"""Upper bound, in samples, of the resampler's blur at an edge between sound and silence."""
 DITHER = 2
-"""Upper bound of resampled silence, of 32768."""
+"""Upper bound of a resampled silent sample, of 32768."""
 
 
 def tone(rate_hz: int, ms: int) -> bytes:
@@ -47,7 +47,7 @@ def level(pcm: bytes) -> NDArray[np.int_]:
 
 
 def loud(pcm: bytes) -> NDArray[np.intp]:
-    """Return the samples that are no blurred edge."""
+    """Return the positions of the samples that are loud and outside a blurred edge."""
     return np.flatnonzero(level(pcm) > 3_000)
 
 
@@ -57,7 +57,9 @@ def same(one: bytes, other: bytes) -> bool:
 
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
-    """A recording's pieces are as long as the silence that is skipped."""
+    """The end of audio is retained before a silence, even if recorded pieces are as long as the
+    silence that is skipped.
+    """
     buffer = AudioInputBuffer(rate_hz, TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
     hear(buffer, pcm)
@@ -128,7 +130,7 @@ def test_half_a_sample_is_completed_within_its_turn() -> None:
 
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
-    """A tick keeps its position whether silence is skipped and audio is taken or cleared."""
+    """A tick keeps its position whether silence is skipped or audio is taken or cleared."""
     buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
     for number in range(12):
@@ -146,7 +148,9 @@ def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
 
 
 async def test_commit_of_a_tenth_of_a_second_is_complete(page: SocketClient) -> None:
-    """Two turns are committed by the client; audio cleared in between is in neither."""
+    """A commit contains all its audio: the client commits two turns, and audio cleared in between
+    is in neither.
+    """
     sound, still = tone(24_000, 100), quiet(24_000, 100)
     await page.detect_turns(None)
     kept: list[bytes] = []

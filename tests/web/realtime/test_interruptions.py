@@ -1,4 +1,6 @@
-"""Barge-in: the response is cancelled, its history truncated, and resumed after a false alarm."""
+"""Barge-in: the response is cancelled and its history truncated, and after a false alarm it is
+resumed.
+"""
 
 import asyncio
 import threading
@@ -21,9 +23,9 @@ WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen
 LONG = Script(
     text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard=""
 )
-"""The user's audio has no words meanwhile."""
+"""Script of a long answer, in which the user's audio transcribes to no words."""
 AHEAD = 12 * FRAME_SAMPLES
-"""Samples that are sent ahead of playback: whole frames within a second."""
+"""Number of samples sent ahead of playback: whole frames within a second."""
 WHOLE = sine(4 * RATE_HZ).tobytes()
 COUGH_MS = 300
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
@@ -36,8 +38,8 @@ def clock() -> ManualClock:
 
 @pytest.fixture(scope="module")
 def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
-    """Audio is sent a second ahead of playback, which stands still until the test advances the
-    clock.
+    """A gateway that sends audio up to a second ahead of playback, which stands still until the
+    test advances the clock.
     """
     with serving(loaded, clock=clock) as gateway:
         yield gateway
@@ -62,7 +64,7 @@ def cough() -> bytes:
 async def answering(
     page: SocketClient, gateway: ServedGateway, script: Script = LONG
 ) -> dict[str, Any]:
-    """Begin a response and return it once its first audio has arrived."""
+    """Begin a response, and return it once its first audio has arrived."""
     gateway.client.script = script
     await page.ask("count")
     response = (await page.until("response.created"))["response"]
@@ -71,7 +73,7 @@ async def answering(
 
 
 def prompt(gateway: ServedGateway) -> str:
-    """Return the prompt of the last request."""
+    """Return the prompt of the gateway's last request."""
     spec, _ = gateway.client.submitted[-1]
     return gateway.client.tokenizer.decode(list(spec.prompt_ids), skip_special_tokens=False)
 
@@ -171,8 +173,8 @@ async def test_short_interruption_with_words_is_a_turn(
 async def unverified(
     gateway: ServedGateway, transcript: str
 ) -> AsyncIterator[tuple[SocketClient, str, threading.Event]]:
-    """Interrupt a response by audio with this transcript, which is available once the event is
-    set.
+    """Interrupt a response by audio with this transcript, which becomes available once the yielded
+    event is set.
     """
     gate = threading.Event()
     async with opened(gateway) as page:
@@ -227,7 +229,9 @@ async def test_turns_verified_late_stay_in_order_and_are_answered_once(
 async def test_second_false_alarm_resumes_the_same_response(
     gateway: ServedGateway, clock: ManualClock, played: bool
 ) -> None:
-    """`played`: the client had played everything at the second one."""
+    """A second false alarm resumes the same response. `played`: whether the client had played
+    everything at the second alarm.
+    """
     async with unverified(gateway, "") as (page, first, gate):
         if played:
             await page.send("fleet.played", response_id=first, samples=4 * RATE_HZ)
@@ -243,14 +247,14 @@ async def test_second_false_alarm_resumes_the_same_response(
 
 
 async def play_a_second(page: SocketClient, response: str) -> None:
-    """Have the client play one second and receive another."""
+    """Report that the client has played a second, and receive the next second of audio."""
     await page.until_audio(response, AHEAD)
     await page.send("fleet.played", response_id=response, samples=AHEAD)
     await page.until_audio(response, 2 * AHEAD)
 
 
 async def truncate_to_nothing(page: SocketClient, response: str, item: str) -> None:
-    """Truncate the whole response while the server expects a second to be left to play."""
+    """Truncate the whole response while the server still expects a second to be played."""
     await page.send("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=0)
     await page.send("fleet.played", response_id=response, samples=RATE_HZ)
 
@@ -336,7 +340,9 @@ async def test_turn_that_may_not_interrupt_is_answered_next(
 async def test_out_of_band_response_leaves_the_deferred_one_pending(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    """The turn ends while a response is active and another is deferred until its end."""
+    """The user's turn ends while a response is active, and its response is deferred; an out-of-band
+    response in between leaves the deferred one pending.
+    """
     aside = {
         "conversation": "none",
         "input": [message("classify this")],

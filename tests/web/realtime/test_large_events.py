@@ -1,4 +1,6 @@
-"""Events that carry audio may be long, and are read in a thread; all others are short."""
+"""Size limits of client events: events that carry audio may be long, and are parsed in a thread;
+all others must be short.
+"""
 
 import base64
 
@@ -8,7 +10,7 @@ from tests.web.realtime.socket_client import SocketClient
 from web.realtime.protocol.client_events import MAX_PLAIN_BYTES
 
 PCM = b"\x00\x01" * 108_000
-"""A recording of 4.5 seconds."""
+"""PCM16 recording of 4.5 seconds."""
 AUDIO = base64.b64encode(PCM).decode()
 SPOKEN = {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": AUDIO}]}
 

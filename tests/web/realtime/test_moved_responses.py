@@ -1,5 +1,5 @@
-"""A response whose gateway is lost before it could submit the request: the gateway that continues
-the session submits it.
+"""A gateway is lost before it could submit a response's request: the gateway that continues the
+session submits it.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ async def cut_off(
 async def begin(
     client: SocketClient, gateway: HttpxGateway, **response: object
 ) -> tuple[str, RequestId]:
-    """Ask for a response, and wait until another gateway could continue it. Returns its id and that
-    of its request.
+    """Ask for a response, and wait until another gateway could continue it. Return the response's
+    id and its request's id.
     """
     await client.ask("hello", output_modalities=["text"], **response)
     created = (await client.until("response.created"))["response"]["id"]
@@ -91,7 +91,9 @@ async def test_response_is_submitted_by_the_gateway_that_continues_its_session(
 async def test_response_to_its_own_input_fails_with_the_remedy(
     cut_off: HttpxGateway, reachable: HttpxGateway
 ) -> None:
-    """Its input is stored only with the request, which was never submitted."""
+    """A response with input of its own fails with the remedy when its gateway is lost: such input
+    is stored only with the request, which was never submitted.
+    """
     item = {
         "type": "message",
         "role": "user",

@@ -28,7 +28,7 @@ async def connected(
 
 
 async def until(connection: AsyncRealtimeConnection, kind: str) -> list[RealtimeServerEvent]:
-    """Return the events up to and including the first of that type."""
+    """Return the received events up to and including the first event of type `kind`."""
     events: list[RealtimeServerEvent] = []
     while not events or events[-1].type != kind:
         events.append(await connection.recv())
@@ -36,7 +36,7 @@ async def until(connection: AsyncRealtimeConnection, kind: str) -> list[Realtime
 
 
 def kinds(events: list[RealtimeServerEvent]) -> list[str]:
-    """Return the types of the events, without repeated deltas."""
+    """Return the types of the events, where repeated deltas count once."""
     found: list[str] = []
     for event in events:
         if not found or found[-1] != event.type:

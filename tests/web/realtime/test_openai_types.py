@@ -1,4 +1,6 @@
-"""OpenAI's own types accept every event of a conversation and have all of its fields."""
+"""OpenAI's own types accept every server event of a conversation, and every field of these types is
+present.
+"""
 
 import pytest
 
@@ -13,7 +15,9 @@ LONG = Script(num_samples=4 * RATE_HZ, samples_per_chunk=1920, gap_s=0.01)
 
 
 async def done_with(page: SocketClient, **fields: object) -> Event:
-    """Return the end of the response with this metadata; the model may begin others meanwhile."""
+    """Return the final event of the response with the metadata `fields`; the model may begin other
+    responses meanwhile.
+    """
     while True:
         response: Event = await page.done()
         if fields.items() <= response.items():
@@ -23,7 +27,7 @@ async def done_with(page: SocketClient, **fields: object) -> Event:
 async def test_every_event_matches_openais_types(
     client: SocketClient, gateway: ServedGateway
 ) -> None:
-    """`SocketClient` checks each event that it reads."""
+    """A conversation in which `SocketClient` checks every event it reads against OpenAI's types."""
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
     await client.update(
         audio={"input": {"transcription": {"model": "whisper-1"}, "turn_detection": detection}}

@@ -14,7 +14,9 @@ AGENTS, LIVEKIT = REQUIREMENTS
 
 
 def run_client(script: str, requirement: str, *arguments: str) -> str:
-    """Run a script of `clients` with the requirement installed, and return its output."""
+    """Run a script of the folder `clients` in the environment of `requirement`; return its
+    output.
+    """
     home = environment_of(requirement)
     assert (home / "ready").exists(), (
         f"{requirement} is not installed; run: python tests/web/realtime/clients/install.py"
@@ -38,8 +40,8 @@ def test_openai_agents_receives_the_whole_answer(gateway: ServedGateway) -> None
 
 
 def test_livekit_receives_the_whole_answer(gateway: ServedGateway) -> None:
-    """LiveKit's defaults are `semantic_vad` and the voice marin; it recognises its response by the
-    metadata of its request.
+    """LiveKit receives the whole answer with its defaults, `semantic_vad` and the voice marin; it
+    recognises its response by the request's metadata.
     """
     printed = run_client("livekit_client.script", LIVEKIT, gateway.url, "omni")
     assert printed.strip() == f"{Script().num_samples} samples: {Script().text}"

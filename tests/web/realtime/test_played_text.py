@@ -1,4 +1,4 @@
-"""Playback position of a client, and the words played until there."""
+"""A client's playback position, and the words played until that position."""
 
 from collections import Counter
 
@@ -84,7 +84,9 @@ def test_played_words_never_exceed_the_played_share(text: str, share: float) -> 
     st.floats(0, 1),
 )
 def test_played_words_are_within_two_of_the_played_share(words: list[str], share: float) -> None:
-    """The pace is even here, as the estimate assumes."""
+    """The estimated number of played words is within two of the played share of the text; the
+    speaking rate is even here, as the estimate assumes.
+    """
     text = " ".join(words)
     spoken = sum(
         1 for index in range(len(words)) if len(" ".join(words[: index + 1])) <= share * len(text)
@@ -114,7 +116,9 @@ def test_learned_rate_estimates_missing_speech(char_s: float, text: str, share: 
     st.floats(0, 1),
 )
 def test_silence_does_not_count_as_speech(spans: list[tuple[int, int]], share: float) -> None:
-    """Audio alternates between speech and silence of some hops of 10 ms each."""
+    """Silence does not count as speech. `spans`: alternating speech and silence, in windows of 10
+    ms each. `share`: played share.
+    """
     loud, quiet = np.tile(np.array([9000, -9000], np.int16), 120), np.zeros(240, np.int16)
     pcm = np.concatenate(
         [
@@ -151,8 +155,8 @@ SENTENCES = (
 
 
 def test_played_words_of_aligned_speech_are_at_most_two_too_few() -> None:
-    """Speech with known word times is stopped at any moment; counting silence as speech, a third of
-    the cuts would be wrong.
+    """Speech with known word times is cut at any moment: the estimate has at most two words too
+    few. Counting silence as speech would make a third of the cuts wrong.
     """
     voices = (Voice(), Voice(name="en-us+f3", rate_wpm=180), Voice(name="en-gb-x-rp", rate_wpm=120))
     off: Counter[int] = Counter()

@@ -1,5 +1,5 @@
-"""A read-only gateway serves conversations and pages, but no response or session of another
-client.
+"""A read-only gateway serves conversations and pages, but gives no access to other clients'
+responses and voice sessions.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A refused WebSocket reports the reason to its client and the log, and opens no session."""
+"""When a WebSocket is refused, its client and the log receive the reason, and no session opens."""
 
 import asyncio
 import base64
@@ -60,7 +60,9 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_socket_without_the_right_key_is_refused_first(
     locked: ServedGateway, key: str | None, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client without a key learns nothing of the model, and no key is logged."""
+    """A socket without the right key is refused before anything else is checked: its client learns
+    nothing of the model, and no key is logged.
+    """
     with caplog.at_level(logging.WARNING):
         refusal = await refusal_of(locked, path, additional_headers=bearer(key) if key else {})
     assert refusal.close_code == 3000 and refusal.close_reason.startswith(
@@ -152,8 +154,8 @@ async def test_wrong_query_is_refused_by_name(
 async def test_default_query_opens_a_session_with_the_beta_header_too(
     gateway: ServedGateway, query: str
 ) -> None:
-    """Many clients still send the header of the beta dialect; fields of the dialect are refused by
-    name.
+    """A default query opens a session even with the header of the beta dialect, which many clients
+    still send; fields of the dialect are refused by name.
     """
     address = f"{gateway.url.replace('http', 'ws')}/v1/realtime{query}"
     async with connect(address, additional_headers={"OpenAI-Beta": "realtime=v1"}) as client:
@@ -176,8 +178,8 @@ async def test_socket_at_an_unknown_path_names_the_right_one(
 async def test_socket_of_another_site_is_refused_in_its_subprotocol(
     gateway: ServedGateway, path: str, offered: list[Subprotocol] | None
 ) -> None:
-    """A browser whose offered `realtime` is not accepted shows its page neither the event nor the
-    reason.
+    """A socket of another site is refused with its offered subprotocol accepted: otherwise the
+    browser would show the page neither the event nor the reason.
     """
     refusal = await refusal_of(gateway, path, origin=Origin(EVIL), subprotocols=offered)
     assert refusal.close_code == 3000 and refusal.error["code"] == "cross_site_request"
@@ -203,7 +205,9 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: ServedGateway) -
 async def test_refused_peer_that_ignores_the_close_does_not_block_others(
     serve_with: Callable[[str | None], ServedGateway], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another client is served meanwhile."""
+    """A refused peer that ignores the close does not block others: another client is served
+    meanwhile.
+    """
     gateway = serve_with(None)
     host, port = gateway.url.removeprefix("http://").split(":")
     nonce = base64.b64encode(os.urandom(16)).decode()

@@ -1,5 +1,5 @@
-"""Audio of a complete response is sent again to a reconnected client, and stops as other audio
-does.
+"""Audio of a complete response is sent again to a reconnected client, and can be stopped like other
+audio.
 """
 
 from collections.abc import AsyncIterator
@@ -11,14 +11,14 @@ from tests.web.realtime.socket_client import SocketClient, opened
 from tests.web.realtime.speech_samples import QUESTION, silence, speech
 
 SECONDS = 6
-"""Audio is sent about one second ahead of playback."""
+"""Length of the response in seconds. Audio is sent about one second ahead of playback."""
 WHOLE = 2 * SECONDS * RATE_HZ
 
 
 @asynccontextmanager
 async def resending(gateway: ServedGateway) -> AsyncIterator[tuple[SocketClient, str]]:
-    """Reconnect a client that lost all of a complete response, and yield it with the response's id
-    once audio arrives.
+    """Reconnect a client that lost all audio of a complete response; once audio arrives, yield the
+    client with the response's id.
     """
     gateway.client.script = Script(num_samples=SECONDS * RATE_HZ)
     async with opened(gateway) as page:

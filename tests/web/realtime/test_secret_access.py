@@ -1,5 +1,5 @@
-"""Access of a client secret: its own sessions, one at a time, on several gateways over a real
-Redis.
+"""Access of a client secret: only to its own sessions, one at a time, on several gateways over a
+real Redis.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class HttpxGateway:
         return answer.json()["value"]
 
     async def expire(self, secret: str) -> None:
-        """Expire the key, as Redis does after its time to live."""
+        """Delete the client secret's key from Redis, as its time to live would."""
         assert secret.startswith("ek_")
         for name in [name async for name in self.redis.scan_iter(match=keys.secret("*"))]:
             await self.redis.delete(name)
@@ -67,7 +67,7 @@ class HttpxGateway:
 
 @asynccontextmanager
 async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncIterator[HttpxGateway]:
-    """Serve a gateway with `voice` as its configuration."""
+    """Serve a gateway with the voice settings `voice`."""
     config = loaded.config.model_copy(
         update={"voice": loaded.config.voice.model_copy(update=voice)}
     )
@@ -96,14 +96,14 @@ async def first(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
 
 
 second = first
-"""Another gateway of the same fleet."""
+"""A second gateway of the same fleet."""
 
 
 @asynccontextmanager
 async def opening(
     gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime"
 ) -> AsyncIterator[SocketClient]:
-    """Connect, and read the first event, which may be a refusal."""
+    """Connect to a voice socket, and yield it with its first event, which may be a refusal."""
     headers = {"authorization": f"Bearer {key}"}
     async with connect(
         gateway.url.replace("http", "ws") + path + query, additional_headers=headers
@@ -116,7 +116,9 @@ async def opening(
 async def refused(
     gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime"
 ) -> tuple[str, int | None, str]:
-    """Return the error's code, the close code, and the error's message without the session's id."""
+    """Connect and return the refusal: the error's code, the close code, and the error's message
+    without the session's id.
+    """
     async with opening(gateway, key, query, path) as client:
         assert client.kinds() == ["error"], f"admitted: {client.kinds()}"
         error, (code, _) = client.events[0]["error"], await client.closed()
@@ -140,7 +142,9 @@ async def not_there(gateway: HttpxGateway, session: str) -> bool:
 async def test_secret_does_not_continue_a_session_of_another_credential(
     first: HttpxGateway, second: HttpxGateway
 ) -> None:
-    """The refusal, on any gateway, is that for a session that never existed."""
+    """A client secret cannot continue a session of another credential: on any gateway, the refusal
+    equals the refusal for a session that never existed.
+    """
     thief, victim = await first.secret(), await first.secret()
     async with opening(first, KEY) as by_key, opening(first, victim) as by_secret:
         for owned in (by_key, by_secret):
@@ -175,7 +179,9 @@ async def test_operator_end_is_not_shown_to_another_credential(first: HttpxGatew
 
 @pytest.fixture
 def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway does not wait for a former connection of the secret."""
+    """Make gateways refuse a second session at once, without waiting for the secret's former
+    connection to end.
+    """
     monkeypatch.setattr(session_records, "absence_tries", lambda _lease: 1)
 
 
@@ -219,7 +225,9 @@ async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: st
 
 
 async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: str) -> None:
-    """A client with the API key enters before a secret that was queued earlier."""
+    """Client secrets leave places for the API key: a client with the API key enters before a secret
+    that was queued earlier.
+    """
     async with serving(loaded, redis_url, max_sessions=2, secret_share=0.5) as gateway:
         one, other = await gateway.secret(), await gateway.secret()
         async with (
@@ -236,7 +244,9 @@ async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: s
 async def test_reloaded_page_opens_another_session_with_its_secret(
     first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lost session is replaced on any gateway, and cannot be resumed."""
+    """A reloaded page opens another session with its secret, on any gateway; the lost session is
+    replaced and cannot be resumed.
+    """
     monkeypatch.setattr(session_records, "absence_tries", lambda _lease: 1000)
     secret, lost = await first.secret(), set[str]()
     for gateway in (first, first, second):
@@ -253,7 +263,7 @@ async def test_reloaded_page_opens_another_session_with_its_secret(
 
 @contextmanager
 def conducting(loaded: Loaded, redis_url: str) -> Generator[None]:
-    """Run a conductor, which fences gateways that do not renew their lease."""
+    """Run a conductor, which fences gateways that stop renewing their lease."""
     with connect_to_redis(redis_url) as client:
         driver = Driver(loaded.config, client, WorkerId("conductor@test"))
         thread = threading.Thread(target=driver.run, daemon=True)
@@ -267,7 +277,9 @@ def conducting(loaded: Loaded, redis_url: str) -> Generator[None]:
 async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway was killed just after renewing its lease, with open sessions."""
+    """A secret opens another session once the lease of a dead gateway has lapsed. The gateway was
+    killed with open sessions, just after renewing its lease.
+    """
     monkeypatch.setattr(session_records, "absence_tries", lambda _lease: 1000)
     async with (
         serving(loaded, redis_url) as gateway,
@@ -289,7 +301,9 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
 async def test_session_that_returns_before_the_next_write_is_continued(
     first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session includes the items added at the other gateway meanwhile."""
+    """A session that returns to its first gateway before the next write is continued, with the
+    items added at the other gateway meanwhile.
+    """
     monkeypatch.setattr(session_records, "RENEW_S", 60.0)
     secret = await first.secret()
     async with opening(first, secret) as client:
@@ -319,7 +333,9 @@ async def only(gateway: HttpxGateway, session: str) -> bool:
 async def test_session_of_an_expired_secret_can_be_continued(
     first: HttpxGateway, second: HttpxGateway
 ) -> None:
-    """Only opening a session needs a valid secret, so that a broken connection is not fatal."""
+    """A session of an expired secret can be continued: only opening a session needs a valid secret,
+    so that a broken connection is not fatal.
+    """
     secret = await first.secret()
     async with opening(first, secret) as client:
         await await_until(lambda: first.written(client.session), "the session to be written down")
@@ -366,7 +382,9 @@ async def test_idle_session_ends_with_its_reason(
 
 
 def addresses(app: Starlette) -> set[tuple[str, str]]:
-    """Return method and path of every route that requires a key, with a name for each parameter."""
+    """Return method and path of every route that requires a key, with sample values for path
+    parameters.
+    """
 
     def of(route: BaseRoute) -> list[tuple[str, str]]:
         if isinstance(route, WebSocketRoute):
@@ -425,7 +443,9 @@ async def test_list_names_the_secret_that_opened_a_session(first: HttpxGateway) 
 
 
 async def test_new_connection_closes_the_lost_one(first: HttpxGateway) -> None:
-    """The owner resumes the session while the former connection is still open."""
+    """A new connection closes the lost one: the owner resumes the session while the former
+    connection is still open.
+    """
     secret = await first.secret()
     async with (
         opening(first, secret) as before,

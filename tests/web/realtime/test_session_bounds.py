@@ -1,4 +1,4 @@
-"""Longest duration and idle time of a session, by a manual clock."""
+"""Limits of a session's duration and idle time, measured by a manual clock."""
 
 import asyncio
 import base64
@@ -36,7 +36,7 @@ IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
 
 @dataclass(slots=True)
 class BoundedClient:
-    """Record of the events sent to a client. Satisfies `client_connection.ClientWriter`."""
+    """A recorder of the events sent to a client. Satisfies `client_connection.ClientWriter`."""
 
     events: list[ServerEvent] = field(default_factory=list[ServerEvent])
     closed: tuple[int, str] | None = None
@@ -57,7 +57,7 @@ class BoundedClient:
 
 @dataclass(slots=True)
 class Talk:
-    """A session of a registry whose clock stands still unless the test advances it."""
+    """A session in a registry whose clock stands still unless the test advances it."""
 
     registry: SessionRegistry
     fake: FakeClient
@@ -71,7 +71,7 @@ class Talk:
         )
 
     async def passes(self, seconds: float) -> None:
-        """Let time pass, and let the gateway check its sessions twice."""
+        """Advance the clock, and let the gateway check its sessions twice."""
         self.clock.advance(seconds)
         for _ in range(2):
             num_writes = self.fake.voice.num_saved
@@ -143,7 +143,7 @@ async def test_client_that_sends_silence_is_not_idle(talk: Talk) -> None:
 
 
 async def test_client_that_receives_a_response_is_not_idle(talk: Talk) -> None:
-    """A response under way, and one that is still played, count as activity."""
+    """A client that receives a response, or still plays it, is not idle."""
     talk.fake.script = Script(stall_at=3)
     session = await talk.begin()
     await session.receive(
@@ -173,7 +173,9 @@ async def test_absent_client_is_not_idle_but_reaches_the_longest_duration(talk: 
 
 
 async def test_client_that_creates_and_cancels_in_turn_is_throttled(talk: Talk) -> None:
-    """Responses are limited to the burst, and then to the rate."""
+    """A client that creates and cancels responses in turn is throttled: to a burst of responses,
+    and then to a rate.
+    """
     talk.fake.script = Script(stall_at=0)
     session = await talk.begin()
 
@@ -223,7 +225,9 @@ def test_discard_limit_recovers_up_to_the_burst() -> None:
 async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     talk: Talk, monkeypatch: pytest.MonkeyPatch, num_before: int
 ) -> None:
-    """A late reply of Redis is undone, at the first hold and at the one after the queue."""
+    """A client that leaves while its session opens leaves no session behind: a late reply of Redis
+    is undone, at the first hold and at the hold after the queue.
+    """
     hold, asked, gate = talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
     async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
@@ -257,7 +261,9 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
 async def test_client_that_leaves_during_a_takeover_is_away(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client may reconnect, or a client secret may open a new session instead."""
+    """A client that leaves during a takeover counts as away: it may reconnect, or a client secret
+    may open a new session instead.
+    """
     session = await talk.begin()
     await talk.passes(0)
     other, hold, asked, gate = (

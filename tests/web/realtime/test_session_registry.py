@@ -1,4 +1,6 @@
-"""Queue of clients, bounds of their early frames, and the end of a lost client's session."""
+"""Session registry: the queue of clients, limits of their early frames, and the end of a lost
+client's session.
+"""
 
 import asyncio
 import json
@@ -18,7 +20,7 @@ VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 
 @pytest.fixture(scope="module")
 def small(loaded: Loaded) -> Iterator[ServedGateway]:
-    """Bound the gateway to two sessions, two queued clients and a short reconnect timeout."""
+    """A gateway limited to two sessions and two queued clients, with a short reconnect timeout."""
     config = loaded.config.model_validate({**loaded.config.model_dump(), "voice": VOICE})
     with serving(
         Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)
@@ -31,7 +33,7 @@ def address(gateway: ServedGateway, path: str) -> str:
 
 
 SAMPLE = bytes(2)
-"""A frame of audio, which has no reply."""
+"""A binary frame of one audio sample, which gets no reply."""
 
 
 async def next_error(socket: ClientConnection) -> str:

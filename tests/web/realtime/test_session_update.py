@@ -1,4 +1,6 @@
-"""A `session.update` with refused fields: each is named, and the rest is applied."""
+"""A `session.update` with refused fields: each refused field is named, and the other fields are
+applied.
+"""
 
 import json
 import logging
@@ -247,7 +249,9 @@ async def test_response_that_requires_a_tool_is_refused_by_name(
 async def test_response_with_a_beta_field_is_refused_by_name(
     client: SocketClient, gateway: ServedGateway, field: str, value: object
 ) -> None:
-    """If it were ignored, the client would play audio in another format, or wait for text."""
+    """A response with a field of the beta dialect is refused by the field's name; if it were
+    ignored, the client would play audio in another format, or wait for text.
+    """
     await client.ask("hello", **{field: value})
     error = await client.error()
     assert (error["code"], error["param"]) == ("unsupported_value", f"response.{field}")
@@ -346,8 +350,8 @@ SESSION = st.fixed_dictionaries(
 def test_any_update_applies_its_valid_fields_and_names_the_others(
     session: dict[str, object],
 ) -> None:
-    """The fields left after the refusals are accepted, and a format is either the requested one or
-    refused.
+    """Any update applies its valid fields and names the others: the fields that remain after the
+    refusals are accepted, and a format is either the requested one or refused.
     """
     event = parse_event(json.dumps({"type": "session.update", "session": session}))
     assert isinstance(event, SessionUpdate)

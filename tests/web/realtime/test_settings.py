@@ -1,4 +1,4 @@
-"""Merging of a `session.update` into the settings."""
+"""Merging of a `session.update` into the session's settings."""
 
 import json
 from typing import Any
@@ -24,7 +24,9 @@ ON, OFF = 200, 60_000
 
 
 def updated(settings: Settings, **session: Any) -> Settings:
-    """Raises: BadInput for the first field that is refused."""
+    """Return `settings` after an update of the session. Raises: BadInput for the first field that
+    is refused.
+    """
     event = parse_event(
         json.dumps({"type": "session.update", "session": {"type": "realtime", **session}})
     )

@@ -1,4 +1,4 @@
-"""Audio without speech is no turn of the user, and its transcript is empty."""
+"""Audio without speech makes no user turn, and its transcript is empty."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ SILENT: Mapping[str, Callable[[np.random.Generator], Wave]] = {
 
 
 def buzz() -> bytes:
-    """Return a buzz of 100 Hz that the detector of turns takes for speech three times."""
+    """Return a buzz of 100 Hz that the turn detector takes for speech three times."""
     return silence(500) + pcm16(hum(np.random.default_rng(3), RATE_HZ, 1.5, -6, 100)) + silence(900)
 
 
@@ -81,7 +81,9 @@ async def test_committed_audio_without_speech_is_an_item_with_an_empty_transcrip
 async def test_buzz_during_a_response_interrupts_it_for_a_moment(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    """The model would hear words in it."""
+    """A buzz during a response interrupts it only for a moment, although the model would hear words
+    in it.
+    """
     gateway.client.script = Script(
         num_samples=8 * ANSWER_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="thanks"
     )

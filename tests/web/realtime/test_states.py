@@ -1,4 +1,6 @@
-"""Tables of states: complete, without dead ends, and strict about missing rows."""
+"""State tables of the voice code are complete, have no dead ends, and raise an error for missing
+rows.
+"""
 
 from collections.abc import Mapping
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Begin and end of turns, by probabilities alone."""
+"""Begin and end of user turns, from speech probabilities alone."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Unusual requests are served or refused by name, and the session continues."""
+"""Unusual requests on a voice socket are served, or refused by name, and the session continues."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ LONG = Script(
 
 
 async def answering(page: SocketClient, gateway: ServedGateway) -> tuple[str, str]:
-    """Begin a response, and return the ids of it and its item once its first audio has arrived."""
+    """Begin a response; return its id and its item's id once its first audio has arrived."""
     gateway.client.script = LONG
     await page.ask("count")
     added = await page.until("response.output_item.added")
@@ -112,7 +112,9 @@ async def test_cleared_voice_is_the_default_one(client: SocketClient) -> None:
 async def test_response_under_way_can_be_truncated(
     client: SocketClient, gateway: ServedGateway, cancelled: bool
 ) -> None:
-    """`openai-agents` truncates first and cancels then."""
+    """A response under way can be truncated, before or after it is cancelled; `openai-agents`
+    truncates first.
+    """
     _, item = await answering(client, gateway)
     too_far = await refused_now(client, item, 60_000)
     assert "beyond the item's" in too_far["message"]
@@ -153,8 +155,8 @@ async def test_cancelled_response_reports_its_usage(
 
 
 async def test_failed_response_keeps_only_words_with_audio(loaded: Loaded) -> None:
-    """Its text is complete, and about one of four seconds of audio exists. No speaking rate is
-    learned yet.
+    """A failed response keeps only the words whose audio exists: its text is complete, but it has
+    about one of four seconds of audio, and no speaking rate is learned yet.
     """
     with serving(loaded) as gateway:
         gateway.client.script = replace(LONG, gap_s=0, samples_per_chunk=960, fail_at=50)

@@ -1,4 +1,6 @@
-"""The voice detection model: the released file, its batches, speech and noise."""
+"""The voice detection model: the released file's digest, batching, and probabilities of speech and
+noise.
+"""
 
 import asyncio
 import hashlib
@@ -23,7 +25,7 @@ SHA256 = {
     "silero_vad.onnx": "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
     "LICENSE": "2e63e9a38b6e8fc0c7bc37ce174caca1862870856c6daf5697cfb785e925520b",
 }
-"""Digests of the files in silero-vad 6.2.3 on PyPI."""
+"""SHA-256 digests of files in silero-vad 6.2.3 on PyPI."""
 
 
 def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
@@ -48,8 +50,8 @@ def test_vendored_model_is_the_released_one() -> None:
 
 
 def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
-    """Silence resets the model by blocks, so a frame more or less may be classified before the
-    speech.
+    """Speech is one turn for any block length. Silence resets the model by blocks, so that a frame
+    more or less may be classified before the speech.
     """
     pcm = silence(500) + speech(QUESTION) + silence(900)
     for block_ms in (7, 20, 40, 100, 3_000):
@@ -71,8 +73,8 @@ def test_speech_is_one_turn_in_blocks_of_any_length() -> None:
 
 
 def test_skipped_silence_preserves_audio_and_positions() -> None:
-    """Audio keeps its position after any number of silences: the resampler's delay does not add
-    up.
+    """Skipped silence preserves audio and its positions after any number of silences: the
+    resampler's delay does not add up.
     """
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
@@ -119,7 +121,9 @@ def test_batched_streams_have_the_probabilities_of_single_ones() -> None:
 
 
 async def test_streams_share_a_batch_and_a_recording_does_not_wait() -> None:
-    """The clock stands still."""
+    """Streams share a batch, and a recording does not wait for the batch interval: the clock stands
+    still.
+    """
     together, streams, frame = (
         VadBatcher(lambda: 100.0),
         [VadState() for _ in range(8)],

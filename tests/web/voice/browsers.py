@@ -24,9 +24,9 @@ from tests.web.chromium import chromium_path
 
 MIC_RATE_HZ = 48_000
 Visit = Callable[[str, NDArray[np.int16]], Page]
-"""Opens the Voice page with a microphone of this name and audio."""
+"""Type of the function that opens the Voice page with a microphone of a given name and audio."""
 PATIENCE_MS = 40_000
-"""Longest wait of a test; a browser on a loaded machine is slow."""
+"""Longest wait of a test in ms; a browser on a loaded machine is slow."""
 expect.set_options(timeout=PATIENCE_MS)
 ARGS = (
     "--no-sandbox",
@@ -54,7 +54,7 @@ async (url) => {
 
 @dataclass(slots=True)
 class Browsers:
-    """Browsers by the audio of their fake microphone; each is started once."""
+    """Running browsers by the audio of their fake microphone; each browser is started once."""
 
     playwright: Playwright
     folder: Path
@@ -89,8 +89,8 @@ class Browsers:
 def visiting(
     browser: Browser, url: str = "about:blank", expected: Sequence[str] = (), **options: object
 ) -> Iterator[Page]:
-    """Open a page. Errors in the browser (a blocked script, an exception) that are not `expected`
-    fail the test.
+    """Open a page. Browser errors (a blocked script, an exception) fail the test unless `expected`
+    lists a part of their text.
     """
     complaints: list[str] = []
 
@@ -119,8 +119,8 @@ def ask(page: Page, text: str = "hello") -> None:
 
 
 def js(page: Page, expression: str) -> object:
-    """Evaluate an expression. The page's policy forbids `wait_for_function`, which evaluates inside
-    the page.
+    """Evaluate a JavaScript expression from outside the page, whose content security policy forbids
+    Playwright's `wait_for_function`.
     """
     return page.evaluate(expression)
 
@@ -130,12 +130,14 @@ def wait_js(page: Page, condition: str, timeout_s: float = PATIENCE_MS / 1000) -
 
 
 def tap(page: Page) -> None:
-    """Record every sample that goes to the loudspeaker from now on in `window.tapped`."""
+    """From now on, record every sample sent to the loudspeaker, in `window.tapped`."""
     page.evaluate(TAP, str(js(page, "document.body.dataset.micWorklet")))
 
 
 def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
-    """Return all recorded samples once there are `at_least` samples, followed by silence."""
+    """Return all samples recorded by `tap`, once there are at least `at_least` samples and silence
+    follows.
+    """
     wait_js(
         page,
         f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)",
@@ -144,7 +146,7 @@ def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
 
 
 def start(page: Page) -> None:
-    """Begin to talk, once the page is ready."""
+    """Begin a voice conversation, once the page is ready."""
     expect(page.locator("#state")).to_have_text("Ready")
     page.locator("#talk-button").click()
 
@@ -157,16 +159,17 @@ PRESS_KEY = """
   }
 }
 """
-"""Both events at one time: between two of the driver's own a busy machine may let pass a long
-press.
+"""Script that sends key-down and key-up at one time. Between two separate events of the browser
+driver, a busy machine may let pass the time of a long press.
 """
 
 
 def hold_to_talk(page: Page) -> None:
-    """Choose push to talk, open the microphone, and focus the button, which the space bar then
-    holds.
+    """Choose push to talk, open the microphone, and focus the talk button, so that the space bar
+    holds it.
 
-    Not by a click: if the microphone opened between its two events, the click would record.
+    The microphone is opened without a click: if it opened between the press and the release, the
+    click would record.
     """
     choose_push_to_talk(page)
     expect(page.locator("#state")).to_have_text("Ready")
@@ -182,7 +185,7 @@ def choose_push_to_talk(page: Page) -> None:
 
 
 def note_states(page: Page) -> None:
-    """Note every state that the page shows from now on, since a test may look too late for a short
+    """From now on, record every state that the page shows, since a test that polls may miss a short
     one.
     """
     js(
@@ -197,5 +200,5 @@ def note_states(page: Page) -> None:
 
 
 def noted_states(page: Page) -> list[str]:
-    """Return the states shown since `note_states`, in order."""
+    """Return the states recorded since `note_states`, in order."""
     return cast("list[str]", js(page, "states"))

@@ -1,4 +1,4 @@
-"""The Voice page in headless Chromium, with a fake server of its socket."""
+"""Fixtures: the Voice page in headless Chromium, with a fake server behind its WebSocket."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -27,8 +27,8 @@ class Site:
 
 @contextmanager
 def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
-    """The real pages, also under a name that is not loopback's; the voice socket is the fake
-    server's.
+    """Serve the real pages over the fake voice server, also under a host name that is not
+    loopback's.
     """
     server = FakeVoiceServer()
     config = bounded(loaded, allowed_hosts=(LAN_NAME,)).config
@@ -76,8 +76,8 @@ def module_page(browsers: Browsers, site: Site) -> Iterator[Page]:
 
 @pytest.fixture
 def visit_with_mic(browsers: Browsers, site: Site, server: FakeVoiceServer) -> Iterator[Visit]:
-    """Opens the Voice page with a microphone that plays the given audio from when the page opens
-    it.
+    """Function that opens the Voice page with a microphone that plays the given audio, from when
+    the page opens the microphone.
     """
     with ExitStack() as stack:
 

@@ -1,8 +1,8 @@
-"""A fake server of the console's voice socket: detects speech by loudness, answers by a script.
-Knows no gateway.
+"""A fake server of the console's voice socket, which detects speech by loudness and answers by a
+script. Knows no gateway.
 
-It follows the protocol of the socket, so that the page can be tested without a fleet: audio in
-time, late, twice, or missing.
+The server follows the socket's protocol, so that the page can be tested without a fleet: audio on
+time, late, repeated, or missing.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def tone(seconds: float, hz: float = 440.0, rate_hz: int = RATE_HZ, level: float
 
 
 async def pace(seconds: float) -> None:
-    """Wait, to send audio at the pace of a real answer."""
+    """Wait for `seconds`, so that audio is sent at the pace of a real answer."""
     loop = asyncio.get_running_loop()
     tick = loop.create_future()
     loop.call_later(max(0.0, seconds), lambda: tick.done() or tick.set_result(None))
@@ -58,11 +58,11 @@ async def pace(seconds: float) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class VoiceScript:
-    """Behaviour of the next connections and answers.
+    """Scripted behaviour of the fake voice server for the next connections and answers.
 
-    After `drop_after` samples of an answer the connection is closed once; after `stall_after`
-    samples nothing more is sent. `place` is the position in the queue, `repeat` the number of
-    samples sent again after a reconnect, `late` the number of frames sent after a cancel.
+    `drop_after`: answer samples after which the connection is closed, once. `stall_after`: answer
+    samples after which nothing more is sent. `place`: position in the queue. `repeat`: number of
+    samples sent again after a reconnect. `late`: number of audio frames sent after a cancel.
     """
 
     text: str = TEXT
@@ -84,7 +84,7 @@ class VoiceScript:
 
 @dataclass(slots=True)
 class FakeAnswer:
-    """An answer. Not all of its samples need to be sent."""
+    """A spoken answer of the fake server, of which it may send only a part."""
 
     response: str
     item: str
@@ -97,7 +97,9 @@ class FakeAnswer:
 
 
 class FakeVoiceServer:
-    """Records what the sockets of one test received. Times are time.monotonic."""
+    """Fake voice server of one test, which records what its sockets receive. Times are
+    `time.monotonic` values.
+    """
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -117,11 +119,11 @@ class FakeVoiceServer:
         return [event for event in self.events if event["type"] == kind]
 
     def received_audio(self) -> Pcm:
-        """Return all audio of the microphone."""
+        """Return all microphone audio received so far."""
         return np.concatenate([np.zeros(0, np.int16), *(pcm for _, pcm in list(self.mic))])
 
     def active(self) -> Event:
-        """Return the fields of `fleet.resumed` for an answer in progress."""
+        """Return the fields of the event `fleet.resumed` that describe an answer in progress."""
         answer = next((known for known in self.answers.values() if not known.over), None)
         if answer is None:
             return {"response_id": None, "item_id": None, "transcript": ""}
@@ -133,7 +135,7 @@ class FakeVoiceServer:
         asyncio.run_coroutine_threadsafe(work(), self.loop)
 
     def disconnect(self) -> None:
-        """Break the first connection, and refuse others until the script changes."""
+        """Break the first connection, and refuse new ones until the script changes."""
         self.script = VoiceScript(refuse=(1011, ""))
         self.call(self.connections[0].drop)
 
@@ -160,7 +162,7 @@ class FakeConnection:
         self.turn: str | None = None
         self.serial = 0
         self.received: list[str] = []
-        """For each frame, in order, its event's type or "audio"."""
+        """Received frames in order: the type of a JSON event, or "audio" for a binary frame."""
 
     async def run(self) -> None:
         script = self.server.script
@@ -215,7 +217,7 @@ class FakeConnection:
             self.answer_from(held, max(0, start))
 
     async def drop(self) -> None:
-        """Close the connection without an event."""
+        """Close the connection without sending an event."""
         self.stop()
         await self.websocket.close(1011)
 
@@ -289,7 +291,7 @@ class FakeConnection:
         await self.respond(waited=True)
 
     async def commit_buffer(self) -> None:
-        """Commit the audio of push to talk."""
+        """Commit the audio recorded by push to talk as the user's turn."""
         buffered_ms, self.buffered_ms = self.buffered_ms, 0.0
         if buffered_ms < MIN_BUFFERED_MS:
             await self.send(
@@ -435,7 +437,7 @@ class FakeConnection:
         await self.send("response.done", response=response)
 
     async def cancel(self, reason: str) -> None:
-        """Cancel the answer; frames that arrive later (`late`) must not be played."""
+        """Cancel the answer, then send the script's `late` frames, which the page must not play."""
         answer = self.under_way
         if answer is None:
             if reason == "client_cancelled":
@@ -464,7 +466,7 @@ class FakeConnection:
                 answer.truncated_ms = audio_end_ms
 
     async def retrieve(self, item: str) -> None:
-        """Send the transcript truncated in proportion to the audio."""
+        """Send the item's transcript, truncated in proportion to the audio."""
         answer = next(known for known in self.server.answers.values() if known.item == item)
         share = (answer.truncated_ms or 0) / 1000 / (len(answer.samples) / RATE_HZ)
         text = answer.text[: int(share * len(answer.text))].rpartition(" ")[0]

@@ -18,9 +18,9 @@ from tests.web.voice.browsers import js, wait_js
 Pcm = NDArray[np.int16]
 SCRIPT = Path(__file__).with_name("probe.js")
 VOICED = 64
-"""Level, of 32767, above the noise that echo cancellation leaves."""
+"""Threshold level, on the scale to 32767, above the noise that echo cancellation leaves."""
 FADE = 128
-"""Samples of a fade where audio stops or begins in mid-answer."""
+"""Length in samples of a fade where audio stops or begins in mid-answer."""
 PREPARE = """
 (script) => {
   window.probed = { mic: [], player: [], heard: [] };
@@ -71,8 +71,8 @@ TAKE = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaybackEvent:
-    """A report of the player. Units: samples, but `at` in ms of the page's clock and `time` in
-    seconds of its context's.
+    """Playback report of the page's player. Units: `played` in samples, `at` in ms of the page's
+    clock, `time` in seconds of the audio context's clock.
     """
 
     kind: str
@@ -84,8 +84,10 @@ class PlaybackEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAudio:
-    """Shapes: `pcm` are blocks one after another; `frames` is the position of each block's first
-    sample in the context, `walls` its arrival in ms since 1970.
+    """Samples that passed an audio worklet, in equal blocks.
+
+    Shapes: `pcm` is all blocks joined; `frames` has the position of each block's first sample in
+    the audio context; `walls` has the arrival time of each block in ms since 1970.
     """
 
     pcm: Pcm
@@ -97,18 +99,20 @@ class RecordedAudio:
         return len(self.pcm) // max(1, len(self.frames))
 
     def gaps(self) -> list[int]:
-        """The last frames of the context before blocks that were not recorded."""
+        """Return the last recorded context frame before each gap, where blocks were not
+        recorded.
+        """
         return [int(frame) for frame in self.frames[:-1][np.diff(self.frames) != self.block]]
 
     def from_frame(self, first: int, last: int) -> Pcm:
-        """The samples of the context's frames in [first, last)."""
+        """Return the samples of the context frames in [first, last)."""
         at = self.frames.repeat(self.block) + np.tile(np.arange(self.block), len(self.frames))
         return self.pcm[(at >= first) & (at < last)]
 
 
 def prepare(page: Page) -> None:
-    """Attach the probe to the player. The browser context needs `bypass_csp`, since the probe is an
-    inline script.
+    """Attach the probe to the page's player. The browser context needs `bypass_csp`, since the
+    probe is an inline script.
     """
     page.locator("#message").press("Shift")
     page.evaluate(PREPARE, SCRIPT.read_text())
@@ -116,7 +120,7 @@ def prepare(page: Page) -> None:
 
 
 def wait_until_recorded(page: Page) -> None:
-    """Wait until the player's recording includes everything that the player has reported."""
+    """Wait until the recording includes all samples that the player has reported as played."""
     wait_js(
         page,
         "probed.player.at(-1)?.frame > 24000 * Math.max(0, ...probed.heard.map(({ time }) => "
@@ -166,7 +170,7 @@ def first_voiced(mic: RecordedAudio, page: Page, after_ms: float) -> float:
 
 
 def find_runs(events: Sequence[PlaybackEvent], serial: int) -> list[tuple[int, int]]:
-    """Return the parts of an answer, in its samples, that were played without a break."""
+    """Return the ranges [first, last) of an answer's samples that were played without a break."""
     runs: list[tuple[int, int]] = []
     begun: int | None = None
     for event in events:
@@ -181,8 +185,8 @@ def find_runs(events: Sequence[PlaybackEvent], serial: int) -> list[tuple[int, i
 
 
 def assert_played(player: RecordedAudio, whole: Pcm, runs: Sequence[tuple[int, int]]) -> None:
-    """Assert that the runs were played sample by sample, in order, and together are the whole
-    answer.
+    """Assert that the ranges in `runs` were played sample by sample, in order, and together are the
+    whole answer.
 
     Samples may be faded only where audio stopped or began in mid-answer.
     """
@@ -206,7 +210,9 @@ def assert_played(player: RecordedAudio, whole: Pcm, runs: Sequence[tuple[int, i
 
 
 def longest_prefix(samples: Pcm, wanted: Pcm, start: int) -> int:
-    """Return how many of the first wanted samples are in the samples, one after another."""
+    """Return the length of the longest prefix of `wanted` that is in `samples` from position
+    `start` on.
+    """
     return (
         bisect_left(
             range(len(wanted) + 1),
@@ -218,7 +224,7 @@ def longest_prefix(samples: Pcm, wanted: Pcm, start: int) -> int:
 
 
 def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
-    """Return the position of `wanted` in the samples, None if it is not there."""
+    """Return the position of `wanted` in `samples`, from `start` on; None if it is not there."""
     found = -1
     while (found := samples.tobytes().find(wanted.tobytes(), max(2 * start, found + 1))) % 2:
         if found < 0:
@@ -228,7 +234,7 @@ def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
 
 def quiet_at_ms(page: Page) -> tuple[float, float]:
     """Return the times of the first and last audible sample of the interrupted answer, and assert
-    silence after it.
+    that silence follows.
 
     Units: ms of the page's clock.
     """
@@ -251,10 +257,11 @@ def quiet_at_ms(page: Page) -> tuple[float, float]:
 
 
 def barge_in_ms(page: Page) -> float:
-    """Return the time from the first voiced sample at the microphone's worklet to the answer's last
-    audible sample.
+    """Return the barge-in latency in ms: from the first voiced sample at the microphone's worklet
+    to the answer's last audible sample.
 
-    It is meaningless if the machine was so loaded that the probe was attached after the speech.
+    The result is meaningless if the machine was so loaded that the probe was attached after the
+    speech.
     """
     begun_ms, quiet_ms = quiet_at_ms(page)
     return quiet_ms - first_voiced(read_recording(page, "mic"), page, begun_ms)

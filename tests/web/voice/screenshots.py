@@ -129,7 +129,7 @@ def _serving() -> Iterator[tuple[Browsers, Site]]:
 
 
 def draw(path: Path, state: State, width: int, height: int) -> None:
-    """Write one picture of the Voice page in a state, in light colours."""
+    """Write one picture of the Voice page in the given state, in the light theme."""
     with _serving() as (browsers, site):
         _draw(path, browsers, site, state, {"viewport": {"width": width, "height": height}})
 

@@ -31,8 +31,8 @@ ALWAYS = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
 
 
 def test_answer_continues_after_lost_connection(text_page: Page, server: FakeVoiceServer) -> None:
-    """The whole answer is played once, without gap or repeat, although the server repeats a part of
-    it.
+    """An answer continues after a lost connection and is played once, without gap or repetition,
+    although the server sends a part of it again.
     """
     noise = np.random.default_rng(7).integers(1, 9000, 6 * RATE_HZ).astype(np.int16)
     text_page.locator("#message").press("Shift")
@@ -187,7 +187,7 @@ def test_interruption_while_disconnected_reaches_the_server(
 
 
 def test_stop_discards_pending_question(text_page: Page, server: FakeVoiceServer) -> None:
-    """The question was lost in transit: no answer follows."""
+    """Stop discards a question that was lost in transit: no answer follows."""
     js(
         text_page,
         "fleetVoice.conversation.put({ role: 'user', kind: 'speech', itemId: null, state: "
@@ -201,8 +201,8 @@ def test_stop_discards_pending_question(text_page: Page, server: FakeVoiceServer
 def test_new_session_receives_format_before_audio(
     visit_with_mic: Visit, server: FakeVoiceServer
 ) -> None:
-    """This holds for audio that was held while disconnected, too: a new session assumes another
-    rate.
+    """A new session receives the audio format before audio, even before audio held while
+    disconnected, since the session assumes another rate.
     """
     page = visit_with_mic("always", ALWAYS)
     start(page)

@@ -1,5 +1,5 @@
-"""Modules of the Voice page, each by itself in the browser: latency, states, echo, heard text, and
-the saved conversation.
+"""JavaScript modules of the Voice page, each tested alone in the browser: latency, states, echo,
+heard text, saved conversation.
 """
 
 import json
@@ -94,7 +94,9 @@ def test_end_reason_distinguishes_idle_and_operator(module_page: Page) -> None:
 def test_interruption_counts_as_echo_only_after_first_voiced_sample(
     module_page: Page, ms_ago: int, counted: bool
 ) -> None:
-    """The answer bereceived audible `ms_ago`, and its first voiced sample 400 ms later."""
+    """An interruption counts as echo only after the answer's first voiced sample. The answer became
+    audible `ms_ago`, and its first voiced sample comes 400 ms later.
+    """
     answer = f"{{live: true, silenceMs: 400, audibleAt: performance.now() - {ms_ago}}}"
     found = module(
         module_page,
@@ -169,7 +171,9 @@ def test_sent_audio_maps_positions_to_times(module_page: Page) -> None:
 
 
 def test_frames_with_repeats_and_gaps_are_joined(module_page: Page) -> None:
-    """Positions are the server's: a repeat is dropped, a gap becomes silence."""
+    """Frames are joined by the server's positions: a repetition is dropped, and a gap becomes
+    silence.
+    """
     frames = "[[0, [1, 2, 3]], [2, [3, 4]], [0, [1, 2]], [6, [7]]]"
     taken = f"{frames}.map(([at, pcm]) => [...a.acceptFrame(at, Int16Array.from(pcm))])"
     joined = module(
@@ -195,8 +199,8 @@ def test_heard_text_follows_playback_by_words(module_page: Page) -> None:
 def test_saved_conversation_has_two_tracks_and_transcript(
     visit_with_mic: Visit, server: FakeVoiceServer, tmp_path: Path
 ) -> None:
-    """The user is on the left and the model on the right, on one clock; audio that was not played
-    is not included.
+    """A saved conversation has the user on the left channel and the model on the right, on one
+    clock, and a transcript; audio that was not played is left out.
     """
     question = tone(0.6, 700.0, MIC_RATE_HZ, 0.4)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)

@@ -33,11 +33,13 @@ DELAY_MICROPHONE = """
   fleetVoice.mic.addEventListener("block", () => (window.numBlocks += 1));
 }
 """
-"""The microphone opens when the test calls `openMic`; `numBlocks` counts its blocks."""
+"""Script that delays the microphone until the test calls `openMic`; `numBlocks` counts the
+microphone's audio blocks.
+"""
 
 
 def open_with_push_to_talk(visit_with_mic: Visit) -> Page:
-    """Choose push to talk, with the microphone closed."""
+    """Open the Voice page with push to talk chosen and the microphone closed."""
     page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     page.evaluate(DELAY_MICROPHONE)
@@ -134,7 +136,7 @@ def test_talk_ended_during_microphone_opening_leaves_it_closed(
 
 
 def end(server: FakeVoiceServer) -> None:
-    """Close as a gateway does when an operator ends the session."""
+    """Close the connection as a gateway does when an operator ends the session."""
     server.call(
         lambda: server.connections[-1].websocket.close(1000, "an operator ended the session")
     )

@@ -33,7 +33,9 @@ from tests.web.voice.fake_server import (
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 MAX_BARGE_IN_MS = 800
-"""The goal is 250 ms; a browser on a loaded machine is slower, and the measured time is printed."""
+"""Limit of the barge-in latency in ms. The goal is 250 ms, but a browser on a loaded machine is
+slower; the measured time is printed.
+"""
 
 
 def silence(seconds: float) -> Pcm:
@@ -54,7 +56,7 @@ def pitch(pcm: Pcm, rate_hz: int) -> float:
 
 
 def loud(pcm: Pcm, rate_hz: int) -> Pcm:
-    """Return the part with speech."""
+    """Return the loud part of the audio, which contains the speech."""
     block = rate_hz // 50
     blocks = pcm[: len(pcm) // block * block].reshape(-1, block)
     return blocks[np.abs(blocks).max(axis=1) > 2000].ravel()
@@ -79,7 +81,9 @@ def test_spoken_question_is_answered_in_audio(
 def test_voice_to_voice_latency_includes_leading_silence(
     visit_with_mic: Visit, server: FakeVoiceServer
 ) -> None:
-    """The latency ends with the first voiced sample that is played."""
+    """The voice-to-voice latency includes the answer's leading silence: it ends with the first
+    voiced sample that is played.
+    """
     server.script = VoiceScript(
         samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(1.0)])
     )
@@ -104,7 +108,9 @@ def test_voice_to_voice_latency_includes_leading_silence(
 
 
 def test_barge_in_silences_answer(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    """From the first voiced sample to the last sample played, both on the browser's own clock."""
+    """A barge-in silences the answer. The latency lasts from the user's first voiced sample to the
+    last sample played, on the browser's own clock.
+    """
     server.script = VoiceScript(samples=tone(20.0))
     audio = np.concatenate([silence(1.0), voice(0.6), silence(3.5), voice(1.5), silence(60.0)])
     page = visit_with_mic("barge-in", audio)
@@ -144,8 +150,8 @@ BARGE_IN_WATCH = """
 
 
 def test_second_echo_offers_push_to_talk(text_page: Page, server: FakeVoiceServer) -> None:
-    """The loudspeaker's audio returns through the microphone, quieter and later; answers begin with
-    silence.
+    """After a second echo, the page offers push to talk. The loudspeaker's audio returns through
+    the microphone, quieter and later; answers begin with silence.
     """
     server.script = VoiceScript(
         samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(20.0)])
@@ -163,7 +169,7 @@ def test_second_echo_offers_push_to_talk(text_page: Page, server: FakeVoiceServe
 
 
 LEAD_SAMPLES = 5 * 1920
-"""Leading silence, as in Pocket's answers."""
+"""Length of the answers' leading silence in samples, as in Pocket's answers."""
 ECHO = """
 () => {
   const { player } = fleetVoice;
@@ -182,7 +188,9 @@ ECHO = """
 
 
 def test_quiet_input_at_first_answer_counts_as_echo(text_page: Page) -> None:
-    """The browser's echo cancellation needs time to adapt."""
+    """Quiet input during the first answer counts as echo, since the browser's echo cancellation
+    needs time to adapt.
+    """
     guarded = """({ rms, played, playing, pushToTalk }) =>
       import("/static/voice/speech-input.js").then(({ SpeechInput }) => {
       const player = { playing, rms: 0.2, totalPlayed: played, rateHz: 24000 };
@@ -239,7 +247,9 @@ def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceS
 def test_press_too_short_for_the_server_adds_no_question(
     visit_with_mic: Visit, server: FakeVoiceServer
 ) -> None:
-    """A touch on the button is shorter than any word; without audio no request is sent either."""
+    """A press shorter than the server's minimum adds no question: a touch of the button is shorter
+    than any word, and without audio no request is sent.
+    """
     page = visit_with_mic("steady", STEADY)
     hold_to_talk(page)
     page.evaluate(PRESS_FOR, 150)

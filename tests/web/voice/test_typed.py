@@ -1,4 +1,6 @@
-"""Typing on the Voice page: answers in text and in audio that is played sample by sample."""
+"""Typed questions on the Voice page: answers in text, and in audio that is played sample by
+sample.
+"""
 
 import numpy as np
 import pytest
@@ -31,7 +33,9 @@ def test_typed_message_is_answered_in_text_and_audio(
 
 
 def test_played_samples_equal_sent_samples(text_page: Page, server: FakeVoiceServer) -> None:
-    """There is no fade, gap or repeat at the joins of frames."""
+    """The played samples equal the sent samples: no fade, gap or repetition where frames are
+    joined.
+    """
     noise = np.random.default_rng(5).integers(-9000, 9000, 3 * RATE_HZ).astype(np.int16)
     text_page.locator("#message").press("Shift")
     js(text_page, "fleetVoice.player.open()")

@@ -8,8 +8,8 @@ from web.http.guard import csrf_of
 from web.http.middleware import CONTENT_POLICY
 
 DOCS_POLICY = f"{CONTENT_POLICY}; img-src 'self' data:"
-"""Swagger UI's style sheet holds its icons as data URLs; scripts, styles and connections keep the
-policy of every page.
+"""Content-Security-Policy of the API's documentation. Images may be data URLs, which hold the icons
+in Swagger UI's style sheet; otherwise the policy of every page applies.
 """
 
 

@@ -1,4 +1,4 @@
-"""Jobs: state, progress, results and errors of background jobs. Knows no kind of job."""
+"""The Jobs page: state, progress, results and errors of background jobs. Knows no kind of job."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsContext(PageContext):
-    """`jobs`: the newest, with their formatted `arguments`; `num_more` are left out. `measures`:
-    choices for a new one.
+    """Data of the Jobs page. `jobs` are the newest jobs, and `arguments` their formatted arguments
+    in the same order; `num_more` older jobs are left out. `measures` are the choices for a new
+    benchmark.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -43,7 +44,7 @@ class JobsPage(LivePage):
 
 
 def format_arguments(arguments: Mapping[str, object] | None) -> str:
-    """Return the arguments as `fleet jobs submit` accepts them."""
+    """Return a job's arguments as `fleet jobs submit` accepts them on the command line."""
     if arguments is None:
         return "arguments of another version"
     return " ".join(f"{name}={_format_value(value)}" for name, value in arguments.items())

@@ -1,4 +1,6 @@
-"""Logs: lines of all processes, searched, and followed live. Knows no process by name."""
+"""The Logs page: log lines of all processes, which can be searched and followed live. Knows no
+process by name.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -22,13 +24,15 @@ PATH = "/logs"
 FIELDS = ("q", "level", "process", "worker", "request")
 PAGE_SIZE = 200
 GATHER_S = 0.25
-"""Lines that arrive within this time are sent together."""
+"""Seconds for which new lines are collected before they are sent together."""
 RETRY_S, LONG_S = 1.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsContext(FilteredContext):
-    """If `follows`, new lines are appended live; not on a page of older lines."""
+    """Data of the Logs page. `follows` is True if new lines are appended live, which pages of older
+    lines do not do.
+    """
 
     lines: tuple[LogLine, ...] = ()
     follows: bool = True
@@ -46,7 +50,9 @@ class LogsPage(LivePage):
         return LogsContext(stream_query=wanted, wanted=wanted, follows=False)
 
     async def read(self, query: Query) -> LogsContext:
-        """Raises: BadInput if a filter is invalid."""
+        """Return the log lines that match the filters in `query`. Raises: BadInput if a filter is
+        invalid.
+        """
         wanted, before = read_filters(query, FIELDS), query.get("before", "")
         page = await self._gateway.client.telemetry.logs(
             read_log_query(wanted), before=before, limit=PAGE_SIZE
@@ -63,8 +69,8 @@ class LogsPage(LivePage):
 
 
 class LogStream:
-    """GET /console/live/logs: each new line once, under its id in the log, so that a reconnecting
-    page continues where it was.
+    """`GET /console/live/logs`: new log lines as server-sent events. The id of an event is the log
+    id of its newest line, so that a reconnecting page continues where it was.
     """
 
     def __init__(self, gateway: Gateway, templates: Templates) -> None:
@@ -96,7 +102,9 @@ class LogStream:
     async def _group_lines(
         self, query: LogQuery, after: str
     ) -> AsyncGenerator[list[LogLine], None]:
-        """Yield new lines in groups, the newest first, until the gateway closes."""
+        """Yield the lines after the log id `after` in groups, the newest line of a group first,
+        until the gateway closes.
+        """
         lines: asyncio.Queue[LogLine] = asyncio.Queue(maxsize=PAGE_SIZE)
         arrived = asyncio.Event()
         reading = asyncio.create_task(self._read(query, after, lines, arrived))

@@ -1,5 +1,5 @@
-"""Overview: the pipeline from the gateway through the stages to the listener, and charts of the
-last 15 minutes.
+"""The Overview page: the pipeline from the gateway through the stages to the listener, and charts
+of the last 15 minutes.
 
 Knows no stage by name.
 """
@@ -21,13 +21,15 @@ Pick = Callable[[SeriesPoint], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """A stage as the overview shows it. `wanted` counts the replicas in the configuration,
-    `draining` the workers that accept no more tasks. `loaded_percent` is the loaded share of the
-    weights in the most advanced starting worker; None if it is not known. `waiting` counts tasks,
-    `oldest_s` is the longest wait among them. `busy` is the chart path of the running tasks over
-    time, `resources` the memory and load of the workers.
+    """A stage as the overview shows it. `up`, `standby`, `starting` and `draining` count its
+    workers in these states, `draining` the workers that accept no more tasks; `wanted` counts the
+    replicas in the configuration. `loaded_percent` is the percentage of the weights that the most
+    advanced starting worker has loaded; None if unknown. `waiting` counts tasks, `oldest_s` is the
+    longest wait among them. `busy` is the chart path of the running tasks over time, `resources` a
+    text about memory and load of the workers.
 
-    Units: `p50_ms`, `p95_ms` of a task, as last measured at `at_us`; None without a measurement.
+    `p50_ms` and `p95_ms` are durations of tasks, as last measured at `at_us`; None without a
+    measurement.
     """
 
     name: str
@@ -49,7 +51,7 @@ class StageSummary:
 
     @property
     def absent(self) -> bool:
-        """No worker of the stage is there, and none starts."""
+        """True if no worker of the stage is up, on standby, starting or draining."""
         return not (self.up or self.standby or self.draining or self.starting)
 
     @property
@@ -162,8 +164,8 @@ def _count_of_stage(counts: dict[str, int], stage: str) -> float:
 
 
 def build_charts(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...]:
-    """Return the charts of requests, first audio, real-time factor and underruns. `known`: the
-    fleet could be read.
+    """Return the charts of requests, first audio, real-time factor and underruns. `known` is False
+    if the fleet could not be read.
     """
     underruns = sum(point.underruns for point in series)
     charts = (

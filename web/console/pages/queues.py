@@ -1,4 +1,6 @@
-"""Queues: the tasks that wait for each role, and the dead letters. Knows no stage by name."""
+"""The Queues page: the tasks that wait for each role, and the dead letters. Knows no stage by
+name.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +13,10 @@ MAX_ROWS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuesContext(PageContext):
-    """`pending`: grants, the oldest first. `pending` and `letters` are limited to `MAX_ROWS`."""
+    """Data of the Queues page. `pending` lists granted tasks that no worker has claimed, the oldest
+    first, and `letters` dead letters, each up to `MAX_ROWS`; `num_pending` and `num_letters` are
+    the full numbers.
+    """
 
     queues: tuple[RoleQueue, ...] = ()
     pending: tuple[PendingGrant, ...] = ()

@@ -1,4 +1,4 @@
-"""A request: its outcome, timeline, text and audio, and its log lines.
+"""The page of one request: its outcome, timeline, text and audio, and its log lines.
 
 Knows no stage by name.
 """
@@ -17,13 +17,16 @@ from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio,
 
 NUM_LINES = 100
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
-"""An unset variable is an empty key, which a fleet without a key ignores."""
+"""Option of curl for the API key. If the variable is unset, the key is empty, which a fleet without
+a key ignores.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPlayer:
-    """Player of an answer's audio. Units: seconds. `played_s`: time that the client has reported
-    as played, None without a report. `stored`: True if the audio can still be played.
+    """Player of an answer's audio on the page. `played_s` is the time that the client has reported
+    as played, None without a report. `stored` is True if the audio can still be played. Units:
+    seconds.
     """
 
     src: str
@@ -39,10 +42,10 @@ class AudioPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRequestContext(PageContext):
-    """Template values of the page of one request.
+    """Data of the page of one request.
 
-    `detail`: state, tasks and edges of the request, None if it is unknown. `text_edge`: name of
-    the edge that brings the answer's text to the client.
+    `detail` holds state, tasks and edges of the request, None if the request is unknown.
+    `text_edge` is the name of the edge that brings the answer's text to the client.
     """
 
     id: str
@@ -58,7 +61,7 @@ class OneRequestContext(PageContext):
         return self.detail is not None and self.detail.state in LIVE_STATES
 
     def curl(self, origin: str) -> str:
-        """Return the request as a curl command for the server at `origin`, "" for an unknown
+        """Return a curl command that repeats the request at the server `origin`; "" for an unknown
         request.
         """
         return build_curl_command(self.detail, origin) if self.detail is not None else ""
@@ -95,7 +98,9 @@ class OneRequestPage(LivePage):
         return OneRequestContext(id=request, stream_query={"id": request})
 
     async def read(self, query: Query) -> OneRequestContext:
-        """Return a request that is not stored any more, and its log lines, with the status 404.
+        """Return the data of the request named in `query`. For a request that is no longer stored,
+        only its log lines are shown, with the status 404.
+
         Raises: RedisUnreachable.
         """
         request = request_id_of(query["id"])
@@ -132,8 +137,8 @@ class OneRequestPage(LivePage):
 
 
 def build_curl_command(detail: RequestDetail, origin: str) -> str:
-    """Return the request as a curl command: with its body if that is stored, else as a retry of the
-    stored request.
+    """Return a curl command that repeats a request: with its body if the body is stored, otherwise
+    by a retry of the stored request.
     """
     if not detail.body:
         return f"curl -X POST {shlex.quote(f'{origin}/v1/fleet/requests/{detail.id}/retry')} {_KEY}"

@@ -1,4 +1,6 @@
-"""Requests: newest first, filtered by the query parameters, paged by id. Knows no stage by name."""
+"""The Requests page: requests, newest first, filtered by the query parameters. Knows no stage by
+name.
+"""
 
 from dataclasses import dataclass
 
@@ -23,13 +25,14 @@ FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "q")
 KINDS = ("text", "speech", "voice", "transcription")
 PAGE_SIZE = 50
 MAX_SEARCHED = 200
-"""Number of the newest requests among which the next newer one is searched."""
+"""Number of the newest requests among which the successor of the shown request is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTableRow:
-    """Units: `took_ms` until the end, None while it runs; `first_ms` until the first audio, else
-    the first text, None without either or if the clocks disagree.
+    """A row of the table of requests. `took_ms` is the duration of the request, None while it runs.
+    `first_ms` is the time to the first audio, or to the first text of an answer without audio; None
+    without output, or if the clocks disagree.
     """
 
     view: RequestRow
@@ -54,7 +57,9 @@ class RequestsPage(LivePage):
         return self._build(query, RequestPage(rows=(), next="", counts={}, now_us=0))
 
     async def read(self, query: Query) -> RequestsContext:
-        """Raises: BadInput if a filter is invalid."""
+        """Return the requests that match the filters in `query`. Raises: BadInput if a filter is
+        invalid.
+        """
         wanted = read_request_filter(read_filters(query, FIELDS))
         found = await self._gateway.client.telemetry.list_requests(
             wanted, before=query.get("before", ""), limit=PAGE_SIZE
@@ -84,7 +89,9 @@ class RequestsPage(LivePage):
         )
 
     async def redirect_to_older(self, request: Request) -> Response:
-        """Redirect to the request before this one, or to the list."""
+        """Redirect to the page of the next older request, or to the list of requests if there is
+        none.
+        """
         here = request_id_of(str(request.path_params["id"]))
         found = await self._gateway.client.telemetry.list_requests(
             RequestFilter(), before=here, limit=1

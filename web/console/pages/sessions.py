@@ -1,4 +1,6 @@
-"""Sessions: the live voice sessions, with their latencies and underruns. Knows no audio."""
+"""The Sessions page: the live voice sessions, with their latencies and underruns. Knows no
+audio.
+"""
 
 from dataclasses import dataclass
 
@@ -10,7 +12,9 @@ MAX_ROWS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsContext(PageContext):
-    """`sessions`: the newest; `num_more` are left out."""
+    """Data of the Sessions page. `sessions` are the newest sessions; `num_more` older sessions are
+    left out.
+    """
 
     num_more: int = 0
     sessions: tuple[SessionView, ...] = ()

@@ -1,4 +1,6 @@
-"""Training: the trainer, its loss and samples, captures, and versions of the draft head."""
+"""The Training page: the trainer, its loss, its hidden-state samples, and the versions of the draft
+head.
+"""
 
 from dataclasses import dataclass
 
@@ -12,8 +14,9 @@ MAX_ROWS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext(PageContext):
-    """The newest `versions`; the `workers` that draft, without `num_more` further ones; and
-    `charts` of the loss, if any.
+    """Data of the Training page. `versions` are the newest versions of the draft head. `workers`
+    are workers that use a drafter; `num_more` further workers are left out. `charts` shows the
+    loss, and is empty without a loss.
     """
 
     state: TrainingState | None = None
@@ -43,7 +46,7 @@ class TrainingPage(LivePage):
 
 
 def _charts(state: TrainingState) -> tuple[Chart, ...]:
-    """Return the chart of the loss over the last windows, if there are any."""
+    """Return the chart of the loss in the trainer's last windows; empty without a loss."""
     losses = state.figures.losses if state.figures is not None else ()
     if not losses:
         return ()

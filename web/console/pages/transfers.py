@@ -1,4 +1,4 @@
-"""Transfers: tensors between workers, by edge and by worker. Knows no transport."""
+"""The Transfers page: tensor reads between workers, by edge and by worker. Knows no transport."""
 
 from dataclasses import dataclass
 

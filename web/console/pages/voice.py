@@ -18,8 +18,8 @@ from web.http.guard import csrf_of
 from web.http.sse import send_stream
 
 BUSY_S, IDLE_S = 0.25, 1.0
-"""Time between two readings of the pipeline's status: while the shown request runs, and
-otherwise.
+"""Seconds between two readings of the pipeline's status: `BUSY_S` while the shown request runs,
+otherwise `IDLE_S`.
 """
 
 
@@ -45,11 +45,11 @@ class VoicePage:
 
 
 class PipelineStatusEvents:
-    """GET /console/events?request=: the pipeline's status as server-sent HTML, one event per
+    """`GET /console/events?request=`: the pipeline's status as server-sent HTML, with an event per
     change.
 
-    The address names the request to show, so that any gateway can continue a stream that another
-    one began.
+    The address names the request to show, so that any gateway can continue the stream of another
+    gateway.
     """
 
     def __init__(self, gateway: Gateway, templates: Templates) -> None:

@@ -1,5 +1,5 @@
-"""Workers: roles, load and state of all workers; and one worker with its tasks and log lines. Knows
-no stage by name.
+"""The Workers page with roles, load and state of all workers; and the page of one worker with its
+tasks and log lines. Knows no stage by name.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ MAX_ROWS, MAX_GONE, MAX_ROUTES, MAX_UNUSED = 100, 20, 10, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """`commands`: the commands that it accepts now. `last`: no other worker of its role is ready or
-    stands by.
+    """A row of the table of workers. `commands` are the orders that the worker accepts now. `last`
+    is True if no other worker of its role is ready or on standby.
     """
 
     view: WorkerView
@@ -39,12 +39,13 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
-    """Template values of the page of all workers, or of the workers of one role.
+    """Data of the page of all workers, or of the workers of one role.
 
-    `role`: the chosen role, "" for all roles. `here`: at most `MAX_ROWS` present workers. `first`,
-    `more`: paths of the first page and of the next page, "" where there is none. `routes`: routes
-    of divided models. `unused`: span workers that belong to no route. `num_routes`, `num_unused`:
-    numbers of routes and of unused span workers, including the ones that the page omits.
+    `role` is the chosen role, "" for all roles. `here` lists at most `MAX_ROWS` present workers,
+    `gone` workers that ended lately. `first` and `more` are the paths of the first page and of the
+    next page, "" if there is none. `routes` are routes of divided models, `unused` span workers
+    that belong to no route. `num_routes` and `num_unused` are the full numbers, including what the
+    page omits.
     """
 
     role: str
@@ -61,10 +62,10 @@ class WorkersContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
-    """Template values of the page of one worker.
+    """Data of the page of one worker.
 
-    `row`: the worker, None if it is unknown. `route`: the route of a divided model to which the
-    worker belongs, None for other workers. `hop`: the worker's own process in `route`, with its
+    `row` is the worker, None if it is unknown. `route` is the route of a divided model to which the
+    worker belongs, None for other workers. `hop` is the worker's own process in `route`, with its
     span and step times.
     """
 
@@ -84,8 +85,8 @@ class _WorkerPage(LivePage):
 
 
 def find_available_commands(view: WorkerView) -> tuple[str, ...]:
-    """Return the commands that the worker accepts; none for a gateway or a worker that has left or
-    is leaving.
+    """Return the orders that a worker accepts; empty for a gateway, and for a worker that has left
+    or is leaving.
     """
     if view.gone or not view.role or view.state in ("leaving", "late"):
         return ()
@@ -153,8 +154,8 @@ class OneWorkerPage(_WorkerPage):
         return OneWorkerContext(id=query["id"], stream_query={"id": query["id"]})
 
     async def read(self, query: Query) -> OneWorkerContext:
-        """Return a worker that is not listed any more, and its stored requests and log lines, with
-        the status 404.
+        """Return the data of the worker named in `query`. For a worker that is no longer listed,
+        only its stored requests and log lines are shown, with the status 404.
 
         Raises: RedisUnreachable.
         """

@@ -1,4 +1,6 @@
-"""Rate-limited log lines about what strangers cause: no number of clients can fill the log."""
+"""Rate-limited log of refused requests and closed connections, so that no number of clients can
+fill the log.
+"""
 
 import asyncio
 import logging
@@ -24,8 +26,8 @@ class _Count:
 
 
 class AbuseLog:
-    """A line per kind and address in `PERIOD_S`: the first event is logged immediately, the others
-    as a count.
+    """Log with one line for each kind of event and address in `PERIOD_S`: the first event is logged
+    immediately, later events are logged as a count.
     """
 
     def __init__(self) -> None:
@@ -35,8 +37,9 @@ class AbuseLog:
         return len(self._counts)
 
     def note(self, kind: str, address: str | None, message: str, now: float) -> None:
-        """Log or count an event. Events of one `kind` are counted together. `now`: seconds of the
-        event loop's clock.
+        """Log or count an event: `message` in the first line, `kind` in the line with the count.
+        `address` is the client's address, None for a local socket. `now` is the time in seconds of
+        the event loop's clock.
         """
         key = (kind, address or "a local socket")
         if key not in self._counts and len(self._counts) >= MAX_TRACKED:
@@ -76,8 +79,8 @@ def call_later(delay_s: float, call: Callable[[], None]) -> object:
 
 
 class TimedAbuseLog:
-    """An `AbuseLog` with a clock and a timer: one of a gateway's application, for requests that it
-    refuses.
+    """An `AbuseLog` that logs its counts by a timer. Used by the gateway's app for refused
+    requests; the connection table sweeps its own log.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class TimedAbuseLog:
         self._is_due = False
 
     def note(self, kind: str, address: str, message: str) -> None:
-        """Log or count an event. Events of one `kind` are counted together."""
+        """Log or count an event, as `AbuseLog.note` does."""
         self._lines.note(kind, address, message, self._clock())
         self._schedule()
 

@@ -11,8 +11,9 @@ from web.http.protocol.table import ConnectionTable
 
 
 class BoundedConfig(uvicorn.Config):
-    """`tls`: `BoundedHttp` does the handshake, so that connections are counted and timed before its
-    end. Uvicorn itself gets no certificate.
+    """Uvicorn's configuration for `BoundedHttp`. `tls` is the context with which `BoundedHttp` does
+    the TLS handshake itself, so that connections are counted and timed before its end; None for
+    plain HTTP. Uvicorn gets no certificate.
     """
 
     def __init__(

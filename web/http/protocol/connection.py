@@ -1,4 +1,6 @@
-"""A connection of a client, in HTTP or WebSocket, and the progress of its outgoing bytes."""
+"""An open connection of a client, in HTTP or WebSocket, and the detection of a client that does not
+read.
+"""
 
 import asyncio
 import fcntl
@@ -12,7 +14,7 @@ from web.http.addresses import client_address
 from web.http.protocol.bounds import MIN_BYTES_PER_S
 
 SO_NWRITE = 0x1024
-"""Option of a macOS socket: bytes in its send queue. Source: sys/socket.h."""
+"""Socket option of macOS for the number of bytes in a socket's send queue. Source: sys/socket.h."""
 
 
 class ConnectionHandler(Protocol):
@@ -21,17 +23,17 @@ class ConnectionHandler(Protocol):
     transport: asyncio.Transport
 
     def close_if_overdue(self, now: float) -> None:
-        """Close the connection, or refuse its request, if a time-out is over. `now`: seconds of the
-        event loop's clock.
+        """Close the connection, or refuse its request, if a time-out has passed. `now` is the time
+        in seconds of the event loop's clock.
         """
         ...
 
 
 class Connection:
-    """An open connection. `raw` is the transport of the socket, below TLS. `busy`: it serves a
-    request or a WebSocket.
+    """An open connection in the `ConnectionTable`. `raw` is the transport of the socket, below TLS.
+    `busy` is True while a request or a WebSocket is served.
 
-    `address`: the client address by which connections are counted; None for Unix sockets.
+    `address` is the client address by which connections are counted; None for Unix sockets.
     """
 
     __slots__ = ("address", "busy", "handler", "raw")
@@ -51,8 +53,8 @@ class Connection:
         return transport.get_write_buffer_size() + under_tls
 
     def num_unacknowledged(self) -> int:
-        """Return the written bytes that the peer's kernel has not received; 0 once none is left in
-        this process.
+        """Return the number of written bytes that the peer's kernel has not acknowledged; 0 if no
+        bytes are left in this process.
 
         Includes the kernel's send queue, which accepts more only once a large part of it is free (a
         third of up to 4 MiB on Linux): minutes for a slow reader. Costs a system call, so it is for
@@ -74,11 +76,12 @@ def _num_queued(raw: asyncio.Transport) -> int:
 
 
 class SendProgress:
-    """Detects a client that reads little or nothing, by `Connection.num_unacknowledged`.
+    """Detects a client that reads too slowly, from successive values of
+    `Connection.num_unacknowledged`.
 
-    Invariants: checked only while the application writes nothing, and reset when it writes again,
-    so that the buffer shrinks by the bytes that were sent. Bytes written meanwhile (a ping) are no
-    progress.
+    Invariants: used only while the application writes nothing, and reset when it writes again, so
+    that a smaller value means that bytes were sent. Bytes written in between (a ping) do not count
+    as progress.
     """
 
     __slots__ = ("_buffered", "_sent", "_since")
@@ -91,7 +94,9 @@ class SendProgress:
         self._since = None
 
     def is_stalled(self, buffered: int, now: float, timeout_s: float) -> bool:
-        """Return True if less than `MIN_BYTES_PER_S` left in the last `timeout_s`."""
+        """Return True if fewer than `MIN_BYTES_PER_S` were sent on average in the last `timeout_s`.
+        `buffered` is the present number of unacknowledged bytes.
+        """
         if self._since is None or not buffered:
             self._begin(buffered, now)
             return False

@@ -10,14 +10,18 @@ from fleet.config.schema import WebConfig
 log = logging.getLogger("fleet.web")
 
 RESERVED = 128
-"""Descriptors for other uses: Redis, served files, sockets that are being accepted."""
+"""File descriptors that are not available for connections: Redis, served files, sockets that are
+being accepted.
+"""
 UNLIMITED = 1024 * 1024
-"""Soft limit to set where there is no hard limit."""
+"""Soft limit of file descriptors to set if there is no hard limit."""
 OPEN_NOW = Path("/proc/self/fd")
 
 
 def connection_bound(web: WebConfig) -> int:
-    """Return `web.max_connections`, or fewer if there are too few descriptors; log the result."""
+    """Return the number of connections to allow: `web.max_connections`, or fewer if the process may
+    open too few files. Logs the result.
+    """
     limit = _raise_limit()
     room = max(1, limit - RESERVED - _num_open())
     bound = min(web.max_connections, room)
@@ -41,7 +45,7 @@ def connection_bound(web: WebConfig) -> int:
 
 
 def _raise_limit() -> int:
-    """Raise the soft limit to the hard limit; return it."""
+    """Raise the soft limit of file descriptors to the hard limit; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = UNLIMITED if hard == resource.RLIM_INFINITY else hard
     if soft == resource.RLIM_INFINITY or soft >= wanted:

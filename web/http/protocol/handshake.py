@@ -1,4 +1,6 @@
-"""TLS handshake on an accepted connection, which is counted and timed before the handshake ends."""
+"""TLS handshake of an accepted connection, begun by hand so that the connection is counted and
+timed before the handshake ends.
+"""
 
 import asyncio
 import ssl
@@ -14,7 +16,8 @@ def begin_tls(
     tls: ssl.SSLContext,
     timeout_s: float,
 ) -> Awaitable[asyncio.Transport | None]:
-    """Begin the handshake within `connection_made`; await the returned object for its end.
+    """Begin the TLS handshake of a new connection; await the returned object for the TLS transport.
+    Must be called in `connection_made`.
 
     A task would begin too late: uvloop reads from the socket right after `connection_made`, and the
     client's first bytes would go to the protocol instead of TLS. Raises, when awaited: OSError
@@ -30,7 +33,7 @@ def begin_tls(
 def _rest_of(
     begun: Coroutine[Any, Any, asyncio.Transport | None], awaited: Any
 ) -> Generator[Any, Any, asyncio.Transport | None]:
-    """Continue a coroutine whose first step, already done, returned `awaited`."""
+    """Run the rest of the coroutine `begun`, whose first step, already done, returned `awaited`."""
     while True:
         try:
             yield awaited

@@ -19,7 +19,9 @@ HOST = re.compile(
     rb"|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)"
     rb"(?::[0-9]{0,5})?"
 )
-"""`uri-host [":" port]`. Source: RFC 3986 section 3.2, without IP literals of future versions."""
+"""Pattern of a Host field: `uri-host [":" port]`. Source: RFC 3986 section 3.2, without IP literals
+of future versions.
+"""
 ABSOLUTE = re.compile(
     rb"(?:http|ws)s?://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL
 )
@@ -27,7 +29,9 @@ ABSOLUTE = re.compile(
 
 @dataclass(slots=True)
 class RequestHead:
-    """A parsed head. `version` is "1.1" or the like; names of `fields` are in lower case."""
+    """Head of an HTTP request, parsed. `target` is the request target; `version` is "1.1" or the
+    like; names in `fields` are in lower case.
+    """
 
     method: bytes
     target: bytes
@@ -35,7 +39,7 @@ class RequestHead:
     fields: Fields
 
     def find_fault(self) -> ConnectionRefusal | None:
-        """Return why the head is refused, or None."""
+        """Return the refusal of an invalid head, or None for a valid head."""
         if self.version not in ("1.0", "1.1"):
             return refusal.VERSION
         if self.method == b"CONNECT":
@@ -52,8 +56,8 @@ class RequestHead:
         return None
 
     def use_origin_form(self) -> None:
-        """Split an absolute target: its host replaces the Host field, as RFC 9112 section 3.2.2
-        wants it.
+        """Replace an absolute target by its path and query, and the Host field by the target's
+        host. Source: RFC 9112 section 3.2.2.
         """
         absolute = ABSOLUTE.fullmatch(self.target)
         if absolute is None:
@@ -64,18 +68,24 @@ class RequestHead:
         self.fields[:] = [(b"host", absolute["authority"]), *others]
 
     def wants_websocket(self) -> bool:
-        """Return True if the client offers a WebSocket, perhaps as one protocol of several."""
+        """Return True if the client offers an upgrade to WebSocket, alone or among other
+        protocols.
+        """
         if self.method != b"GET" or self.version != "1.1":
             return False
         asks = b"upgrade" in self._listed(b"connection")
         return asks and b"websocket" in self._listed(b"upgrade")
 
     def choose_websocket(self) -> None:
-        """Leave out the other protocols that the client offers, for the WebSocket library."""
+        """Remove all protocols but WebSocket from the Upgrade field, as the WebSocket library
+        requires.
+        """
         self.fields[:] = [*self._without_upgrade(), (b"upgrade", b"websocket")]
 
     def without_upgrade(self) -> bytes:
-        """Return the head as bytes, without the field for which the parser would skip the body."""
+        """Return the head as bytes without its Upgrade field, so that the parser does not skip the
+        body.
+        """
         lines = [b"%s %s HTTP/%s" % (self.method, self.target, self.version.encode())]
         lines += [name + b": " + value for name, value in self._without_upgrade()]
         return b"\r\n".join([*lines, b"", b""])
@@ -97,7 +107,9 @@ class RequestHead:
         return [value for field, value in self.fields if field == name]
 
     def _listed(self, name: bytes) -> list[bytes]:
-        """Return the members of a list, perhaps of several fields, in lower case."""
+        """Return the members of a comma-separated header field, which may be repeated, in lower
+        case.
+        """
         members = b",".join(self._values(name)).lower().split(b",")
         return [member.strip(b" \t") for member in members if member.strip(b" \t")]
 

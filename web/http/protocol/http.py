@@ -1,5 +1,5 @@
-"""Uvicorn's HTTP protocol with bounds: size and time of a request's head, pace of its body, pace of
-its client's reading.
+"""Uvicorn's HTTP protocol with limits: size and time of a request's head, rate of its body, rate at
+which its client reads.
 
 Memory: one connection holds its head (`MAX_HEAD_BYTES`), as much again of pipelined requests, and a
 few reads of its socket; uvicorn stops reading while 64 KiB of a body wait for the application.
@@ -43,11 +43,13 @@ from web.http.protocol.websocket import BoundedWebSocket
 
 
 class _Refused(Exception):
-    """Stops the parser within one of its callbacks."""
+    """Raised in a callback of the parser to stop it, after the request was refused."""
 
 
 class PipelineFlow(FlowControl):
-    """Flow control that reads nothing more while requests wait for the answer before them."""
+    """Uvicorn's flow control, but the socket is not read while pipelined requests wait for an
+    answer.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,9 @@ class PipelineFlow(FlowControl):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """A connection, from the accepted socket to its end or to its upgrade to a WebSocket."""
+    """Protocol of one connection, from the accepted socket to its end or its upgrade to a
+    WebSocket.
+    """
 
     def __init__(
         self,
@@ -88,8 +92,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._head_since: float | None = None
         self._ends_at: float | None = None
-        """Time at which the connection is aborted: set after a refusal, and once nothing is left to
-        write.
+        """Time at which the connection is aborted. Set after a refusal, and when a closing
+        connection has nothing left to write.
         """
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
@@ -193,8 +197,9 @@ class BoundedHttp(HttpToolsProtocol):
                 self._slot.raw.abort()
 
     def _parse(self, data: bytes) -> None:
-        """Parse input. Behind an upgrade the parser skips the body. Therefore a head whose upgrade
-        is not served is parsed again without it: it is ignored (RFC 9110 section 7.8).
+        """Parse input. An unserved upgrade (to another protocol than WebSocket) is ignored, as RFC
+        9110 section 7.8 allows: since the parser would skip the body after it, such a head is
+        parsed again without the Upgrade field.
         """
         rest = self._up_to_upgrade(data)
         while rest is not None:
@@ -205,8 +210,8 @@ class BoundedHttp(HttpToolsProtocol):
             rest = self._up_to_upgrade(rest) if rest else None
 
     def _up_to_upgrade(self, data: bytes | memoryview) -> memoryview | None:
-        """Parse input up to a head whose upgrade is not served, and return the rest; None without
-        such a head.
+        """Parse input. Return the rest after a head with an unserved upgrade; None if all input was
+        parsed.
         """
         try:
             self.parser.feed_data(data)
@@ -226,8 +231,8 @@ class BoundedHttp(HttpToolsProtocol):
         return MAX_DROPPED_BODY_BYTES if chunked else MAX_DROPPED_DECLARED_BYTES
 
     def _discard(self, num_bytes: int) -> None:
-        """Drop input after a refusal, up to a limit: a whole body, but little of a head or beside
-        another answer.
+        """Drop input after a refusal. The connection is aborted beyond `MAX_DROPPED_BODY_BYTES` of
+        a body, or `MAX_DISCARDED_BYTES` of a head or while another answer is being sent.
         """
         self._num_discarded += num_bytes
         bound = (
@@ -280,7 +285,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._pace.begin(self.loop.time())
 
     def on_chunk_header(self) -> None:
-        """Called by the parser before the content of each chunk."""
+        """Count a chunk of the body. Called by the parser before the content of each chunk."""
         self._size.num_chunks += 1
 
     def on_body(self, body: bytes) -> None:
@@ -347,7 +352,9 @@ class BoundedHttp(HttpToolsProtocol):
     # time
 
     def close_if_overdue(self, now: float) -> None:
-        """See `ConnectionHandler`."""
+        """Close the connection, or refuse its request, if a time-out has passed; see
+        `ConnectionHandler`.
+        """
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
         elif self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -365,7 +372,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._slot.raw.abort()
 
     def _check_sending(self, now: float) -> bool:
-        """Abort a connection whose client does not read; return True if no other check applies."""
+        """Abort the connection if its client reads too slowly. Return True if it was aborted, is
+        closing or still has bytes to send, so that no time-out of receiving applies.
+        """
         closing = self.transport.is_closing()
         if not (closing or self.flow.write_paused or not self._slot.busy):
             self._sending.reset()
@@ -422,7 +431,9 @@ class BoundedHttp(HttpToolsProtocol):
     # refusal and end
 
     def _refuse(self, found: ConnectionRefusal, *, logged: bool = True) -> None:
-        """Send the refusal, unless another answer is being sent; then end the connection."""
+        """Send a refusal and end the connection. If another answer is being sent, complete it
+        instead of sending the refusal.
+        """
         self._refusal = found
         if logged:
             self._table.note(self._slot, found.kind, found.message)
@@ -461,8 +472,8 @@ class BoundedHttp(HttpToolsProtocol):
 def _unfit_for_websocket(
     url: bytes, headers: list[tuple[bytes, bytes]]
 ) -> ConnectionRefusal | None:
-    """Find a fault for which the WebSocket library refuses the request, which it parses again:
-    uvicorn would not answer it.
+    """Return the refusal of an upgrade request that exceeds the WebSocket library's own limits, or
+    None. The library parses the head again, and uvicorn would not answer a request that it refuses.
     """
     max_line = websockets.http11.MAX_LINE_LENGTH
     if len(b"GET  HTTP/1.1\r\n") + len(url) > max_line:

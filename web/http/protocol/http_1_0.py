@@ -1,4 +1,5 @@
-"""Answers to HTTP/1.0 clients, which know no chunks: the end of the connection ends an answer.
+"""Answers to HTTP/1.0 clients, which do not support chunked bodies: the end of the connection ends
+an answer.
 
 Source: RFC 9112 section 6.1.
 """
@@ -18,7 +19,7 @@ HTTP_1_0 = "1.0"
 
 
 class WithoutChunks:
-    """An application whose answer is sent by `cycle` without chunk sizes.
+    """ASGI wrapper that makes uvicorn's `cycle` send a streamed answer without chunk sizes.
 
     Uvicorn closes the connection of an HTTP/1.0 client after any answer.
     """
@@ -27,7 +28,7 @@ class WithoutChunks:
         self._app = app
         self._cycle = cycle
         self._is_open_ended = False
-        """The answer has begun, and does not declare its length."""
+        """True once an answer has begun that does not declare its length."""
 
     async def __call__(
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable

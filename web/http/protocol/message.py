@@ -18,8 +18,9 @@ FIELD_FRAMING_BYTES = 4
 
 
 class MessageSize:
-    """Sizes in bytes. Parsed input is counted exactly; for an unfinished head whole reads are
-    counted, since the parser holds back the beginning of a field.
+    """Counter of the bytes of one incoming HTTP message, with the refusals of messages that are too
+    large. Parsed input is counted exactly; for an unfinished head all bytes read are counted, since
+    the parser holds back the beginning of a field.
     """
 
     __slots__ = (
@@ -40,11 +41,11 @@ class MessageSize:
         self._url_bytes = self._field_bytes = self._num_fields = 0
         self._ended = False
         self.num_head_bytes = 0
-        """Bytes of an unfinished head."""
+        """Bytes read of an unfinished head."""
         self.num_chunks = 0
         """Chunks of a chunked body in the current read."""
         self.num_discarded = 0
-        """Bytes of a body that arrived after its answer."""
+        """Bytes of a body that arrived after the answer to its request was sent."""
 
     def begin_message(self) -> None:
         self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = (
@@ -56,7 +57,9 @@ class MessageSize:
         return refusal.LONG_URL if self._url_bytes > MAX_URL_BYTES else None
 
     def add_field(self, num_bytes: int) -> ConnectionRefusal | None:
-        """Count a header field, or a trailer field."""
+        """Count a header or trailer field; return the refusal of a head that is too large, or
+        None.
+        """
         self._num_fields += 1
         self._field_bytes += num_bytes + FIELD_FRAMING_BYTES
         if self._num_fields > MAX_FIELDS:
@@ -64,7 +67,7 @@ class MessageSize:
         return refusal.LARGE_HEAD if self._url_bytes + self._field_bytes > MAX_HEAD_BYTES else None
 
     def set_complete(self) -> None:
-        """Record that the head, or the whole message, is complete."""
+        """Record that the head, or the whole message, has been received completely."""
         self.num_head_bytes, self._ended = 0, True
 
     def add_body(self, num_bytes: int, *, discarded: bool) -> None:
@@ -80,7 +83,9 @@ class MessageSize:
             self.num_head_bytes += num_bytes
 
     def end_read(self, *, in_head: bool) -> ConnectionRefusal | None:
-        """Return the refusal of an unfinished head or body, or None."""
+        """End a read; return the refusal of an unfinished head or body that is too large, or
+        None.
+        """
         if self._ended:
             return None
         if in_head:
@@ -93,11 +98,11 @@ class MessageSize:
 
 
 class BodyPace:
-    """Minimum rate of a body: some content within each time-out, and `MIN_BYTES_PER_S` on average
-    over each but the first. A large body, which occupies shared memory, must have
-    `LARGE_BYTES_PER_S`.
+    """Check of the minimum rate of a body. Some content must arrive within each time-out; and in
+    each period of this length except the first, `MIN_BYTES_PER_S` on average, or
+    `LARGE_BYTES_PER_S` for a large body, which occupies shared memory.
 
-    `num_bytes`: content in the current period.
+    `num_bytes` is the content received in the current period.
     """
 
     __slots__ = ("_last", "_seen", "_since", "_total", "num_bytes")

@@ -1,5 +1,5 @@
-"""Answers of the connection layer to requests that reach no route: OpenAI's error envelope, then
-the connection ends.
+"""Answers of the connection layer to requests that reach no route, in OpenAI's error shape. The
+connection ends after the answer.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,9 @@ from web.http.protocol.bounds import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRefusal:
-    """Refusal of a request. The log counts refusals of the same `kind` together."""
+    """Refusal of a request by the connection layer. `code` and `message` go to the client; the log
+    counts refusals by `kind`.
+    """
 
     status: int
     code: str

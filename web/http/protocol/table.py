@@ -1,5 +1,5 @@
-"""The connections of a gateway: their limits, the choice of one to close, and periodic checks of
-all.
+"""The open connections of a gateway: limits, the choice of an idle connection to close, and
+periodic time-out checks.
 """
 
 import asyncio
@@ -13,26 +13,32 @@ from web.http.protocol.connection import Connection
 
 MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
 SWEEPS_PER_TIMEOUT = 5
-"""A time-out is detected at most a fifth of it late, and at most a second."""
+"""Number of checks of a connection within its shortest time-out: a time-out is detected at most a
+fifth of it late, and at most a second.
+"""
 SLICES, MIN_SLICE_S = 20, 0.005
-"""A sweep is done in `SLICES` steps of the event loop, at least `MIN_SLICE_S` apart."""
+"""Number of event-loop steps in which all connections are checked, and the shortest time between
+two steps in seconds.
+"""
 MAX_SCANNED = 32
-"""Number of idle connections searched for one to close."""
+"""Number of idle connections among which one to close is searched."""
 
 
 class ConnectionTable:
-    """Invariants: `_idle` and each of `_idle_of` hold the connections without a request, the
-    longest idle first.
+    """The open connections of a gateway.
+
+    Invariants: `_idle`, and `_idle_of` for each client address, hold the connections without a
+    request, the longest idle first.
     """
 
     def __init__(self, web: WebConfig) -> None:
         self.web = web
         shortest_s = min(web.header_timeout_s, web.body_timeout_s, web.send_timeout_s)
         self._sweep_s = min(MAX_SWEEP_S, max(MIN_SWEEP_S, shortest_s / SWEEPS_PER_TIMEOUT))
-        """Time between two checks of a connection."""
+        """Seconds between two checks of a connection."""
         self.abuse = AbuseLog()
         self.max_unfinished_bytes = web.body_memory_mib * 1024 * 1024
-        """Limit of `num_unfinished`."""
+        """Upper limit of `num_unfinished`."""
         self.num_unfinished = 0
         """Bytes of all unfinished WebSocket messages."""
         self._open: dict[Connection, None] = {}
@@ -44,17 +50,17 @@ class ConnectionTable:
         """Connections that the current sweep has not checked yet."""
         self._slice = 1
         self._due = math.inf
-        """Time at which the next slice is due."""
+        """Time at which the next slice of connections is to be checked."""
         self._was_late = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: Connection) -> bool:
-        """Add a new connection. At the limit, close the one that is idle for longest, preferably
-        with nothing left to send.
+        """Add a new connection. If a limit is reached, close an idle connection: the longest idle,
+        preferably with nothing left to send.
 
-        Return False if none is idle: then the new one must be refused.
+        Return False if no connection is idle; the caller must refuse the new connection.
         """
         address, web = connection.address, self.web
         if address is not None and self._num_of.get(address, 0) >= web.max_connections_per_address:
@@ -95,7 +101,7 @@ class ConnectionTable:
                 del self._num_of[connection.address]
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check every connection once in `_sweep_s` from now on."""
+        """Start the periodic checks: every connection is checked once in `_sweep_s`."""
         self._due = loop.time() + max(self._sweep_s / SLICES, MIN_SLICE_S)
         self._timer = loop.call_at(self._due, self._sweep, loop)
 
@@ -110,15 +116,15 @@ class ConnectionTable:
             connection.raw.abort()
 
     def note(self, connection: Connection, kind: str, message: str) -> None:
-        """Log or count an event of a connection. Events of the same `kind` are counted together."""
+        """Log or count an event of a connection, as `AbuseLog.note` does."""
         self.abuse.note(kind, connection.address, message, asyncio.get_running_loop().time())
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check one slice of the connections: closing a thousand in one step would stall the event
-        loop.
+        """Check the time-outs of one slice of the connections: closing a thousand in one step would
+        stall the event loop.
 
-        A slice that is late is checked at the next call: what clients sent while the event loop was
-        stalled is read before it.
+        If the call is late because the event loop was stalled, the slice is checked at the next
+        call, so that input which arrived during the stall is read first.
         """
         now = loop.time()
         late, before = now - self._due > self._sweep_s, self._was_late

@@ -1,5 +1,5 @@
-"""Uvicorn's WebSocket protocol with bounds: unfit handshakes, unfinished messages, clients that
-read nothing. Knows no event.
+"""Uvicorn's WebSocket protocol with limits: unfit handshakes, unfinished messages, clients that do
+not read. Knows no event.
 """
 
 import asyncio
@@ -40,15 +40,17 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._sending = SendProgress()
         self._fragments = bytearray()
         self._held = 0
-        """Bytes of an unfinished message; counted in the table."""
+        """Bytes of an unfinished message; included in the table's `num_unfinished`."""
         self._most_held = 0
-        """Maximum of `_held` since the message began: bytes of control frames are no progress."""
+        """Maximum of `_held` since the message began. The rate of a message is measured by it, so
+        that control frames do not count as progress.
+        """
         self._pace = BodyPace()
         self._num_discarded = 0
         self._ends_at: float | None = None
 
     def take_over(self, slot: Connection) -> None:
-        """Serve this connection from now on."""
+        """Serve the connection `slot` from now on, after its upgrade from HTTP."""
         self._slot = slot
         slot.handler = self
         self._table.set_busy(slot)
@@ -79,8 +81,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             )
 
     def _count_unfinished(self) -> int:
-        """Count the bytes of an unfinished message, in complete frames and in the one being
-        received; return their growth.
+        """Count the bytes of an unfinished message, in complete frames and in the frame being
+        received; return the growth since the last call.
         """
         held = len(self._fragments) + sum(map(len, self.frames)) + len(self.conn.reader.buffer)
         if held and not self._held:
@@ -104,7 +106,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._count_unfinished()
 
     def _end(self, code: CloseCode, kind: str, reason: str) -> None:
-        """Close the WebSocket and drop its unfinished message."""
+        """Close the WebSocket with a close code and reason, and drop its unfinished message. `kind`
+        names the cause in the log.
+        """
         self._table.note(self._slot, kind, f"a WebSocket was closed: {reason}")
         if self.conn.state is State.OPEN and not self.close_sent:
             self.conn.fail(code, reason)
@@ -128,8 +132,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def _refuse_handshake(self) -> None:
-        """Refuse a request that the library could not parse: it raises no event, so uvicorn would
-        wait forever.
+        """Refuse an upgrade request that the library could not parse: the library raises no event
+        for it, so uvicorn would wait forever.
         """
         found = refusal.BAD_HANDSHAKE
         self._table.note(self._slot, found.kind, f"{found.message} ({self.conn.handshake_exc})")
@@ -140,8 +144,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Join fragments on arrival: a list of many small or empty ones would take more memory than
-        `ws_max_size`.
+        """Append a fragment to the unfinished message on arrival: uvicorn's list of many small or
+        empty fragments would take more memory than `ws_max_size`.
         """
         if not self._fragments:
             self._fragments += b"".join(self.frames)
@@ -153,8 +157,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """As uvicorn's, except that a text that is not UTF-8 is noted, and not logged with its
-        stack.
+        """Pass a complete message to the app, as uvicorn does. Text that is not UTF-8 is counted in
+        the abuse log, instead of being logged with a stack trace.
         """
         data, self.frames = b"".join(self.frames), []
         self._begin_message()
@@ -188,7 +192,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         super().resume_writing()
 
     def close_if_overdue(self, now: float) -> None:
-        """See `ConnectionHandler`."""
+        """Close the WebSocket if a time-out has passed; see `ConnectionHandler`."""
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
             return

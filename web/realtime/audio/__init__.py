@@ -1,3 +1,3 @@
 """Audio of a voice session: input buffer, voice activity, ends of turns, playback position, and the
-words that were played.
+words of a response that were played.
 """

@@ -1,5 +1,5 @@
-"""Buffer of a session's input audio: resampled to 16 kHz, retained while it may belong to a turn,
-cut into frames to classify.
+"""Buffer of a voice session's input audio: resampled to 16 kHz, kept while it may belong to a turn,
+and cut into frames for voice detection.
 
 Knows no conversation and no socket.
 """
@@ -17,23 +17,31 @@ from web.realtime.audio.turn_detector import TurnDetector, TurnEvent, TurnRules,
 
 Pcm = NDArray[np.int16]
 SLICE_S = 0.5
-"""Longest piece of input that is processed before other sessions of the process have their turn."""
+"""Longest piece of input in seconds that is processed at once; then other sessions of the process
+have their turn.
+"""
 SILENT_PEAK = 52
-"""Out of 32768, 56 dB below full scale: above what browsers and headsets send in silence, below any
-voice at a microphone.
+"""Peak below which input is silent, out of 32768 (56 dB below full scale): above what browsers and
+headsets send in silence, below any voice at a microphone.
 """
 SILENT_S = 0.5
-"""After so much silence the model's state holds nothing of use."""
+"""Seconds of silence after which the state of the voice detection model can be reset without loss.
+"""
 RESAMPLER_DELAY_S = 0.12
-"""Upper bound of what the resampler holds back: 118 ms at 8 kHz, under 42 ms from 22 kHz on."""
+"""Upper bound in seconds of the audio that the resampler holds back: 118 ms at 8 kHz, under 42 ms
+from 22 kHz on.
+"""
 RETAINED_MS = 1000
-"""Silence that is retained while a detector runs: more than the prefix of a turn needs."""
+"""Length of the silence that is kept for the prefix of the next turn; longer than any prefix needs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Shapes: `pcm` is [512]. `end`: the stream's position after it. `is_silent`: it needs no model
-    to be classified.
+    """A frame of input for voice detection. `end` is the position after its last sample;
+    `is_silent` is True for a frame that is silent without asking the model.
+
+    Shapes: `pcm` is [512], at 16 kHz.
     """
 
     pcm: Pcm
@@ -46,12 +54,13 @@ class Frame:
 
 
 class AudioInputBuffer:
-    """Units: positions count samples at 16 kHz since the session's first.
+    """Input audio of one voice session at 16 kHz, with voice detection and turn detection.
 
+    Units: positions count samples at 16 kHz since the beginning of the session.
     Long silence before any speech skips resampling and voice detection, and is stored as zeros:
     most microphones are silent.
-    Invariants: `_retained` holds the last samples, up to `position`; all of them after
-    `_silent_from`, if set, are zeros.
+    Invariants: `_retained` holds the last samples, up to `position`; if `_silent_from` is set, all
+    samples after it are zeros.
     """
 
     def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
@@ -76,7 +85,9 @@ class AudioInputBuffer:
         )
 
     def set_rules(self, rules: TurnRules | None) -> None:
-        """Set the rules of turn detection; None: the client commits its turns."""
+        """Set the rules of turn detection; None turns the detection off, and the client commits its
+        turns.
+        """
         if rules is None:
             self.detector = None
         elif self.detector is None or not self.detector.speaking:
@@ -88,12 +99,14 @@ class AudioInputBuffer:
 
     @property
     def retained_ms(self) -> int:
-        """Length of the retained audio, including what the resampler holds back."""
+        """Length of the buffered audio, including samples that the resampler holds back."""
         return (len(self._retained) // 2 + self._held_back_len) * 1000 // RATE_HZ
 
     @property
     def received(self) -> int:
-        """End of all received audio; `position` is behind it by what the resampler holds back."""
+        """Position of the end of all received audio; `position` is less by the samples that the
+        resampler holds back.
+        """
         return self._received_from + self._num_received * RATE_HZ // self.rate_hz
 
     @property
@@ -101,10 +114,10 @@ class AudioInputBuffer:
         return max(0, self.received - self.position)
 
     def split(self, pcm: bytes) -> Iterator[bytes]:
-        """Split input into pieces short enough for other sessions to have their turn in between.
+        """Split input into pieces short enough that other sessions have their turn in between.
 
-        `pcm` is PCM16 little-endian mono at `rate_hz`; a sample that is cut in two is completed by
-        the next call.
+        `pcm` is PCM16 little-endian mono at `rate_hz`; if it ends within a sample, the next call
+        completes the sample.
         """
         pcm, self._odd_byte = self._odd_byte + pcm, b""
         if len(pcm) % 2:
@@ -127,11 +140,11 @@ class AudioInputBuffer:
         self.position += len(resampled) // 2
 
     def _is_silent(self, samples: Pcm) -> bool:
-        """Return True if the input has been silent for so long, before any speech, that it needs no
-        processing.
+        """Return True if `samples` need no resampling and voice detection, since the input has long
+        been silent and no turn is under way.
 
-        It must have been silent before these samples too, since what the resampler holds back is
-        discarded.
+        The input must have been silent before these samples too, since the samples that the
+        resampler holds back are discarded.
         """
         is_quiet = (
             int(np.maximum.reduce(samples)) < SILENT_PEAK
@@ -154,7 +167,9 @@ class AudioInputBuffer:
         return self._silent_from is not None
 
     def next_frame(self) -> Frame | None:
-        """Return the next frame to classify, if it is complete."""
+        """Return the next frame for voice detection; None if it is not complete, or without turn
+        detection.
+        """
         if self.detector is None:
             self._classified = self.position
         if self.position - self._classified < FRAME_SAMPLES:
@@ -167,12 +182,12 @@ class AudioInputBuffer:
 
     @property
     def is_behind(self) -> bool:
-        """Return True if a complete frame waits to be classified."""
+        """Return True if a complete frame waits for voice detection."""
         return self.detector is not None and self.position - self._classified >= FRAME_SAMPLES
 
     def classify(self, frame: Frame, probability: float) -> list[TurnEvent]:
-        """Pass the frame's probability of speech to the detector, unless the frame was discarded
-        meanwhile.
+        """Pass a frame's probability of speech to the turn detector and return the resulting turn
+        events. A frame that was discarded meanwhile has no effect.
         """
         if self.detector is None or frame.end != self._classified:
             return []
@@ -182,23 +197,25 @@ class AudioInputBuffer:
         return events
 
     def take(self, start: int, end: int) -> bytes:
-        """Remove the audio up to `end`, and return PCM16 at 16 kHz from `start` on, as far as it is
-        retained.
+        """Remove all audio before position `end`. Return its part from position `start` on as PCM16
+        at 16 kHz; audio that is no longer buffered is missing.
         """
         pcm = self.peek(start, end)
         del self._retained[: max(0, 2 * (end - self._first))]
         return pcm
 
     def take_all(self) -> bytes:
-        """Remove and return all retained audio to its last sample; a turn that has begun ends
-        here.
+        """Remove and return all buffered audio, including samples that the resampler holds back,
+        and end the turn under way.
         """
         pcm = bytes(self._retained) + self._flush_resampler()
         self.clear()
         return pcm
 
     def _flush_resampler(self) -> bytes:
-        """Return the samples that the resampler holds back. Clear it before its next use."""
+        """Return the samples that the resampler holds back. The resampler must be cleared before
+        its next use.
+        """
         if self._resampler is None:
             return b""
         end = (
@@ -210,7 +227,7 @@ class AudioInputBuffer:
         return end[: 2 * self._held_back_len].ljust(2 * self._held_back_len, b"\0")
 
     def peek(self, start: int, end: int) -> bytes:
-        """Return the audio as `take` does, and retain it."""
+        """Return the same audio as `take` for these positions, but keep all audio in the buffer."""
         return bytes(
             self._retained[max(0, 2 * (start - self._first)) : max(0, 2 * (end - self._first))]
         )
@@ -220,7 +237,9 @@ class AudioInputBuffer:
         return self.position - len(self._retained) // 2
 
     def clear(self) -> None:
-        """Discard all audio received so far; positions still count it."""
+        """Discard all buffered audio and end the turn under way. Later positions still count the
+        discarded samples.
+        """
         self.position += self._held_back_len
         self._odd_byte = b""
         if self._resampler is not None:
@@ -231,7 +250,7 @@ class AudioInputBuffer:
             self.detector.cut(self.position)
 
     def drop_silence(self) -> None:
-        """Drop audio in which no turn began, except for its end."""
+        """Discard audio in which no turn began, except for its last `RETAINED_MS`."""
         if self.detector is None or self.detector.speaking:
             return
         limit = 2 * (RATE_HZ * RETAINED_MS // 1000 + FRAME_SAMPLES)

@@ -1,5 +1,5 @@
-"""Words of a spoken text that were played, estimated from the share of its speech: the history must
-hold no other words. Pure.
+"""Estimate of the words of a spoken response that the client has played, from the share of the
+speech that was played; the history must contain no other words. Pure.
 
 Silence before, between and after the words does not count as speech.
 """
@@ -10,31 +10,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 Span = tuple[int, int]
-"""First sample, and the one after the last."""
+"""A range of samples: the first sample, and the sample after the last."""
 HOP_SAMPLES = 240
 QUIET, QUIET_SHARE = 33, 0.02
-"""A hop is silent if its RMS is at most `QUIET` of PCM16, or this share of the loudest hop."""
+"""Limit of the RMS of a silent block of `HOP_SAMPLES`: `QUIET` in units of PCM16, or `QUIET_SHARE`
+of the loudest block.
+"""
 MIN_SILENCE_HOPS = 5
-"""Longer than a stop consonant within a word."""
+"""Least number of blocks of a silence; longer than a stop consonant within a word."""
 UNSURE_SAMPLES = 6000
-"""The last 0.25 s that were played count as not played: words differ in pace, and players delay
-their output.
+"""Length of the last played audio (0.25 s) that does not count as played: words differ in pace, and
+players delay their output.
 
-Measured on aligned speech, one cut in 250 then retains a word too many, and one in 100 three too
-few.
+Measured on aligned speech, one cut in 250 then retains a word too many, and one in 100 three words
+too few.
 """
 DEFAULT_CHAR_S = 0.068
-"""Seconds of speech per character before any response was complete: 14 to 15 characters a
-second.
+"""Seconds of speech per character (14 to 15 characters a second), for a voice that has not spoken a
+complete response.
 """
 CAUTION = 1.05
-"""Factor on an estimated length: rather a word too few than one that was not played."""
+"""Factor by which an estimated length of speech is increased, so that a cut response rather lacks a
+played word than contains an unplayed word.
+"""
 MAX_WORD = 32
 WEIGHT = 0.3
 
 
 class SpeakingRate:
-    """Seconds of speech per character of each voice, learned from complete responses."""
+    """Speaking rate of each voice in seconds per character, learned from complete responses."""
 
     def __init__(self) -> None:
         self._char_s: dict[str, float] = {}
@@ -47,7 +51,9 @@ class SpeakingRate:
         self._char_s[voice] = known + WEIGHT * (measured - known)
 
     def whole_s(self, voice: str, text: str, generated_s: float) -> float:
-        """Estimate the length of the speech of `text`; at least the `generated_s` that exist."""
+        """Estimate the length in seconds of the speech of `text`; at least `generated_s`, the
+        length that has been generated.
+        """
         char_s = self._char_s.get(voice, DEFAULT_CHAR_S)
         return max(char_s * len(text) * CAUTION, generated_s)
 
@@ -66,23 +72,26 @@ def find_silences(pcm: NDArray[np.int16]) -> list[Span]:
 
 
 def speech_until(sample: int, silent: Iterable[Span]) -> int:
-    """Count the samples before this one that are speech."""
+    """Count the samples of speech before `sample`, where `silent` are the silent ranges of the
+    audio.
+    """
     return sample - sum(min(sample, end) - start for start, end in silent if start < sample)
 
 
 def played_speech(played: int, silent: Iterable[Span], whole: int) -> int:
-    """Count the samples of speech, of `whole`, that were certainly played once `played` samples
-    were.
+    """Count the samples of speech that the client has certainly played, if it has played the first
+    `played` samples of the audio. `silent` are the silent ranges of the audio, and `whole` is its
+    total number of samples of speech.
     """
     speech = speech_until(played, silent)
     return speech if speech >= whole else max(0, speech - UNSURE_SAMPLES)
 
 
 def played_words(text: str, played: float, whole: float) -> str:
-    """Return the beginning of `text` that was played: whole words only, in proportion to the
-    speech.
+    """Return the beginning of `text` that was played: whole words only, in proportion to the played
+    part of the speech.
 
-    Units: `played` of `whole`, both seconds or both samples.
+    Units: `played` and `whole` are lengths of speech, both in seconds or both in samples.
     """
     if whole <= 0 or played >= whole:
         return text if played > 0 or not text else ""

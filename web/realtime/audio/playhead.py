@@ -4,7 +4,8 @@ the time.
 
 
 class Playhead:
-    """Units: samples; `now` in seconds of any one clock.
+    """Playback position of a response's audio, estimated by the clock and corrected by the client's
+    reports. Units: samples; `now` is in seconds of any clock.
 
     Invariants: `position` never exceeds `sent`; between two sends it grows by at most the time that
     passes.
@@ -29,19 +30,25 @@ class Playhead:
         self.sent += num_samples
 
     def report(self, played: int, now: float) -> None:
-        """Set the position that the client reports, limited to what was sent."""
+        """Set the position to `played`, the number of samples that the client reports as played; at
+        most `sent`.
+        """
         if self._is_started:
             self._base, self._since = max(0, min(played, self.sent)), now
 
     def rewind(self, sample: int) -> None:
-        """Continue from `sample`: the client has received nothing after it."""
+        """Set position and `sent` back to `sample`, for a client that has received nothing after
+        it.
+        """
         self.sent = self._base = sample
         self._is_started = False
 
     def room(self, ahead_s: float, now: float) -> int:
-        """Return how many samples may be sent now to be at most `ahead_s` ahead of playback."""
+        """Return the number of samples to send now so that the client is at most `ahead_s` seconds
+        ahead of playback.
+        """
         return max(0, int(ahead_s * self._rate_hz) - (self.sent - self.position(now)))
 
     def left_s(self, now: float) -> float:
-        """Return the seconds that the client still has to play."""
+        """Return the length in seconds of the sent audio that the client has not played."""
         return (self.sent - self.position(now)) / self._rate_hz

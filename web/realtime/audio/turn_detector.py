@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from fleet.processing.voice_activity import FRAME_MS, FRAME_SAMPLES, RATE_HZ
 
 MIN_VOICED_FRAMES = 2
-"""A click fills one frame; speech fills the next one too."""
+"""Number of consecutive voiced frames with which a turn begins: a click fills only one frame."""
 HYSTERESIS = 0.15
-"""Speech ends this far below the threshold. Source: Silero's `VADIterator`."""
+"""Difference between the threshold at which speech begins and the lower probability at which it
+ends. Source: Silero's `VADIterator`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
-    """Units: ms. After `speculate_ms` of silence a response may be started, to be discarded if
-    speech continues; 0: never.
+    """Parameters of turn detection. Units: milliseconds; `threshold` is a probability.
 
-    `longest_ms`: a turn of this length is ended, since no prompt holds a longer one.
+    `prefix_ms` is the audio before the first voiced frame that belongs to a turn. After
+    `silence_ms` of silence the turn ends. After `speculate_ms` of silence a speculative response
+    may start, to be discarded if speech continues; 0 starts none. A turn of `longest_ms` is ended
+    during speech, since no prompt holds a longer turn.
     """
 
     threshold: float = 0.5
@@ -29,8 +33,8 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """Speech began. Units: samples since the stream's first; `start` includes the prefix, `voiced`
-    is the first voiced frame.
+    """Event: a turn began. `start` is its first sample, including the prefix, and `voiced` the
+    first sample of voice. Units: samples at 16 kHz since the beginning of the input.
     """
 
     start: int
@@ -39,20 +43,22 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnPaused:
-    """Silence lasted for `speculate_ms`: the turn may be over, and its audio would end at `end`."""
+    """Event: the user was silent for `speculate_ms`, so the turn may be over. `end` is the end of
+    the turn's audio if it is, in samples at 16 kHz.
+    """
 
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnResumed:
-    """Speech continued after a pause."""
+    """Event: the user continued to speak after a TurnPaused."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStopped:
-    """The turn is over. Its audio ends at `end`, its last voiced frame at `voiced_end`; `voiced_ms`
-    of it were speech.
+    """Event: a turn ended. `end` is the end of its audio, and `voiced_end` the end of its last
+    voiced frame, in samples at 16 kHz. `voiced_ms` is the length of its voiced frames.
     """
 
     end: int
@@ -64,24 +70,24 @@ TurnEvent = TurnStarted | TurnPaused | TurnResumed | TurnStopped
 
 
 class TurnDetector:
-    """Detector of turns, given the probability of speech of every frame, in order. Units: `end` of
-    a frame in the stream's samples.
+    """State machine that turns the speech probabilities of successive frames into turn events.
+    Units: `end` is the position after a frame, in samples at 16 kHz.
 
-    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; the last Paused and
-    Stopped have the same `end`.
+    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; a Paused that is followed
+    by Stopped has the same `end`.
     """
 
     def __init__(self, rules: TurnRules) -> None:
         self.rules = rules
         self.speaking = False
         self._voiced_run = 0
-        """Consecutive voiced frames before a turn began."""
+        """Number of consecutive voiced frames while no turn is under way."""
         self._quiet = 0
-        """Consecutive silent frames within a turn."""
+        """Number of consecutive silent frames within a turn."""
         self._voiced = 0
         self._start = 0
         self._floor = 0
-        """No turn begins before the end of the last one."""
+        """Earliest position at which the next turn may begin: the end of the last turn."""
         self._paused_at: int | None = None
 
     @property
@@ -96,7 +102,9 @@ class TurnDetector:
         )
 
     def cut(self, end: int) -> None:
-        """Forget the audio before `end`, which was read or discarded: no turn begins before it."""
+        """End the turn under way without an event. The next turn begins at `end` or later, since
+        the audio before it was read or discarded.
+        """
         self.speaking = False
         self._floor = end
         self._voiced_run = self._quiet = 0

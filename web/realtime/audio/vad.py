@@ -8,18 +8,22 @@ from fleet.processing.base import Samples
 from fleet.processing.voice_activity import FRAME_MS, VadState, speech_probabilities
 
 GATHER_S = 0.012
-"""Time between two batches. A frame is 32 ms: of fifty streams, about twenty share a batch."""
+"""Seconds between two batches. A frame is 32 ms long, so that of fifty streams about twenty share a
+batch.
+"""
 AHEAD_S = 0.1
-"""A stream that arrives so much faster than real time, such as a recording, waits for no batch."""
+"""Seconds ahead of real time from which a stream, such as a recording, does not wait for the next
+batch.
+"""
 
 
 class VadBatcher:
-    """Runs the model for the streams of one event loop in batches, one each `GATHER_S`, at a third
-    of the cost.
+    """Runs the voice detection model in batches for the streams of one event loop, with one batch
+    per `GATHER_S`. Batches need a third of the time of single frames.
 
-    A single live stream never waits; of many, each waits a little. A recording is processed as fast
-    as the loop runs, in the same batches, so that a gateway that falls behind does not pay more for
-    it.
+    A single live stream never waits; many streams wait for the next batch. A stream that is behind
+    or ahead of real time, such as a recording, starts the batch immediately, with all frames that
+    wait, so that a gateway that falls behind does not need more time per frame.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,8 +33,8 @@ class VadBatcher:
         self._due: asyncio.Handle | None = None
 
     async def probability(self, vad: VadState, frame: Samples, *, behind: bool = False) -> float:
-        """Return the probability of speech. `behind`: the stream's next frame has arrived
-        already.
+        """Return the probability of speech in a frame. `vad` is the state of its stream. `behind`
+        is True if the next frame of the stream has arrived already.
         """
         loop, now_s = asyncio.get_running_loop(), self._clock()
         vad.paced_s = max(vad.paced_s, now_s) + FRAME_MS / 1000

@@ -1,3 +1,3 @@
-"""Protocol of a voice socket: events in both directions, the settings of a session, and the merging
-of `session.update`.
+"""Protocol of a voice socket: events in both directions, the settings of a session, and
+`session.update`.
 """

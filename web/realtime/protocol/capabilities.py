@@ -1,5 +1,5 @@
-"""Default settings of a session, and the settings that the model cannot serve. Knows no session and
-no socket.
+"""Default settings of a session, and the check of settings against the abilities of the model.
+Knows no session and no socket.
 """
 
 import msgspec
@@ -10,7 +10,7 @@ from web.gateway.gateway import Gateway
 from web.realtime.protocol.settings import VOICE_FIELD, AudioInput, SessionPatch, Settings
 
 NO_AUDIO = AudioInput(format=None, turn_detection=None)
-"""Settings of the input of a model that takes text only."""
+"""Input settings of a session with a model that takes text only."""
 _INPUT = "session.audio.input"
 
 
@@ -26,8 +26,9 @@ def default_settings(gateway: Gateway) -> Settings:
 def drop_unserved(
     gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch
 ) -> tuple[Settings, list[BadInput]]:
-    """Restore each field that the model cannot serve to its value before, and list the refusals. An
-    empty voice becomes the default one. `patch`: the fields that the client gave.
+    """Check `settings`, the result of applying `patch` to `before`, against the abilities of the
+    model. Returns the settings with each unserved field as it was in `before`, and a refusal for
+    each such field. An empty voice becomes the default voice.
     """
     refused: list[BadInput] = []
     try:
@@ -63,7 +64,7 @@ def drop_unserved(
 def _drop_unheard(
     gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch
 ) -> tuple[Settings, list[BadInput]]:
-    """Restore fields of the audio input that the model cannot serve."""
+    """Check the fields of the audio input, as `drop_unserved` does for all fields."""
     given = patch.audio.input if patch.audio is not None else None
     if not gateway.hears:
         names = ("format", "transcription", "turn_detection")
@@ -100,14 +101,18 @@ def _drop_unheard(
 
 
 def takes_text_only(where: str) -> UnsupportedValue:
-    """Return the refusal of audio, and of settings about it, for a model that accepts none."""
+    """Return the refusal of an audio field by a model that takes text only; `where` names the
+    field.
+    """
     return UnsupportedValue(
         f"{where}: this model takes text only; send items with input_text", param=where
     )
 
 
 def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
-    """Raises: UnsupportedValue."""
+    """Check that the model can speak if a `spoken` response is requested. Raises: UnsupportedValue
+    naming the field `where`.
+    """
     if spoken and not gateway.speaks:
         raise UnsupportedValue(f'{where}: this model does not speak; use ["text"]', param=where)
 

@@ -1,4 +1,5 @@
-"""Events of the client, checked; every mistake becomes one sentence that names the field.
+"""Events that the client of a voice session sends, and their validation; every error is one
+sentence that names the field.
 
 Source: openai 3.54 types, GA names. Knows no session.
 """
@@ -24,21 +25,24 @@ from web.schema.fields.realtime import EVENTS as FIELDS
 from web.schema.unserved import UnservedValue, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
-"""As OpenAI's: half a minute of audio is 1.5 MB, and a client may send a whole recording in one
-event.
+"""Size limit of an event, as in OpenAI's service. Half a minute of audio is 1.5 MB, and a client
+may send a whole recording in one event.
 """
 MAX_PLAIN_BYTES = 256 * 1024
-"""Bound for an event that carries no audio; the longest is a `session.update` with many tools."""
+"""Size limit of an event that carries no audio; the longest is a `session.update` with many tools.
+"""
 MAX_EVENT_VALUES = 8192
-"""JSON values in one event: so many are read within ten milliseconds."""
+"""Limit of the JSON values in one event, which are parsed within ten milliseconds."""
 MAX_TEXT = 65_536
 MAX_PARTS = 16
 MAX_METADATA = 16
 MAX_ID = 512
 BASE64_PIECE = 1024 * 1024
-"""Characters; a multiple of four, so that each piece can be decoded alone."""
+"""Number of base64 characters that are decoded at once; a multiple of four, so that each piece can
+be decoded alone.
+"""
 SHOWN_CHARS = 64
-"""Length to which a wrong value is cut in an error."""
+"""Number of characters of a wrong value that an error shows."""
 Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
@@ -47,7 +51,9 @@ class ClientEvent(Patch):
 
 
 class SessionUpdate(ClientEvent):
-    """`session` is unchecked here: `session_update` checks it field by field."""
+    """Event `session.update`. `session` is not validated here, since `session_update` validates it
+    field by field.
+    """
 
     type: Literal["session.update"]
     session: dict[str, object]
@@ -67,7 +73,7 @@ class BufferClear(ClientEvent):
 
 
 class OutputClear(ClientEvent):
-    """An event for WebRTC, which is refused."""
+    """Event `output_audio_buffer.clear`, which is for WebRTC and is refused."""
 
     type: Literal["output_audio_buffer.clear"]
 
@@ -99,7 +105,9 @@ def _no_tools(kind: object) -> object:
 
 
 class ItemPatch(Patch):
-    """Item of a request; an `item_reference` is valid in `response.input` only."""
+    """An item that the client sends, or a reference to an item of the conversation; an
+    `item_reference` is valid in `response.input` only.
+    """
 
     type: Annotated[Literal["message", "item_reference"], BeforeValidator(_no_tools)] = "message"
     id: Id | None = None
@@ -172,7 +180,9 @@ class ResponseCancel(ClientEvent):
 
 
 class Played(ClientEvent):
-    """Extension: what the client has played of a response."""
+    """Event `fleet.played`, an extension: the client reports that it has played the first `samples`
+    of a response's audio. `underruns` counts the interruptions since its last report.
+    """
 
     type: Literal["fleet.played"]
     response_id: Id
@@ -207,7 +217,8 @@ EVENTS = tuple(
 )
 DETECTION_KINDS = ("server_vad", "semantic_vad")
 KNOWN_KINDS = " or ".join(DETECTION_KINDS)
-"""Values of the only nested `type` by which a union is resolved, that of `turn_detection`."""
+"""Values of `turn_detection.type`, for errors; the only nested object whose `type` selects a class.
+"""
 PLAIN = {
     **dict.fromkeys(
         ("model_type", "model_attributes_type", "dict_type"), "this field must be an object"
@@ -215,13 +226,13 @@ PLAIN = {
     "list_type": "this field must be an array",
     "missing": "this field is required",
 }
-"""Messages in terms of JSON, by pydantic's error types; pydantic's own messages name Python
+"""Error messages in terms of JSON, by pydantic's error types; pydantic's own messages name Python
 classes.
 """
 
 
 CARRY_AUDIO = ("input_audio_buffer.append", "conversation.item.create", "response.create")
-"""Types of the events that may be longer than `MAX_PLAIN_BYTES`."""
+"""Types of the events that may carry audio and be longer than `MAX_PLAIN_BYTES`."""
 
 
 class _Named(msgspec.Struct):
@@ -233,12 +244,15 @@ class _Typed(msgspec.Struct):
 
 
 _named, _typed = msgspec.json.Decoder(_Named), msgspec.json.Decoder(_Typed)
-"""Decoders that skip all other fields without creating objects."""
+"""Decoders of one field of an event, which skip all other fields without creating objects."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 
 
 def parse_event(raw: str) -> AnyClientEvent:
-    """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
+    """Parse and validate an event of the client.
+
+    Raises: BadInput, InputTooLarge, UnsupportedValue naming the field.
+    """
     if len(raw) > MAX_EVENT_BYTES:
         raise InputTooLarge(
             f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append "
@@ -256,13 +270,15 @@ def parse_event(raw: str) -> AnyClientEvent:
 
 
 def _check_values(raw: str) -> None:
-    """Raises: InputTooLarge."""
+    """Check the number of JSON values in an event. Raises: InputTooLarge."""
     check_json(raw.encode(errors="surrogatepass"), max_values=MAX_EVENT_VALUES, whole="the event")
 
 
 def _check_carries_audio(raw: str) -> None:
-    """Accept what is not valid JSON, for which the parser has a better message. Raises:
-    InputTooLarge.
+    """Check that a long event is of a type that carries audio. Invalid JSON is accepted, since the
+    parser has a better error for it.
+
+    Raises: InputTooLarge.
     """
     try:
         kind = _typed.decode(raw).type
@@ -277,8 +293,8 @@ def _check_carries_audio(raw: str) -> None:
 
 
 def event_id_of(raw: str) -> str | None:
-    """Return the client's id of an event, if it can be read; None for a long text of many values,
-    which takes long to skip.
+    """Return the `event_id` of an event that may be invalid, for its error; None if the id cannot
+    be read, or if the event has too many values to be read quickly.
     """
     try:
         if len(raw) > MAX_PLAIN_BYTES:
@@ -290,7 +306,9 @@ def event_id_of(raw: str) -> str | None:
 
 
 def decode_pcm(data: str, where: str) -> bytes:
-    """Decode base64 in pieces, between which other threads may run. Raises: BadInput."""
+    """Return the bytes of base64 audio. Decodes in pieces, so that other threads run in between.
+    Raises: BadInput naming the field `where`.
+    """
     last = max(0, len(data) - 1) // BASE64_PIECE * BASE64_PIECE
     if "=" in data[:last]:
         raise BadInput(f"{where}: not base64: padding before its end", param=where)
@@ -322,10 +340,10 @@ def _bad_input(error: ValidationError) -> BadInput:
 
 
 def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str = "") -> BadInput:
-    """Return the first mistake as an error that names its field, without the first `skip` pieces of
-    its location.
+    """Return the first validation error as a BadInput that names the field.
 
-    `whole` names the object that was validated, and `within` the field that holds it, if any.
+    `whole` names the object that was validated, and `within` the field that holds it, if any. The
+    first `skip` pieces of the field's location are left out.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(piece for piece in (within, _path(first["loc"][skip:])) if piece)
@@ -343,8 +361,8 @@ def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str 
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """Format a location without the tags that unions add to it: type names, and `server_vad` or the
-    like.
+    """Format a field's location, such as `item.content[0].text`, without the pieces that pydantic
+    adds for unions: names of types, and `server_vad` or the like.
     """
     path = ""
     for piece in loc:

@@ -1,5 +1,5 @@
-"""Events of the server, in OpenAI's GA names with explicit nulls; and extensions, sent only to
-clients that request them.
+"""Events that the server sends, in OpenAI's GA names with explicit nulls; and Fleet's extensions,
+sent only to clients that request them.
 
 Source: openai 3.54 types. Data only.
 """
@@ -25,7 +25,7 @@ class ServerEvent(msgspec.Struct, kw_only=True, tag_field="type"):
 
 
 class PartBody(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A part of an item; fields that its type does not have are omitted."""
+    """A content part of an item; fields that the part's type does not have are omitted."""
 
     type: str
     text: str | None = None
@@ -34,7 +34,9 @@ class PartBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SpokenInput(msgspec.Struct, kw_only=True, tag_field="type", tag="input_audio"):
-    """Speech of the user; `transcript` is null until it has been transcribed."""
+    """A content part with speech of the user; `transcript` is null until the speech has been
+    transcribed.
+    """
 
     transcript: str | None
     audio: str | None | msgspec.UnsetType = msgspec.UNSET
@@ -105,8 +107,8 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: UsageBody | None
     metadata: dict[str, str] | None
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Extension: fields that were ignored although the client may count on them; omitted if there
-    are none.
+    """Extension: warnings about fields that were ignored although the client may count on them;
+    omitted if there are none.
     """
 
 
@@ -237,7 +239,7 @@ class OutputItemDone(ServerEvent, tag="response.output_item.done", kw_only=True)
 
 
 class PartEvent(ServerEvent, kw_only=True):
-    """Base of the events about the only part of a response's only item."""
+    """Base of the events about a response's content. A response has one item with one part."""
 
     response_id: str
     item_id: str
@@ -278,19 +280,21 @@ class TextDone(PartEvent, tag="response.output_text.done", kw_only=True):
 
 
 class FleetEvent(ServerEvent, kw_only=True):
-    """Base of the extensions: sent over the console's socket, and over the other one if the address
-    says `?fleet=1`.
+    """Base of Fleet's extensions, which are sent over the console's socket, and over `/v1/realtime`
+    if its address contains `?fleet=1`.
     """
 
 
 class State(FleetEvent, tag="fleet.state", kw_only=True):
-    """`state`: listening, hearing, thinking, speaking or interrupted."""
+    """The session entered the state `state`: listening, hearing, thinking, speaking or
+    interrupted.
+    """
 
     state: str
 
 
 class Queue(FleetEvent, tag="fleet.queue", kw_only=True):
-    """Position of a queued client; 1 is the next."""
+    """Position of a client in the queue for a session; 1 is the next to enter."""
 
     position: int
 
@@ -306,12 +310,13 @@ class TimingPart(msgspec.Struct, kw_only=True):
 
 
 class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
-    """Latency from the user's last voiced sample to the first voiced sample of the response, for a
-    client that plays without delay; the parts add up to it. Without speech it begins with the
-    request, and for text it ends with the first text.
+    """Latency of a response, and its division into parts. For a client that plays without delay,
+    the parts add up to the time from the user's last voiced sample to the first voiced sample of
+    the response. For a turn without speech the latency begins with the request, and for a text
+    response it ends with the first text.
 
-    `voice_to_voice_ms` is null unless turn and response are spoken, and the end of the turn's
-    speech is known.
+    `voice_to_voice_ms` is this time, or null unless turn and response are spoken, and the end of
+    the turn's speech is known.
     `voiced_end_ms` is the position of the user's last voiced sample in the session's input; null if
     unknown. The part `silence` is the time from the first audio to the first voiced sample.
     """
@@ -334,7 +339,9 @@ class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
 
 
 class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
-    """Binary frames with this serial hold audio of this response."""
+    """Announcement of binary frames: frames with this `serial` contain audio of the response, at
+    `rate` Hz.
+    """
 
     serial: int
     response_id: str
@@ -343,8 +350,8 @@ class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
 
 
 class Resumed(FleetEvent, tag="fleet.resumed", kw_only=True):
-    """A session continues over another socket. `transcript`: all text sent so far of the response
-    under way; "" without one, or if this gateway has not read it yet.
+    """A session continues over another socket. `transcript` is all text sent so far of the response
+    under way; "" without a response, or if this gateway has not read the text yet.
     """
 
     session_id: str

@@ -1,8 +1,8 @@
-"""Application of a `session.update`: every valid and served field is applied, and each other one
+"""Application of a `session.update`: every valid and served field is applied, and every other field
 refused.
 
-A refused audio format leaves none: audio of one format must never be read, or played, as another.
-Knows no socket.
+A refused audio format leaves the session without a format, since audio of one format must never be
+read, or played, as another. Knows no socket.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,15 +37,17 @@ OBJECTS = frozenset(
         DETECTION,
     }
 )
-"""Objects whose fields are refused one by one. A mistake in one field of any other object refuses
-the whole object.
+"""Paths of the objects whose fields are refused singly. A mistake in a field of any other object
+refuses the whole object.
 """
 
 
 def apply_update(
     gateway: Gateway, settings: Settings, fields: Fields
 ) -> tuple[Settings, list[BadInput]]:
-    """Return the settings after the update, and the refusals in order."""
+    """Apply `fields` of a `session.update` to `settings`. Returns the changed settings, and a
+    refusal for each field that was not applied.
+    """
     without_effect = list(SESSION.refusals(fields, "session"))
     patch, invalid = read_patch(fields)
     changed, unserved = merge_settings(settings, patch)
@@ -58,7 +60,9 @@ def apply_update(
 
 
 def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
-    """Return the valid fields as a patch, and one refusal for each invalid field."""
+    """Validate `fields` of a `session.update`. Returns the valid fields as a patch, and a refusal
+    for each invalid field.
+    """
     refused: list[BadInput] = []
     while True:
         try:
@@ -73,8 +77,8 @@ def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
 
 
 def _invalid_path(loc: Sequence[int | str]) -> tuple[str, ...]:
-    """Return the innermost field whose removal removes the mistake. Locations also name union
-    branches and list items.
+    """Return the path of the field to remove for a validation error at the location `loc`: the
+    innermost field that can be refused alone. Locations also contain union branches and list items.
     """
     path: tuple[str, ...] = ()
     for piece in loc:

@@ -17,12 +17,14 @@ from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
 EAGERNESS_MS = {"low": 1000, "medium": 600, "auto": 600, "high": 400}
-"""`semantic_vad` is served by the length of silence: the more eager, the shorter."""
+"""Length of the silence that ends a turn under `semantic_vad`, by eagerness. The model does not
+judge the words: a more eager setting just waits for a shorter silence.
+"""
 MAX_INSTRUCTIONS = 32_768
 VOICE_FIELD = "session.audio.output.voice"
 INPUT_FORMAT, OUTPUT_FORMAT = "session.audio.input.format", "session.audio.output.format"
 SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
-"""As errors name it."""
+"""The served audio format, as error messages show it."""
 
 
 class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +57,9 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while the requested one is refused: audio in it must not be read as another.
-    All fields are null for a model that takes text only.
+    """Settings of the user's audio. `format` is null while the requested format is refused, since
+    audio of one format must not be read as another. All fields are null for a model that takes text
+    only.
     """
 
     format: PcmFormat | None = PcmFormat()
@@ -66,8 +69,8 @@ class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while the requested one is refused: the client would play audio in another
-    as noise.
+    """Settings of the spoken response. `format` is null while the requested format is refused,
+    since the client would play audio of another format as noise.
     """
 
     format: PcmFormat | None = PcmFormat()
@@ -81,8 +84,9 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` and `model` are set by the server, the rest by the client. `warnings`, an extension that
-    is omitted while empty, is about fields that were ignored although the client may count on them.
+    """Settings of a session: the `session` object on the wire. The server sets `id` and `model`,
+    the client all other fields. `warnings`, an extension that is omitted while empty, is about
+    fields that were ignored although the client may count on them.
     """
 
     type: str = "realtime"
@@ -107,7 +111,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.audio.input.turn_detection
 
     def rules(self, speculate_ms: int, longest_ms: int) -> TurnRules | None:
-        """Return the rules of turn detection; None if the client commits its turns."""
+        """Return the parameters of turn detection; None if the client commits its turns.
+        `speculate_ms` and `longest_ms` are the deployment's values of these parameters.
+        """
         match self.detection:
             case ServerVad() as vad:
                 return TurnRules(
@@ -127,8 +133,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patch(BaseModel):
-    """Base of what clients send: known fields are checked strictly, unknown ones retained for the
-    check of the field table.
+    """Base of all objects that clients send: known fields are validated strictly, unknown fields
+    are kept for the check against the route's field table.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
@@ -200,8 +206,8 @@ Modalities = Annotated[
 
 
 def _choice(value: object) -> object:
-    """Convert a choice that requires no call to its mode: tools can be ignored then, since a model
-    need not use them.
+    """Validate a `tool_choice`. A choice that does not require a call becomes "none" or "auto":
+    tools are ignored then, since a model need not use them.
     """
     if value in EMPTY:
         return None
@@ -238,8 +244,8 @@ OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 
 
 class SessionPatch(Patch):
-    """`session` of a `session.update`: an absent field is unchanged, a null one is off or its
-    default.
+    """The `session` object of a `session.update`. An absent field leaves the setting unchanged; a
+    null field turns it off or restores its default.
     """
 
     type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
@@ -263,8 +269,8 @@ BETA = {
     "output_audio_format": "audio.output.format",
     "turn_detection": "audio.input.turn_detection",
 }
-"""Fields of a session in the dialect before GA, with their GA names. They are refused, since they
-have no effect.
+"""Names of session fields in the beta protocol (before GA) -> their GA names. Such fields are
+refused.
 """
 RESPONSE_BETA = {
     "modalities": "output_modalities",
@@ -272,13 +278,17 @@ RESPONSE_BETA = {
     "voice": "audio.output.voice",
     "max_response_output_tokens": "max_output_tokens",
 }
-"""Fields of a response in the dialect before GA."""
+"""Names of response fields in the beta protocol (before GA) -> their GA names."""
 SAME_IN_BETA = "pcm16"
-"""The default format in the dialect before GA."""
+"""Name of the default audio format in the beta protocol (before GA); audio is sent in this format
+anyway.
+"""
 
 
 def beta_refusal(whole: str, name: str, ga_name: str) -> UnsupportedValue:
-    """Return the refusal of a field of the dialect before GA."""
+    """Return the refusal of the beta protocol's field `name` in the object `whole`; the error names
+    the GA field.
+    """
     return UnsupportedValue(
         f"{whole}.{name}: a field of the beta dialect; use {whole}.{ga_name}",
         param=f"{whole}.{name}",
@@ -286,8 +296,8 @@ def beta_refusal(whole: str, name: str, ga_name: str) -> UnsupportedValue:
 
 
 def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
-    """Merge the served fields of the patch, and list a refusal for each other one, which stays
-    unchanged.
+    """Merge a patch into the settings. Returns the merged settings, and a refusal for each field
+    that is not served and stays unchanged.
     """
     refused: list[BadInput] = []
     for name, ga_name in BETA.items():
@@ -348,7 +358,9 @@ def _transcription(
 def _detection(
     now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None
 ) -> TurnDetection | None:
-    """Merge a patch of the same type; one of another type begins with the defaults of that type."""
+    """Merge a patch into the settings of turn detection. A patch of another type is merged into the
+    defaults of that type.
+    """
     if patch is None:
         return None
     kind = ServerVad if isinstance(patch, ServerVadPatch) else SemanticVad
@@ -381,7 +393,9 @@ def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) 
 
 
 def check_output_format(given: FormatPatch | None, where: str) -> None:
-    """Raises: UnsupportedValue."""
+    """Check the sample rate of a requested output format. Raises: UnsupportedValue naming the field
+    `where`.
+    """
     if given is not None and given.rate not in (None, OUTPUT_RATE_HZ):
         message = f"{where}.rate: {given.rate} is not served; audio is sent at {OUTPUT_RATE_HZ} Hz"
         raise UnsupportedValue(message, param=f"{where}.rate")

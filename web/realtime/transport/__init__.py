@@ -1,3 +1,1 @@
-"""The network side of voice sessions: routes, credentials, WebSockets and what is written to
-them.
-"""
+"""Network side of the voice sessions: routes, credentials, and WebSockets."""

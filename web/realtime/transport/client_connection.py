@@ -1,5 +1,5 @@
-"""Connection of a session to its client, which may be absent for a while; its events are then
-stored, within bounds.
+"""Connection of a voice session to its client, which may be disconnected for a while; events are
+then stored up to a limit.
 
 Knows no protocol: a writer turns events and audio into frames.
 """
@@ -10,12 +10,14 @@ from typing import Protocol
 from web.realtime.protocol.server_events import ServerEvent, State
 
 MAX_MISSED = 2000
-"""Events, none of which is audio: minutes of transcript."""
+"""Limit of the events stored for a disconnected client; enough for minutes of transcript, since
+audio is not stored.
+"""
 
 
 class ClientWriter(Protocol):
-    """Output of one socket. Never waits: a client that reads too slowly is disconnected, and may
-    reconnect.
+    """Interface of the output to one socket. Its methods never wait: a client that reads too slowly
+    is disconnected, and may reconnect.
     """
 
     def send(self, event: ServerEvent) -> None: ...
@@ -35,7 +37,7 @@ class ClientConnection:
         return self._writer is not None
 
     def attach(self, writer: ClientWriter) -> None:
-        """Send to this socket from now on, and close the one before."""
+        """Send to the socket of `writer` from now on, and close the former socket."""
         if self._writer is not None and self._writer is not writer:
             self._writer.close(1008, "the session continues over another connection")
         self._writer = writer

@@ -1,5 +1,5 @@
-"""Client secrets (`ek_...`): short-lived keys that a server creates with the API key, and with
-which its page opens sessions.
+"""Client secrets (`ek_...`): short-lived keys with which a web page opens voice sessions. The
+page's server creates them with the API key.
 
 Only the hash of a secret is stored, in Redis for all gateways. Knows no socket.
 """
@@ -31,11 +31,11 @@ from web.schema.fields.realtime import SECRET
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
 API_KEY = ""
-"""Owner of the sessions opened with the API key, by the console, or by any client if no key is
-set.
+"""Owner name of all sessions that were not opened with a client secret: with the API key, by the
+console, or by any client if no key is set.
 """
 OWNER = "secret:"
-"""Prefix of the owner of a client secret's sessions; the secret's hash follows."""
+"""Prefix of the owner name of sessions opened with a client secret; the secret's hash follows."""
 SHOWN_CHARS = 8
 
 
@@ -57,9 +57,9 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """Credential of a connection. `owner` names it in the sessions that it opens, which begin with
-    `settings`. None: the secret has expired or never existed, and may at most continue a session
-    that it opened.
+    """Credential of a client. `owner` is its name in the records of the sessions that it opens, and
+    `settings` the initial settings of these sessions. `settings` is None if the secret has expired
+    or never existed; the client can then only continue a session that the secret opened before.
     """
 
     owner: str
@@ -74,7 +74,7 @@ class Secrets:
         self._gateway = gateway
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/realtime/client_secrets."""
+        """Answer POST /v1/realtime/client_secrets: create a client secret."""
         body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
@@ -92,7 +92,9 @@ class Secrets:
         return json_response(secret, headers={"cache-control": "no-store"})
 
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
-        """Merge a patch. Raises: BadInput for the first field that is not served."""
+        """Return the settings with a patch applied. Raises: BadInput for the first field that is
+        not served.
+        """
         changed, unserved = merge_settings(settings, patch)
         changed, unsupported = drop_unserved(self._gateway, settings, changed, patch)
         for refused in (*unserved, *unsupported):
@@ -100,7 +102,7 @@ class Secrets:
         return changed
 
     async def credential(self, key: str) -> Credential:
-        """Look up a client secret. Raises: RedisUnreachable."""
+        """Return the credential of a client secret. Raises: RedisUnreachable."""
         raw = await self._gateway.client.voice.secret(_name(key))
         return Credential(
             owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None
@@ -108,7 +110,9 @@ class Secrets:
 
 
 def _parse(raw: bytes) -> SecretBody:
-    """Raises: BadInput, InputTooLarge, UnsupportedValue."""
+    """Parse the body of a request for a client secret. Raises: BadInput, InputTooLarge,
+    UnsupportedValue.
+    """
     try:
         body = SecretBody.model_validate(read_json(raw or b"{}"))
     except ValidationError as error:
@@ -128,7 +132,7 @@ def expired() -> Unauthorized:
 
 
 def short_name(owner: str) -> str | None:
-    """Return the first characters of a client secret's hash, as the console shows them; None for
-    the API key.
+    """Return the first characters of the hash in an owner name, which lists show for a client
+    secret; None for the API key.
     """
     return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None

@@ -1,7 +1,7 @@
-"""Refusal of WebSockets, and failures as `error` events.
+"""Refusal of WebSockets, with failures as `error` events.
 
-No client shows the body of a refused handshake. A refused socket is therefore accepted, sent one
-`error` event and closed with the reason. Knows no session.
+Clients do not show the body of a refused handshake. A refused socket is therefore accepted, sent
+one `error` event and closed with the reason. Knows no session.
 """
 
 import asyncio
@@ -19,20 +19,28 @@ from web.realtime.protocol.server_events import Error, ErrorDetail, encode_event
 log = logging.getLogger("fleet.web")
 
 UNAUTHORIZED = 3000
-"""As OpenAI's service closes for a wrong key: registered at IANA. Clients do not reconnect."""
+"""Close code for a wrong key, as OpenAI's service uses it (registered at IANA). Clients do not
+reconnect.
+"""
 INVALID_REQUEST = 4000
-"""As OpenAI's service closes for a wrong model. Clients do not reconnect."""
+"""Close code for an invalid request, as OpenAI's service uses it for a wrong model. Clients do not
+reconnect.
+"""
 SESSION_UNKNOWN = 1008
-"""No such session: the console's page opens another one."""
+"""Close code for a session that does not exist. The console's page opens a new session."""
 TRY_AGAIN_LATER = 1013
-"""Clients reconnect after a while. The lost connection of a secret's session counts as open until
-its ping times out.
+"""Close code after which clients reconnect after a while. Also for a client secret at its session
+limit, since a lost connection counts as open until its ping times out.
 """
 INTERNAL_ERROR = 1011
 SESSION_OVER = 1000
-"""Ended by an operator, or idle for too long: clients do not reconnect."""
+"""Close code for a session that was ended by an operator, or was idle for too long. Clients do not
+reconnect.
+"""
 SESSION_EXPIRED = 1001
-"""As OpenAI's service closes a session of the longest duration. Clients open another one."""
+"""Close code for a session at its maximum duration, as OpenAI's service uses it. Clients open a new
+session.
+"""
 BY_CODE = {
     "not_found": SESSION_UNKNOWN,
     "rate_limit_exceeded": TRY_AGAIN_LATER,
@@ -46,10 +54,12 @@ BY_CODE = {
 UNAUTHORIZED_STATUSES = (401, 403, 421)
 
 MAX_REASON_BYTES = 123
-"""Source: RFC 6455 section 5.5, less the two bytes of the code."""
+"""Maximum size of the reason in a close frame. Source: RFC 6455 section 5.5, less two bytes for the
+close code.
+"""
 MAX_LOGGED = 300
 REFUSE_S = 5.0
-"""A refused peer that does not read is disconnected after this time."""
+"""Seconds after which a refused client that does not read is disconnected."""
 
 
 def close_code(error: FleetError) -> int:
@@ -59,12 +69,14 @@ def close_code(error: FleetError) -> int:
 
 
 def close_reason(error: FleetError) -> str:
-    """Return OpenAI's `type.code`, followed by the message."""
+    """Return the reason to send with the close of a WebSocket: OpenAI's `type.code`, then the
+    message.
+    """
     return f"{error_type(error)}.{error.code}: {error.message}"
 
 
 def clipped_reason(reason: str) -> str:
-    """Cut a reason to what a close frame can hold."""
+    """Return the reason cut to `MAX_REASON_BYTES`."""
     return reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore")
 
 
@@ -83,7 +95,9 @@ def error_event(error: FleetError, event_id: str | None = None) -> Error:
 
 
 def log_refusal(lines: TimedAbuseLog, scope: Scope, error: FleetError) -> None:
-    """Log a refused WebSocket without the query and the headers, which may hold a key."""
+    """Log a refused WebSocket, without the query and the headers of its request, which may contain
+    a key.
+    """
     if isinstance(error, TooManyWrongKeys):  # `WrongKeys` counts these
         return
     path, message = scope["path"][:MAX_LOGGED], error.message[:MAX_LOGGED]
@@ -92,7 +106,9 @@ def log_refusal(lines: TimedAbuseLog, scope: Scope, error: FleetError) -> None:
 
 
 async def refuse_socket(websocket: WebSocket, error: FleetError, lines: TimedAbuseLog) -> None:
-    """Accept the socket, send the reason, and close it."""
+    """Accept a WebSocket that is refused, send the error, and close it. `lines` logs the
+    refusal.
+    """
     log_refusal(lines, websocket.scope, error)
     try:
         async with asyncio.timeout(REFUSE_S):
@@ -105,8 +121,8 @@ async def refuse_socket(websocket: WebSocket, error: FleetError, lines: TimedAbu
 
 
 async def accept(websocket: WebSocket) -> None:
-    """Accept with the offered subprotocol, without which a browser drops the connection before it
-    reads.
+    """Accept a WebSocket with the subprotocol that the client offered; otherwise a browser drops
+    the connection before it reads.
     """
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

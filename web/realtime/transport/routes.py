@@ -1,4 +1,4 @@
-"""Routes of the voice sessions: the two sockets, client secrets, and the list of live sessions.
+"""Routes of the voice sessions: the two WebSockets, client secrets, and the list of live sessions.
 Knows no event.
 """
 
@@ -109,7 +109,9 @@ class VoiceRoutes:
         await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
 
     def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
-        """Return the error to send; a wrong client secret counts as a wrong key."""
+        """Return the error with which to refuse a client. A wrong client secret counts as a wrong
+        key, and becomes TooManyWrongKeys during a back-off.
+        """
         return (
             self._wrong_keys.refusal(websocket.scope, error)
             if isinstance(error, Unauthorized)
@@ -117,8 +119,9 @@ class VoiceRoutes:
         )
 
     async def _credential(self, websocket: WebSocket) -> Credential:
-        """Check the key and then the query, so that a client without a key learns nothing of this
-        server. An expired secret can only continue its session.
+        """Return the credential of a client, after checking its key and then its query, so that a
+        client without a key learns nothing of this server. An expired secret can only continue its
+        session.
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
@@ -144,12 +147,12 @@ class VoiceRoutes:
         return credential
 
     async def sessions(self, _request: Request) -> Response:
-        """GET /v1/fleet/sessions: sessions of all gateways, the newest first."""
+        """Answer GET /v1/fleet/sessions: the live sessions of all gateways, the newest first."""
         return json_response(SessionList(data=await read_views(self._gateway)))
 
     async def end(self, request: Request) -> Response:
-        """DELETE /v1/fleet/sessions/{id}: end a session of any gateway, with the response under
-        way.
+        """Answer DELETE /v1/fleet/sessions/{id}: end a session of any gateway, with its response
+        under way.
         """
         session_id = str(request.path_params["session_id"])
         if not self.registry.end(session_id, by_operator=True):
@@ -157,8 +160,8 @@ class VoiceRoutes:
         return json_response(SessionEnded(id=session_id))
 
     async def _end_elsewhere(self, session_id: str) -> None:
-        """End the record of another gateway's session; that gateway closes the session with its
-        next write.
+        """Record in Redis the end of another gateway's session, which that gateway closes at its
+        next write; and abort the request of its response.
         """
         client = self._gateway.client
         raw = (await client.voice.views()).get(session_id)

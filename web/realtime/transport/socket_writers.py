@@ -1,5 +1,5 @@
-"""Output of a session to a socket: OpenAI's JSON with audio in base64, or the console's JSON with
-audio in binary frames.
+"""Output of a voice session to a socket: OpenAI's JSON with audio in base64, or the console's JSON
+with audio in binary frames.
 
 Writing never waits: a task sends the queued frames, and a client that reads too slowly is
 disconnected. Knows no session.
@@ -32,12 +32,14 @@ log = logging.getLogger("fleet.web")
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 TRY_AGAIN_LATER = 1013
 HEADER = struct.Struct("<II")
-"""Serial, and the position of the first sample in its response's audio."""
+"""Header of a binary frame: serial of the audio, and position of the frame's first sample in the
+response's audio.
+"""
 
 
 class SocketWriter:
-    """Writes OpenAI's frames. Satisfies `client_connection.ClientWriter`. `fleet`: also send events
-    of type `fleet.*`.
+    """Writer of OpenAI's frames, a `client_connection.ClientWriter`. If `fleet` is True, Fleet's
+    extensions (events `fleet.*`) are sent too.
     """
 
     def __init__(self, websocket: WebSocket, *, fleet: bool) -> None:
@@ -61,8 +63,8 @@ class SocketWriter:
         )
 
     def send_position(self, position: int) -> None:
-        """Send the client's position in the queue, for which OpenAI's protocol has nothing but an
-        error.
+        """Send the client's position in the queue: as the event `fleet.queue`, or without
+        extensions as an error, since OpenAI's protocol has no event for it.
         """
         if self._fleet:
             self.send(Queue(position=position))
@@ -87,7 +89,9 @@ class SocketWriter:
             self._has_work.set()
 
     async def finish(self) -> None:
-        """Wait for a `close` to be written, or stop writing if the connection is lost."""
+        """Wait until the frames before a `close` are written; without a `close`, stop writing,
+        since the connection is lost.
+        """
         if self._closing is None:
             self._task.cancel()
         await asyncio.wait({self._task})
@@ -125,8 +129,8 @@ class SocketWriter:
 
 
 class ConsoleWriter(SocketWriter):
-    """Writes the console's frames: the audio of each response has a serial, announced before it and
-    after each gap in it.
+    """Writer of the console's frames. Binary audio frames have a serial, which an `AudioSerial`
+    event announces at the beginning of a response's audio and after each gap in it.
     """
 
     def __init__(self, websocket: WebSocket) -> None:

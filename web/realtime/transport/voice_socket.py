@@ -1,7 +1,7 @@
-"""Connection of one voice client, over `WS /v1/realtime` or `WS /console/ws`: the same session over
+"""Socket of one voice client, `WS /v1/realtime` or `WS /console/ws`: the same session with
 different frames.
 
-Knows no event except those that open and close a session.
+Knows no event except the events that open and close a session.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from web.realtime.transport.refusal import close_code, close_reason, error_event
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 
 NORMAL_CLOSURE = 1000
-"""The client ends the session. After any other code it may reconnect; a connection that breaks is
-reported as 1005.
+"""Close code with which the client ends the session. After any other code the client may reconnect;
+a connection that breaks is reported as 1005.
 """
 MAX_EARLY_BYTES = 4 * 1024 * 1024
 MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
-"""Bound for all queued clients of this gateway together."""
+"""Limit of the stored frames of all queued clients of this gateway together."""
 FRAME_BYTES = 128
-"""Memory of a frame beside its content."""
+"""Memory that a stored frame takes in addition to its content."""
 
 
 def _count(query: QueryParams, name: str) -> int | None:
-    """Raises: BadInput."""
+    """Return a query parameter as a number, None if it is absent. Raises: BadInput."""
     value = query.get(name)
     if value is None:
         return None
@@ -39,7 +39,9 @@ def _count(query: QueryParams, name: str) -> int | None:
 
 
 class VoiceSocket:
-    """A connection, from its first frame to its last."""
+    """A client's connection to a voice session: opens or resumes the session, and passes the
+    client's frames to it.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,9 @@ class VoiceSocket:
         writer: SocketWriter,
         on_refused: Callable[[FleetError], FleetError],
     ) -> None:
-        """`on_refused` is called with the error that ends the connection, and returns the one to
+        """Create the connection; `run` serves it.
+
+        `on_refused` is called with an error that ends the connection, and returns the error to
         send.
         """
         self._registry = registry
@@ -57,7 +61,7 @@ class VoiceSocket:
         self._on_refused = on_refused
         self._session: Session | None = None
         self._early: list[str | bytes] = []
-        """Frames received while the client was queued."""
+        """Frames received before the client was admitted."""
         self._early_bytes = 0
 
     async def run(self, credential: Credential) -> None:
@@ -93,7 +97,11 @@ class VoiceSocket:
             raise error if credential.settings is not None else expired() from error
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:
-        """Return the close code. Raises: FleetError if there is no session for the client."""
+        """Read and handle frames until the client disconnects; return the close code. `entering` is
+        the task that opens the session; frames are stored until it ends.
+
+        Raises: FleetError if the session cannot be opened.
+        """
         reading = asyncio.ensure_future(self._websocket.receive())
         try:
             while not entering.done():

@@ -1,4 +1,4 @@
-"""Fields of the audio routes. Data only. Source: openai 3.57 types; vLLM, vllm-omni,
+"""Field tables of the audio routes. Data only. Source: openai 3.57 types; vLLM, vllm-omni,
 Kokoro-FastAPI, speaches and LiveKit.
 """
 

@@ -1,5 +1,5 @@
-"""Fields of `POST /v1/chat/completions`. Data only. Source: openai 3.57 types, and the clients and
-servers named in the rows.
+"""Field table of `POST /v1/chat/completions`. Data only. Source: openai 3.57 types, and the clients
+and servers named in the rows.
 """
 
 from web.schema.fields.common import (

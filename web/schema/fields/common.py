@@ -1,5 +1,5 @@
-"""Rows that several routes share: fields that change no answer, and fields of other servers that
-would. Data only.
+"""Rows of field tables that several routes share: fields that change no answer, and fields of other
+servers that would change it. Data only.
 """
 
 from web.schema.fields.table import Field, ignored, refused
@@ -48,7 +48,9 @@ HARMLESS: list[Field] = [
         _CACHING,
     ),
 ]
-"""Top-level fields of real clients that are ignored in every JSON body."""
+"""Top-level fields that clients send and that are ignored in every JSON body, since they change no
+answer.
+"""
 
 LABELS: list[Field] = [
     *ignored(
@@ -142,7 +144,9 @@ CONSTRAINTS: list[Field] = [
         accepted=(True,),
     ),
 ]
-"""Fields of other servers that constrain, force or end an answer, and their neutral values."""
+"""Fields of other servers that constrain, force or end an answer. Refused, except for neutral
+values.
+"""
 
 TEMPLATE: list[Field] = [
     *refused(
@@ -172,7 +176,7 @@ TEMPLATE: list[Field] = [
         "truncate_prompt_tokens truncation transforms", "a prompt is never cut; send a shorter one"
     ),
 ]
-"""Fields about how the prompt is built."""
+"""Fields of other servers that change how the prompt is built."""
 
 CONTENT: list[Field] = [
     *refused("image images image_url image_urls input_image input_images photos pictures", IMAGES),
@@ -193,4 +197,6 @@ CONTENT: list[Field] = [
         TEXT,
     ),
 ]
-"""Content under names that no route reads: without it the answer would be to another question."""
+"""Fields with content that no route reads. Refused, since without the content the answer would be
+to another question.
+"""

@@ -1,4 +1,4 @@
-"""Fields of bodies under `/v1/fleet`. Data only."""
+"""Field tables of bodies under `/v1/fleet`. Data only."""
 
 from web.schema.fields.table import FieldTable, served
 

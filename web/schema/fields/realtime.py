@@ -1,4 +1,4 @@
-"""Fields of the client's Realtime events, of session settings, and of client secrets. Data only.
+"""Field tables of the client's Realtime events, session settings, and client secrets. Data only.
 Source: openai 3.57 types.
 """
 
@@ -33,7 +33,7 @@ _ANSWER: list[Field] = [
     *refused("prompt", _PROMPT, accepted=()),
     *refused("temperature top_p seed", _SAMPLING),
 ]
-"""Fields that a session and a single response share."""
+"""Fields that both a session and a single response may have."""
 
 _TRANSCRIPTION: list[Field] = [
     *served("model", "a name under which this server answers"),
@@ -139,8 +139,8 @@ EVENTS: dict[str, FieldTable] = {
         "fleet.played": served("response_id samples underruns buffer_ms"),
     }.items()
 }
-"""Tables by type of event; the settings in a `session.update` have `SESSION`, since each of their
-fields is refused alone.
+"""Field table of each event type. The settings in a `session.update` have the table `SESSION`,
+since each of their fields is refused alone.
 """
 QUERY = FieldTable(
     "WS /v1/realtime: query",

@@ -1,4 +1,4 @@
-"""A row per field of a request, and the check of a request against its rows. Knows no route."""
+"""Table of a request's fields, and the check of a request against it. Knows no route."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 
 Verdict = Literal["served", "refused", "ignored"]
 MAX_UNKNOWN_FIELDS = 256
-"""Limit of unknown fields without a value in one object."""
+"""Limit of the unknown fields with a neutral value in one object."""
 MAX_NEUTRAL_DEPTH = 4
 UNKNOWN = (
     "there is no such field here, and it might change the answer; remove it from the request, "
@@ -21,16 +21,18 @@ UNKNOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field. `path` names it from the body's root, `[]` stands for the index of a list and `*`
-    for any key.
+    """A row of a field table: a field, and whether it is served, refused or ignored.
 
-    `reason` is the cause and the remedy of a refused field, or why an ignored field cannot change
-    the answer.
-    `accepted` values of a refused field mean the same as its absence; null always does. If not
-    given, every empty value and false are accepted.
-    If `checked_by_value`, code of the route decides by the value; `reason` says which values are
-    served.
-    An ignored field that a client may count on `warns` in the answer.
+    `path` names the field from the body's root; `[]` stands for the index of a list, and `*` for
+    any key.
+    `reason` is cause and remedy for a refused field, or why an ignored field cannot change the
+    answer.
+    `accepted` lists values of a refused field that mean the same as its absence; null always does.
+    If `accepted` is None, all empty values and false are accepted.
+    `checked_by_value` is True if code of the route decides by the value; `reason` then says which
+    values are served.
+    `warns` is True for an ignored field that a client may count on, so that the answer warns about
+    it.
     """
 
     path: str
@@ -42,7 +44,7 @@ class Field:
 
 
 def served(paths: str, reason: str = "") -> list[Field]:
-    """Return rows of served fields. `paths`: one or several, separated by spaces."""
+    """Return rows of served fields. `paths` are one or several paths, separated by spaces."""
     return [Field(path=path, verdict="served", reason=reason) for path in paths.split()]
 
 
@@ -54,8 +56,8 @@ def refused(paths: str, reason: str, *, accepted: tuple[object, ...] | None = No
 
 
 def refused_by_value(paths: str, reason: str) -> list[Field]:
-    """Return rows of fields of which some values are served; code of the route refuses the
-    others.
+    """Return rows of fields with served and unserved values; code of the route refuses the unserved
+    values.
     """
     return [
         Field(path=path, verdict="refused", reason=reason, checked_by_value=True)
@@ -70,13 +72,15 @@ def ignored(paths: str, reason: str, *, warns: bool = False) -> list[Field]:
 
 
 def under(prefix: str, *groups: Sequence[Field]) -> list[Field]:
-    """Return the rows with a prefix: `session` and `audio` make `session.audio`."""
+    """Return the rows of `groups` with a prefix before their paths: `session` and `audio` make
+    `session.audio`.
+    """
     return [replace(row, path=f"{prefix}.{row.path}") for group in groups for row in group]
 
 
 class Given(NamedTuple):
-    """A field of a request. `where` is its place as errors name it, `messages[0].name`; `row` is
-    None for an unknown field.
+    """A field that a request contains. `where` is its place in errors, such as `messages[0].name`;
+    `row` is the row that decides about it, None for an unknown field.
     """
 
     where: str
@@ -85,7 +89,9 @@ class Given(NamedTuple):
 
 
 class FieldTable:
-    """The rows of one route or event. Raises: ValueError if two rows have one path."""
+    """The rows of all fields of one route or event. Raises: ValueError if two rows have the same
+    path.
+    """
 
     def __init__(self, title: str, *groups: Sequence[Field]) -> None:
         self.title = title
@@ -100,11 +106,11 @@ class FieldTable:
         self._open = {
             path[:at] for path in self._by_path for at, char in enumerate(path) if char in ".["
         }
-        """Paths of the objects and lists whose fields have rows."""
+        """Paths of the objects and lists that contain fields with rows."""
 
     def row_of(self, path: str) -> Field | None:
-        """Return the row that decides about a field: its own row, or the row of a refused or
-        ignored object around it.
+        """Return the row that decides about a field: its own row, or the row of an object around it
+        that is refused or ignored; None for an unknown field.
         """
         for end in [at for at, char in enumerate(path) if char in ".["] + [len(path)]:
             row = self._by_path.get(path[:end])
@@ -115,8 +121,8 @@ class FieldTable:
     def refusals(
         self, body: BaseModel | Mapping[str, object], where: str = ""
     ) -> Iterator[UnsupportedValue]:
-        """Yield the refusal of each field that has a value and is not served. `where`: place of the
-        body in a larger one.
+        """Yield the refusal of each field of `body` that has a value and is not served. `where` is
+        the place of `body` in a larger body.
 
         Raises: BadInput for too many unknown fields.
         """
@@ -125,14 +131,18 @@ class FieldTable:
                 yield error
 
     def check(self, body: BaseModel | Mapping[str, object]) -> None:
-        """Raises: UnsupportedValue naming the first field that is not served; BadInput for too many
-        unknown fields.
+        """Check that all fields of `body` are served or ignored.
+
+        Raises: UnsupportedValue naming the first refused field; BadInput for too many unknown
+        fields.
         """
         for error in self.refusals(body):
             raise error
 
     def ignored(self, body: BaseModel | Mapping[str, object], where: str = "") -> list[Given]:
-        """List the fields with a value that have no effect."""
+        """List the fields of `body` that have a value but no effect. `where` is the place of `body`
+        in a larger body.
+        """
         found = [
             given
             for given in self._walk(body, where, where)
@@ -167,8 +177,8 @@ class FieldTable:
 
 
 def refusal_of(given: Given) -> UnsupportedValue | None:
-    """Return the refusal of a field that is not served, None if its value means the same as its
-    absence.
+    """Return the refusal of a field; None if it is served or ignored, or if its value means the
+    same as its absence.
     """
     where, row, value = given
     if row is None:
@@ -179,8 +189,8 @@ def refusal_of(given: Given) -> UnsupportedValue | None:
 
 
 def is_neutral(value: object, depth: int = MAX_NEUTRAL_DEPTH) -> bool:
-    """Return True for values that clients send for an unset field: null, false, empty, or
-    containers of these alone.
+    """Return True for a value that clients send for an unset field: null, false, an empty value, or
+    a container of only such values.
     """
     if value is None or value is False or value == "":
         return True
@@ -202,8 +212,8 @@ def _is_accepted(row: Field, value: object) -> bool:
 
 
 def _items(body: object) -> Iterator[tuple[str, object]]:
-    """Yield the fields that a request has; fields of a model that the request does not give are
-    left out.
+    """Yield names and values of the fields that a body contains; fields of a model that the request
+    did not set are left out.
     """
     if isinstance(body, BaseModel):
         for name in type(body).model_fields:

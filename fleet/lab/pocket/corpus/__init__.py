@@ -1,8 +1,8 @@
 """Dialogues that Pocket is trained on, generated from templates, with the right answer to every
 question.
 
-Start at `generate`; `families` lists the kinds of dialogue, `table` decides which of them are held
-out, `text` maps words to symbols. Independent of audio and models.
+Start at `generate`; `families` lists the kinds of dialogue, `table` decides which questions are
+held out, `text` maps words to symbols. Independent of audio and models.
 """
 
 from fleet.lab.pocket.corpus.dialogue import ChatTurn, Dialogue, Split, is_right

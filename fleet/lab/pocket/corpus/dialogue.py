@@ -1,4 +1,4 @@
-"""Turns, exchanges and dialogues of the corpus, the splits they belong to, and the comparison of an
+"""Data types of the corpus (turns, exchanges, dialogues and their splits), and the comparison of an
 answer with the right one.
 """
 
@@ -12,8 +12,9 @@ DONT_KNOW = "i don't know that"
 Role = Literal["user", "assistant"]
 Split = Literal["train", "held_out"]
 Drawn = Literal["train", "invented", "held_out"]
-"""`invented` is the training split with half of the values that may be any word replaced by words
-that do not exist, so that the model has to copy values instead of memorizing them.
+"""Split from which dialogues are generated. `invented` is the training split in which half of the
+freely chosen words are replaced by non-words, so that the model has to copy values instead of
+memorizing them.
 """
 
 
@@ -25,7 +26,8 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """Alternating turns of the user and the assistant, and the family of the last question.
+    """A dialogue: alternating turns of the user and the assistant, and the family of the last
+    question.
 
     Invariants: the first turn is the user's, the last the assistant's; every text is normalized by
     `spoken`.
@@ -37,7 +39,9 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A question and its answer. `is_new_answer`: training has this answer nowhere either."""
+    """A question and its answer. `is_new_answer`: whether the answer, too, occurs nowhere in
+    training.
+    """
 
     question: str
     answer: str

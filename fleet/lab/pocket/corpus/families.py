@@ -1,5 +1,5 @@
-"""Families of questions that need no earlier turn, by name, and all exchanges of their tables
-(`data/tables.yaml`).
+"""Families of questions that need no earlier turn, by name, and the exchanges that their tables
+(`data/tables.yaml`) contain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,13 +38,13 @@ TABLES: dict[str, tuple[Table, ...]] = {
 
 
 def list_exchanges(split: Split, family: str) -> Iterator[Exchange]:
-    """Yield every exchange of the family's tables."""
+    """Yield every exchange of a family's tables that belongs to the split."""
     return (exchange for table in TABLES[family] for exchange in table.exchanges(split))
 
 
 @cache
 def known_sentences() -> frozenset[str]:
-    """Return every training sentence of the tables, memory included."""
+    """Return every training sentence of the tables, including the tables of `memory`."""
     exchanges = [exchange for family in TABLES for exchange in list_exchanges("train", family)]
     exchanges += [
         exchange for fact in memory.FACTS for exchange in fact.statements.exchanges("train")

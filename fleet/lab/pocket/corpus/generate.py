@@ -1,4 +1,4 @@
-"""Endless streams of dialogues and sentences over all families, reproducible by seed."""
+"""Random streams of dialogues and sentences over all families, reproducible by seed."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +12,7 @@ from fleet.lab.pocket.corpus.salad import repeat, salad
 SALAD_SHARE = 0.4
 REPEAT, MEMORY = "repeat", "memory"
 NUM_BEFORE = (0, 0, 0, 1, 1, 2)
-"""Numbers of exchanges of other families before a question; one is chosen at random."""
+"""Possible numbers of exchanges from other families before a question; one is chosen at random."""
 
 
 def families() -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def families() -> tuple[str, ...]:
 
 
 def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
-    """Yield `count` dialogues of one or more exchanges, every family equally often.
+    """Yield `count` dialogues with one or more exchanges, every family equally often.
 
     Invariants: with the same seed, a smaller `count` yields a prefix of a larger one; no user's
     utterance of the held-out split is in the training split.
@@ -37,8 +37,8 @@ def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
 
 
 def sentences(split: Split, count: int, seed: int) -> Iterator[str]:
-    """Yield `count` sentences to train speech on: both sides of the dialogues, and word salad; a
-    sentence may be repeated.
+    """Yield `count` sentences for the training of speech: both sides of dialogues, and word salad.
+    A sentence may be repeated.
 
     Invariants: no held-out sentence is in the training split.
     """

@@ -25,7 +25,7 @@ Filler = Callable[[], Exchange]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phrasings:
-    """Phrasings of a question: in training (`asks`), and held out (`new_asks`)."""
+    """Alternative phrasings of a question: `asks` occur in training, `new_asks` are held out."""
 
     asks: Sequence[str]
     new_asks: Sequence[str]
@@ -36,10 +36,10 @@ class Phrasings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact(Phrasings):
-    """A fact about the user: statements of it (a table whose one slot is `value`), and questions
-    about it.
+    """A kind of fact about the user: a table of statements, whose one slot is `value`, and
+    questions about the value.
 
-    `recalled` is the answer if the fact was stated, `untold` if it was not.
+    `recalled`: answer if the fact was stated. `untold`: answer if it was not.
     """
 
     statements: Table
@@ -47,7 +47,7 @@ class Fact(Phrasings):
     untold: str
 
     def state(self, rng: Random, split: Drawn) -> tuple[Exchange, str]:
-        """Draw a statement and return it with its value."""
+        """Generate a random statement of the fact, and return it with its value."""
         ask, row = self.statements.pick(rng, split)
         return self.statements.exchange(ask, row), row["value"]
 
@@ -86,7 +86,9 @@ FIRST_QUOTE, LAST_QUOTE = Phrasings(**_DATA["first"]), Phrasings(**_DATA["last"]
 
 
 def converse(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
-    """Draw a dialogue whose last question can only be answered from its earlier exchanges."""
+    """Generate a random dialogue whose last question can only be answered from its earlier
+    exchanges. `filler`: generates the exchanges in between.
+    """
     kind = rng.choices((_recall, _recall_one_of_two, _untold, _quote), weights=(3, 2, 1, 2))[0]
     return kind(rng, split, filler)
 
@@ -109,7 +111,9 @@ def _recall_one_of_two(rng: Random, split: Drawn, filler: Filler) -> list[Exchan
 
 
 def _untold(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
-    """Ask for a fact that was not stated; sometimes another fact was, which is not the answer."""
+    """Generate a dialogue that asks for a fact that was not stated. Sometimes a different fact was
+    stated, which is not the answer.
+    """
     fact, other = rng.sample(FACTS, 2)
     before = [other.state(rng, split)[0]] if rng.random() < 0.5 else _gap(rng, filler)
     return [

@@ -1,4 +1,4 @@
-"""Answers that follow from a rule: sums, counting, the clock, spelling. Independent of
+"""Table rows whose answers follow from a rule: sums, counting, the clock, spelling. Independent of
 phrasings.
 """
 
@@ -19,8 +19,8 @@ def _sums(operation: str, triples: list[tuple[int, int, int]]) -> list[Row]:
 
 
 def _compared() -> list[Row]:
-    """Return each pair in one order only, alternating: the other order would put a held-out answer
-    into training.
+    """Return rows that compare each pair of numbers in one order only, alternating: with both
+    orders, a held-out answer would occur in training.
     """
     return [
         {"a": number(a), "b": number(b), "more": number(max(a, b)), "less": number(min(a, b))}
@@ -73,14 +73,14 @@ RULES: Mapping[str, Callable[[], list[Row]]] = {
     ],
     "hours": _hours,
 }
-"""Functions that return the rows of a table, by the name of its `rule`."""
+"""Functions that return the rows of a table, by the table's `rule`."""
 
 WORD_RULES: Mapping[str, Callable[[str], Row]] = {
     "letters": lambda word: {"word": word, "letters": " ".join(word)},
     "first_letter": lambda word: {"word": word, "letter": word[0]},
     "num_letters": lambda word: {"word": word, "count": number(len(word))},
 }
-"""Functions from a word to its row, by the name of a table's `of_word`."""
+"""Functions from any word to its table row, by the table's `of_word`."""
 
 _LISTS = ("objects", "animals", "colours", "foods", "places")
 SPELLED = [word for name in _LISTS for word in WORDS[name] if len(word) <= MAX_SPELLED_LETTERS]

@@ -1,5 +1,5 @@
-"""Word salad: random words, so that speech is trained on any word after any other; and texts to
-repeat after the user.
+"""Word salad, which trains speech on any word after any other, and requests to repeat a text after
+the user.
 
 A salad starts with a word that no sentence of a table starts with, so that it never equals one.
 """
@@ -29,12 +29,14 @@ _SLOTS = {
     "friend": "names",
     "animal": "animals",
 }
-"""Slots of the sentences to repeat, in the order in which they are drawn, with their word lists."""
+"""Slots of the sentences to repeat, in the order in which they are filled, with their word
+lists.
+"""
 
 
 @cache
 def vocabulary() -> tuple[str, ...]:
-    """Return every word of the training split."""
+    """Return every word that occurs in the training split."""
     orders = [order.removesuffix("{text}") for order in REPEAT_ORDERS.asks]
     found = {word for sentence in (*known_sentences(), *orders) for word in sentence.split()}
     return tuple(
@@ -55,7 +57,9 @@ def _openers() -> tuple[str, ...]:
 
 
 def salad(rng: Random, split: Split, min_words: int = 2, max_words: int = 7) -> str:
-    """Draw random words; a hash of the text decides its split."""
+    """Generate a sentence of random words that belongs to `split`; a hash of the text decides the
+    split.
+    """
     while True:
         others = rng.choices(vocabulary(), k=rng.randint(min_words, max_words) - 1)
         if (text := " ".join([rng.choice(_openers()), *others])) and _is_in(split, text):
@@ -75,8 +79,8 @@ def _is_in(split: Split, text: str) -> bool:
 
 
 def repeat(rng: Random, split: Drawn) -> Exchange:
-    """Draw a request to repeat a text; half of the held-out ones have a new phrasing, half a new
-    text.
+    """Generate a request to repeat a text. In the held-out split, half of the requests have a new
+    phrasing and half a new text.
     """
     is_new_text = split == "held_out" and rng.random() < 0.5
     text_split: Split = "held_out" if is_new_text else "train"

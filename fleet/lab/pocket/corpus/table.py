@@ -1,8 +1,8 @@
-"""Questions that differ only in phrasing and values, every phrasing combined with every row, and
-their held-out part.
+"""Tables of questions: every phrasing is combined with every row of values; and the choice of their
+held-out part.
 
-Either a phrasing is held out (with values of training) or, where the answer follows from a rule, a
-row (in a phrasing of training). A table of facts that can only be memorized, such as capitals, has
+If the answer follows from a rule, rows are held out (in training phrasings); otherwise a phrasing
+is held out (with training rows). A table of facts that can only be memorized, such as capitals, has
 all its rows in training.
 """
 
@@ -15,8 +15,8 @@ from fleet.lab.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.lab.pocket.corpus.words import invented
 
 HELD_OUT_EVERY, HELD_OUT_AT = 8, 5
-"""The sixth of every eight rows is held out, so that tables of the same word list hold out the same
-values.
+"""The sixth of every eight rows is held out, so that tables with the same word list hold out the
+same values.
 """
 INVENTED_SHARE = 0.5
 
@@ -25,8 +25,8 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Phrasings, their answer, and the rows that fill the slots of both. `of_word`: returns the row
-    of any word, if possible.
+    """Question phrasings, their answer, and rows of values that fill the slots of both. `of_word`:
+    function that returns the row of any word, None if the table has no such rule.
 
     Invariants: if rows are held out, their answers are all equal or all different.
     """
@@ -50,8 +50,8 @@ class Table:
         return self.by_rule and index % HELD_OUT_EVERY == HELD_OUT_AT
 
     def pick(self, rng: Random, split: Drawn) -> tuple[str, Row]:
-        """Draw a phrasing and a row evenly; held-out ones have a new phrasing or a new row with
-        equal probability.
+        """Choose a phrasing and a row at random. For the held-out split, the phrasing or the row is
+        a held-out one, with equal probability.
         """
         if split == "invented" and self.of_word and rng.random() < INVENTED_SHARE:
             return rng.choice(self.asks), self.of_word(invented(rng))
@@ -73,7 +73,7 @@ class Table:
         return self.exchange(*self.pick(rng, split))
 
     def exchanges(self, split: Split) -> Iterator[Exchange]:
-        """Yield everything that `draw` can return, except exchanges with invented words."""
+        """Yield all exchanges of the split, except the ones with invented words."""
         if split == "train":
             yield from (self.exchange(ask, row) for ask in self.asks for row in self.known_rows)
             return

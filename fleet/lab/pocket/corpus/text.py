@@ -1,9 +1,9 @@
 """Spoken text (lower-case words of letters and apostrophes), and the symbols in which models read
 and write it.
 
-There is no symbol for the space: the first letter of a word is a symbol of its own (a capital
-here), so that about one symbol is spoken per 80 ms and text never falls behind speech. A model's
-special symbols have the ids after these.
+Spaces have no symbol: the first letter of a word has a symbol of its own (a capital here), so that
+about one symbol is spoken per 80 ms and text never falls behind speech. A model's special symbols
+have the ids after these.
 """
 
 import re
@@ -14,7 +14,7 @@ from string import ascii_lowercase, ascii_uppercase
 from fleet.core.errors import BadInput
 
 SYMBOLS = ascii_lowercase + "'" + ascii_uppercase
-"""The symbol of id i is `SYMBOLS[i]`; a capital is the first letter of a word."""
+"""All symbols, in the order of their ids; a capital is the first letter of a word."""
 
 ACCENT = "[\N{COMBINING GRAVE ACCENT}-\N{COMBINING LATIN SMALL LETTER X}]"
 """Combining accents, which NFKD separates from their letters."""
@@ -30,7 +30,7 @@ SIGNS = {
     _between_digits("-\N{MINUS SIGN}"): "minus",
     _between_digits("*\N{MULTIPLICATION SIGN}"): "times",
 }
-"""Patterns of the signs that are spoken as words."""
+"""Patterns of signs, and the words in which they are spoken."""
 
 _ID_OF = {symbol: index for index, symbol in enumerate(SYMBOLS)}
 _SPOKEN = re.compile(r"([a-z][a-z']*( [a-z][a-z']*)*)?")
@@ -43,7 +43,7 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 
 def encode(text: str) -> list[int]:
-    """Return the ids of a spoken text, one per letter and apostrophe.
+    """Return the symbol ids of a spoken text, one per letter and apostrophe.
 
     Invariants: `decode(encode(text)) == text`.
     Raises: BadInput if `text` is not normalized by `spoken`.
@@ -57,7 +57,7 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """Return the text of any ids below `len(SYMBOLS)`, also of sequences that `encode` never
+    """Return the text of symbol ids below `len(SYMBOLS)`, including sequences that `encode` never
     returns.
     """
     symbols = "".join(SYMBOLS[index] for index in ids)
@@ -89,7 +89,7 @@ def _digits_in_words(digits: str) -> str:
 
 
 def number(value: int) -> str:
-    """Return 0..999 in words."""
+    """Return a number from 0 to 999 in words."""
     if value < 20:
         return _ONES[value]
     if value < 100:

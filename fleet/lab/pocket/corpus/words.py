@@ -1,5 +1,6 @@
-"""Data files of the corpus, the word lists that its families share, and invented words: the
-beginning of one word joined to the end of another, so that neither predicts the other.
+"""Reader of the corpus's data files, word lists that its families share, and invented words. An
+invented word joins the beginning of one word to the end of another, so that neither part predicts
+the other.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import yaml
 
 
 def read_data(name: str) -> Any:
-    """Return the content of `data/NAME.yaml`."""
+    """Return the parsed content of the corpus's data file `data/NAME.yaml`."""
     return yaml.safe_load(
         (Path(__file__).parent / "data" / f"{name}.yaml").read_text(encoding="utf-8")
     )
@@ -31,7 +32,7 @@ def _real() -> tuple[str, ...]:
 
 
 def invented(rng: Random) -> str:
-    """Return a word that is in none of the word lists."""
+    """Return a random word that is in none of the word lists."""
     while True:
         head, tail = rng.choice(_real()), rng.choice(_real())
         word = head[: rng.randint(1, len(head) - 1)] + tail[-rng.randint(1, len(tail) - 1) :]
@@ -40,7 +41,7 @@ def invented(rng: Random) -> str:
 
 
 def nonsense(rng: Random, max_words: int) -> str:
-    """Return at least two words, of which one is invented."""
+    """Return a text of 2 to `max_words` words, at least one of which is invented."""
     text = [
         rng.choice(_real()) if rng.random() < 0.6 else invented(rng)
         for _ in range(rng.randint(1, max_words - 1))

@@ -1,7 +1,7 @@
 """Augmentation of clean recordings: speed, silence, rooms, microphones, telephone lines, noise and
 babble.
 
-Everything random is drawn from the `rng` argument.
+All randomness comes from the `rng` argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ
 
 Samples = NDArray[np.float32]
 FASTEST: Final = 1.14
-"""Largest change of speed, in both directions; by resampling, so that the pitch changes too, as
-with a shorter vocal tract.
+"""Largest factor of the speed change, up or down. Resampling changes the pitch too, as a shorter
+vocal tract would.
 """
 MAX_SILENCE_S: Final = 0.6
 REVERB_S: Final = (0.08, 0.5)
-"""Time in which a room's echo falls by 60 dB."""
+"""Range of a room's reverberation time: the time in which the echo falls by 60 dB."""
 NOISE_DB: Final = (5.0, 40.0)
 LOUDNESS_DB: Final = (-26.0, 2.0)
 TELEPHONE_HZ: Final = ((150.0, 400.0), (3000.0, 5000.0))
@@ -33,8 +33,8 @@ _NOISE_S = 20
 def augment(
     clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator
 ) -> Samples:
-    """Return the clip as a microphone might record it; `others` are the recordings that babble is
-    mixed from.
+    """Return the clip as a microphone might record it. `others`: recordings from which babble noise
+    is mixed.
     """
     samples: Samples = (clip / np.float32(32768)).astype(np.float32)
     if rng.random() < 0.5:
@@ -51,8 +51,8 @@ def augment(
 
 
 def add_noise(samples: Samples, noise: Samples, snr_db: float) -> Samples:
-    """Mix in noise; the speech's power is the mean over its loudest half, in steps of 100 ms, so
-    that pauses do not count.
+    """Mix in noise at a signal-to-noise ratio of `snr_db`. The speech power is the mean over its
+    loudest half, in steps of 100 ms, so that pauses do not count.
     """
     power = _power(samples) / max(_power(noise), 1e-12)
     return (samples + noise * (np.sqrt(power) * 10 ** (-snr_db / 20))).astype(np.float32)
@@ -69,7 +69,7 @@ def _power(samples: Samples) -> float:
 
 
 def coloured(kind: str, num_samples: int, rng: np.random.Generator) -> Samples:
-    """Return `num_samples` of the named noise from a random offset."""
+    """Return `num_samples` of noise of a kind, cut at a random offset."""
     return np.take(
         _coloured(kind), np.arange(num_samples) + rng.integers(len(_coloured(kind))), mode="wrap"
     )
@@ -104,8 +104,8 @@ def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
 
 
 def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None:
-    """Return the combined frequency response of room, microphone and line, or None if there is none
-    of them.
+    """Return the combined frequency response of a random room, microphone and line; None if none of
+    them is applied.
     """
     effects: tuple[tuple[float, Callable[[int, np.random.Generator], NDArray[Any]]], ...] = (
         (0.25, _room),
@@ -118,7 +118,9 @@ def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None
 
 
 def _fft_size(num_samples: int) -> int:
-    """Return a size with room for the longest echo, in whole half seconds, which FFTs quickly."""
+    """Return an FFT size with room for the longest echo, in whole half seconds, for which the FFT
+    is fast.
+    """
     half_s = SAMPLE_RATE_HZ // 2
     return half_s * (2 + num_samples // half_s)
 

@@ -1,5 +1,5 @@
-"""Input of the audio tower: log-mel frames of 10 ms, computed as the server computes them from a
-request's clips.
+"""Input features of the audio tower: log-mel frames of 10 ms, computed as the server computes them
+for a request's audio.
 
 Source: WhisperFeatureExtractor of transformers 5.23.
 """
@@ -20,10 +20,10 @@ from fleet.models.qwen3_omni.audio_tower import mel_features
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMelBatch:
-    """The features of a batch of clips.
+    """Log-mel features of a batch of clips.
 
-    Shapes: `features` clips x 128 mel bins x frames; `num_frames` one a clip.
-    Invariants: zero where a clip has no frame.
+    Shapes: `features` clips x 128 mel bins x frames; `num_frames` clips.
+    Invariants: features are zero beyond a clip's own frames.
     """
 
     features: Tensor
@@ -36,8 +36,8 @@ class LogMelBatch:
 
 
 def log_mel(clips: Sequence[NDArray[Any]]) -> LogMelBatch:
-    """Compute the features of clips on torch's default device. Units: samples in -1..1 at 16
-    kHz.
+    """Compute the log-mel features of clips on torch's default device. Units: samples in -1..1 at
+    16 kHz.
     """
     extracted = mel_features(_extractor(), clips)
     features, mask = (torch.from_numpy(extracted[name]) for name in ("features", "feature_mask"))

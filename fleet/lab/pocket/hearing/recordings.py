@@ -1,8 +1,8 @@
-"""Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a random
-voice.
+"""Speech recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a
+random voice.
 
 Files: `train-0000.npy`, the concatenated samples, and `train-0000.json`, their texts and voices.
-Clean speech only: `augment` adds noise.
+The speech is clean; `augment` adds noise.
 """
 
 import json
@@ -27,7 +27,9 @@ from fleet.lab.pocket.teacher import Teacher, Voice
 
 SAMPLE_RATE_HZ: Final = 16_000
 Kind = Literal["train", "held_out", "unseen"]
-"""Held-out texts are spoken by voices of training (`held_out`) and by unseen ones (`unseen`)."""
+"""Kind of recordings. `train`: training texts and voices. `held_out`: held-out texts in training
+voices. `unseen`: held-out texts in unseen voices.
+"""
 SPLIT: Final[Mapping[Kind, Split]] = {
     "train": "train",
     "held_out": "held_out",
@@ -39,13 +41,13 @@ _DRAW: Final[Mapping[Kind, Callable[[Random], Voice]]] = {
     "unseen": unseen_voice,
 }
 NUM_DIALOGUES, NUM_SENTENCES = 400, 200
-"""Size of a shard."""
+"""Numbers of dialogues and of sentences in a shard."""
 _FULL_SCALE = 32_767
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRecording:
-    """Mono samples at 16 kHz, int16, with their text."""
+    """A recording and its text. Samples are mono, 16 kHz, int16."""
 
     text: str
     voice: str
@@ -62,7 +64,7 @@ class SpokenDialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recordings:
-    """Recordings of one kind in a folder."""
+    """All recordings of one kind in a folder."""
 
     dialogues: Sequence[SpokenDialogue]
     sentences: Sequence[SpeechRecording]
@@ -74,7 +76,7 @@ class Recordings:
 
 
 def build(folder: Path, kind: Kind, num_shards: int, workers: int = 1) -> None:
-    """Build the missing shards among the first `num_shards`."""
+    """Build the missing shards of a kind, among the first `num_shards`, in `workers` processes."""
     files = [_path(folder, kind, shard) for shard in range(num_shards)]
     build_missing(f"hearing {kind}", partial(make_shard, folder, kind), files, workers)
 
@@ -104,10 +106,10 @@ def make_shard(
 
 
 def load(folder: Path, kind: Kind) -> Recordings:
-    """Load all existing shards of a kind, in a fixed order; samples stay on disk until they are
+    """Load all existing shards of a kind, in a fixed order. Samples stay on disk until they are
     read.
 
-    Raises: ConfigError if there are none.
+    Raises: ConfigError if there are no shards.
     """
     files = sorted(folder.glob(f"{kind}-*.json"))
     if not files:
@@ -123,7 +125,7 @@ def load(folder: Path, kind: Kind) -> Recordings:
 
 
 def _seed(kind: Kind, shard: int) -> int:
-    """Return a seed that no other kind or shard has."""
+    """Return a seed that is unique to the kind and the shard."""
     return 1_000 * get_args(Kind).index(kind) + shard
 
 
@@ -163,7 +165,7 @@ def _with_recordings(
 def _write(
     folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], description: Mapping[str, Any]
 ) -> None:
-    """Write the JSON file last: a shard exists if its JSON file does."""
+    """Write a shard. The JSON file is written last: a shard exists if its JSON file does."""
     file = _path(folder, kind, shard)
     with replacing(file.with_suffix(".npy")) as new, new.open("wb") as out:
         np.save(out, samples, allow_pickle=False)

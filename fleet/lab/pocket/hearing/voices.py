@@ -1,5 +1,5 @@
-"""Voices of Pocket's users: the teacher's English accents with its variants, and the variants left
-out of training.
+"""Voices of Pocket's users: espeak-ng's English accents with its voice variants. Some variants are
+kept out of training as unseen voices.
 
 Variants that whisper, croak, drawl or imitate a machine are not used at all.
 """
@@ -19,7 +19,7 @@ ACCENTS: Final = {
     "en-gb-x-gbcwmd": 1,
     "en-029": 1,
 }
-"""Accent -> weight of the random choice."""
+"""Weight of each accent in the random choice."""
 PLAIN: Final = ("", *"+f1 +f2 +f3 +f5 +m1 +m2 +m3 +m4 +m6 +m7 +m8".split())
 OTHERS: Final = tuple(
     (
@@ -32,18 +32,18 @@ OTHERS: Final = tuple(
 UNSEEN: Final = tuple(
     ("+f4 +m5 +klatt3 +linda +quincy +robert +belinda +grandpa +Alicia +Andy +Mike").split()
 )
-"""Variants that training does not use, in any accent."""
+"""Voice variants that training does not use, in any accent."""
 PLAIN_SHARE: Final = 0.4
 RATES_WPM, PITCHES, PITCH_RANGES = (110, 190), (20, 80), (20, 80)
 
 
 def known_voice(rng: Random) -> Voice:
-    """Draw a voice of training."""
+    """Choose a random training voice."""
     return _voice(rng, rng.choice(PLAIN if rng.random() < PLAIN_SHARE else OTHERS))
 
 
 def unseen_voice(rng: Random) -> Voice:
-    """Draw a voice that training does not use."""
+    """Choose a random voice that training does not use."""
     return _voice(rng, rng.choice(UNSEEN))
 
 

@@ -1,6 +1,6 @@
-"""Client of the evaluation: sends questions to a fleet through its API, several concurrently.
+"""Client of the evaluation, which sends questions to a fleet through its API, several concurrently.
 
-A dialogue's earlier answers are sent as the right ones, so that one wrong answer is counted once.
+The earlier turns of a dialogue contain the right answers, so that a wrong answer counts only once.
 """
 
 import io
@@ -34,7 +34,9 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
 MAX_TEXT_TOKENS: Final = 128
 MAX_FRAMES: Final = 375
-"""Far more than any right answer has: an answer that reaches it does not end."""
+"""Length limit of an answer, far above the length of any right answer: an answer that reaches it
+does not end.
+"""
 MAX_ANSWER_S: Final = MAX_FRAMES * 0.08
 
 Samples = NDArray[np.float32]
@@ -43,7 +45,9 @@ Advance = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatQuestion:
-    """The messages of a conversation. With a voice, the answer is spoken."""
+    """Messages of a conversation up to its last question. `voice`: voice of the spoken answer, None
+    for a text answer.
+    """
 
     messages: tuple[ChatMessage, ...]
     voice: str | None = None
@@ -51,7 +55,9 @@ class ChatQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """An answer. `samples`: mono at 24 kHz in -1..1, empty if no speech was requested."""
+    """Answer to a question. `samples`: mono at 24 kHz in -1..1, empty if no speech was
+    requested.
+    """
 
     text: str
     finish_reason: str
@@ -59,7 +65,7 @@ class ChatReply:
 
 
 class JudgeClient(ApiClient):
-    """Client of one fleet, with greedy sampling or the checkpoint's own. Thread-safe.
+    """Client of one fleet, with greedy sampling or the checkpoint's default sampling. Thread-safe.
 
     Raises: ApiError if the fleet cannot be reached or refuses the request.
     """
@@ -115,14 +121,16 @@ class JudgeClient(ApiClient):
 
 
 def typed(dialogue: Dialogue, voice: str | None = None) -> ChatQuestion:
-    """Return the dialogue up to its last question."""
+    """Return a dialogue up to its last question, as text. `voice`: voice of the spoken answer, None
+    for text.
+    """
     messages = tuple(ChatMessage(role=turn.role, content=turn.text) for turn in dialogue.turns[:-1])
     return ChatQuestion(messages=messages, voice=voice)
 
 
 def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> ChatQuestion:
-    """Return the dialogue up to its last question, with the user's turns as audio files: one of
-    `clips` for each.
+    """Return a dialogue up to its last question, with the user's turns as audio files. `clips`: one
+    audio file per turn of the user.
     """
     user_clips = iter(clips)
     messages = tuple(
@@ -136,14 +144,14 @@ def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> ChatQuestion:
 
 
 def transcribe(clip: bytes) -> ChatQuestion:
-    """Return the request to transcribe an audio file."""
+    """Return a request for the transcript of an audio file."""
     return ChatQuestion(
         messages=(ChatMessage(role="user", content=(_audio(clip), TextContent("transcribe"))),)
     )
 
 
 def wav_file(samples: Samples, rate_hz: int) -> bytes:
-    """Return mono samples in -1..1 as a WAV file of 16 bits."""
+    """Encode mono samples in -1..1 as a 16-bit WAV file."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate_hz, format="WAV", subtype="PCM_16")
     return file.getvalue()

@@ -1,5 +1,5 @@
-"""Demonstration: three questions to a running fleet, of which one is spoken; saves the answers as
-WAV files and as spectrograms in one picture.
+"""Demonstration: sends three questions to a running fleet, one by voice; saves the answers as WAV
+files and as spectrograms in one picture.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ PICTURE: Final = "spectrograms.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A question and the turns before it. `name`: name of the audio file. `asked_by`: the user's
-    voice, None for typed turns.
+    """A question of the demonstration and the turns before it. `name`: name of the audio file.
+    `asked_by`: voice of the user, None for typed turns.
     """
 
     name: str
@@ -53,8 +53,8 @@ SCENES: Final = (
 def demonstrate(
     url: str, out_dir: Path, report: Callable[[str], None], *, api_key: str | None = None
 ) -> None:
-    """Ask with greedy sampling; write each answer as NAME.wav (24 kHz, 16 bits) and one picture to
-    `out_dir`, created if absent.
+    """Ask the questions with greedy sampling; write each answer as NAME.wav (24 kHz, 16 bits), and
+    one picture, to `out_dir`, created if absent.
 
     Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails;
     ConfigError without espeak-ng.
@@ -97,26 +97,28 @@ def _title(scene: Scene, reply: ChatReply) -> str:
 
 
 WINDOW_SAMPLES, HOP_SAMPLES = 720, 240
-"""Windows of 30 ms, long enough to resolve harmonics, every 10 ms."""
+"""Spectrogram windows of 30 ms, long enough to resolve harmonics, every 10 ms."""
 TOP_HZ: Final = 8_000
 DEPTH_DB: Final = 60.0
-"""Levels further below the loudest are drawn as silence."""
+"""Dynamic range of the spectrogram: levels further below the loudest are drawn as silence."""
 NUM_COLOURS: Final = 20
-"""Steps of 3 dB. With more colours or interpolation the file is several times as large."""
+"""Number of colours, in steps of 3 dB. With more colours or interpolation the file is several times
+as large.
+"""
 MIN_S: Final = 1.0
 WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 2.3, 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """An answer to draw. `samples`: mono at 24 kHz in -1..1."""
+    """Spectrogram panel of one answer. `samples`: mono at 24 kHz in -1..1."""
 
     title: str
     samples: NDArray[np.float32]
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Write the picture; `panels` has at least one."""
+    """Write the picture of at least one panel to `path`."""
     from matplotlib import colormaps
 
     size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels))
@@ -139,8 +141,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 
 def levels_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return [frequencies up to `TOP_HZ`, hops] in dB below the loudest level, clipped at
-    `-DEPTH_DB`; lowest frequency first.
+    """Return the spectrogram [frequencies up to `TOP_HZ`, hops], lowest frequency first, in dB
+    below the loudest level, clipped at `-DEPTH_DB`.
 
     Silence is `-DEPTH_DB` everywhere.
     """

@@ -1,5 +1,5 @@
-"""Two languages for the recogniser: bigrams of Pocket's training sentences in the ARPA format, and
-a grammar of the answers of its tables, with every value in every slot.
+"""Language models for the speech recogniser: bigrams of Pocket's training sentences in the ARPA
+format, and a grammar of its tables' answers, with every value in every slot.
 
 A slot takes any value of its column regardless of the other slots, so the grammar has far more
 sentences than right answers ("the opposite of hot is small"). Free texts, repeated or quoted after
@@ -24,8 +24,8 @@ _NEVER = -99.0
 
 
 def arpa(sentences: Iterable[str], vocabulary: Sequence[str]) -> str:
-    """Return the language model; every word of `vocabulary` can follow every other, also those in
-    no sentence.
+    """Return a bigram model of the sentences in ARPA format. Every word of `vocabulary` can follow
+    every other, including words in no sentence.
 
     Invariants: the probabilities after a word sum to 1; every word of the sentences is in
     `vocabulary`.
@@ -74,7 +74,9 @@ Phrase = tuple[str, ...]
 
 @cache
 def templates() -> tuple[Template, ...]:
-    """Return the different answers with slots in braces, each with the values of its slots."""
+    """Return the different answer templates, with slots in braces, each with the values of its
+    slots.
+    """
     found: dict[str, Slots] = {}
     for answer, rows in _answers():
         slots = found.setdefault(answer, {})
@@ -97,7 +99,7 @@ def _names(answer: str) -> list[str]:
 
 
 def can_produce(text: str) -> bool:
-    """Return True if `text` is a sentence of the grammar."""
+    """Return True if `text` is a sentence of the grammar of Pocket's answers."""
     return _pattern().fullmatch(text) is not None
 
 
@@ -113,7 +115,9 @@ def _pattern() -> re.Pattern[str]:
 
 
 def jsgf() -> str:
-    """Return the grammar; a value list that several slots share is written once."""
+    """Return the grammar in JSpeech Grammar Format; a value list shared by several slots is written
+    once.
+    """
     lists = sorted({values for _, slots in templates() for values in slots.values()}, key=sorted)
     rule_of = {values: f"<list{index}>" for index, values in enumerate(lists)}
     rules = [
@@ -130,8 +134,8 @@ def jsgf() -> str:
 
 
 def _either(phrases: Iterable[Phrase]) -> str:
-    """Return alternatives of the phrases as a prefix tree, of which the recogniser follows a tenth
-    of the paths.
+    """Return a grammar expression for alternative phrases, as a prefix tree: the recogniser then
+    follows a tenth of the paths.
     """
     rests: dict[str, list[Phrase]] = {}
     for first, *rest in phrases:

@@ -1,4 +1,4 @@
-"""Measurements of spoken answers against the teacher's speech of the same text, in several
+"""Measurement of spoken answers against the teacher's speech of the same text, in several
 processes.
 """
 
@@ -27,13 +27,15 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 Samples = NDArray[np.float32]
 HOP_SAMPLES = SAMPLE_RATE_HZ // 100
 AUDIBLE, AUDIBLE_PART = 1e-3, 0.01
-"""Silence threshold, as a share of full scale and of the loudest 10 ms; the larger one applies."""
+"""Silence thresholds, as a share of full scale and as a share of the loudest 10 ms; the larger one
+applies.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenReply:
-    """An answer and the teacher's speech of its text. `floor`: also transcribe the teacher's
-    speech.
+    """A spoken answer to measure, and the teacher's speech of its text. `floor`: whether to
+    transcribe the teacher's speech, too.
     """
 
     text: str
@@ -45,11 +47,11 @@ class SpokenReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechMeasures:
-    """Measures of one answer.
+    """Measurements of one spoken answer.
 
     `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: pitch errors of the
     answer; `carried_errors`: pitch errors of ideal codes.
-    Units: lengths exclude the silence around the speech, of which `lead_s` is before it; pitch
+    Units: lengths exclude the silence around the speech; `lead_s` is the silence before it; pitch
     errors in semitones, by hop.
     """
 
@@ -65,8 +67,8 @@ class SpeechMeasures:
 def listen_all(
     answers: Sequence[SpokenReply], workers: int, advance: Callable[[], None]
 ) -> list[SpeechMeasures]:
-    """Measure the answers and return the results in their order. With one worker, this process does
-    it.
+    """Measure the answers in `workers` processes, or in this process if `workers` is 1; return the
+    results in order.
     """
     measures: list[SpeechMeasures] = []
     for measured in _measure_all(answers, workers):
@@ -103,7 +105,7 @@ def listen(answer: SpokenReply) -> SpeechMeasures:
 
 
 def extent(samples: Samples) -> slice:
-    """Return the span from the first to the last audible 10 ms, empty if all is silent."""
+    """Return the slice from the first to the last audible 10 ms, empty if all is silent."""
     hops = samples[: len(samples) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES)
     level = np.sqrt((hops.astype(np.float64) ** 2).mean(1))
     audible = np.flatnonzero(level > max(AUDIBLE, AUDIBLE_PART * level.max(initial=0)))
@@ -113,7 +115,9 @@ def extent(samples: Samples) -> slice:
 
 
 def _locked(answer: SpokenReply) -> SentenceFrames:
-    """Return the teacher's speech on the frame grid, without the silence around it."""
+    """Return the teacher's speech of the answer on the frame grid, without the silence around
+    it.
+    """
     speech = answer.teacher
     end_s = speech_end_s(speech.samples, SAMPLE_RATE_HZ)
     frames = lock(analyse(speech.samples), answer.text, speech.word_starts_s, end_s)

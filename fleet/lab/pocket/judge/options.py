@@ -11,17 +11,18 @@ Part = Literal["typed", "speech_out", "speech_in", "speed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 COMMAND = "fleet pocket eval"
 COUNTS = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
-"""Options that are numbers of questions."""
+"""Names of the options that are numbers of questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """Numbers of questions by part, and how to ask them; the targets hold for the default numbers.
+    """Options of an evaluation: numbers of questions by part, and how to ask. The targets hold for
+    the default numbers.
 
-    `memory` and `unknown`: dialogues of these two families, some of them among the typed ones.
-    `speech_in` questions are asked twice, clean and in noise. `workers`: processes that measure
-    speech. `own_sampling`: the checkpoint's sampling, not greedy.
-    `floor`: also transcribe the teacher's speech. `sounds`: a folder that receives every spoken
+    `memory` and `unknown`: dialogues of these two families, some of which are also among the typed
+    ones. `speech_in`: questions that are asked twice, clean and in noise. `workers`: processes that
+    measure speech. `own_sampling`: whether to use the checkpoint's sampling, not greedy. `floor`:
+    whether to transcribe the teacher's speech, too. `sounds`: folder that receives every spoken
     answer as a WAV file.
     Raises: BadInput naming the field.
     """
@@ -63,7 +64,9 @@ def options_of(
     sounds: Path | None,
     api_key: str | None = None,
 ) -> JudgeOptions:
-    """Build the options from a command's arguments. Raises: BadInput."""
+    """Return the options for a command's arguments. `parts`: parts to evaluate, all if empty.
+    `questions`: number in each part, None for the defaults. Raises: BadInput.
+    """
     sizes = {} if questions is None else dict.fromkeys(COUNTS, questions)
     chosen = cast("tuple[Part, ...]", tuple(parts)) or PARTS
     return JudgeOptions(

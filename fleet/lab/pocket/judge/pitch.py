@@ -1,9 +1,9 @@
-"""Pitch errors of an answer against the teacher's speech.
+"""Pitch errors of a spoken answer, compared with the teacher's speech of the same text.
 
 The teacher's speech is put on the frame grid word by word, as in training. Answer and teacher are
 aligned by dynamic time warping of their 48 mel bands (ln of power, each band minus its mean), which
-does not depend on pitch. Every voiced hop of the answer that is aligned with a voiced hop of the
-teacher counts once.
+does not depend on pitch. Every voiced hop (10 ms) of the answer that is aligned with a voiced hop
+of the teacher counts once.
 Source: Sakoe and Chiba 1978, symmetric, without slope constraint.
 """
 
@@ -17,8 +17,8 @@ Errors = NDArray[np.float64]
 
 
 def errors(answer: Track, teacher: SentenceFrames) -> Errors:
-    """Return the errors in semitones, positive where the answer is higher, one for each hop that is
-    voiced in both.
+    """Return the pitch errors of an answer in semitones, positive where the answer is higher, for
+    each aligned pair of hops that are both voiced.
     """
     pairs = align(_shape(answer.features), _shape(teacher.features.reshape(-1, NUM_FEATURES)))
     teacher_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)[pairs[:, 1]]
@@ -28,8 +28,8 @@ def errors(answer: Track, teacher: SentenceFrames) -> Errors:
 
 
 def carried_errors(teacher: SentenceFrames) -> Errors:
-    """Return the errors of ideal codes, which come from rounding to whole glottal cycles a
-    frame.
+    """Return the pitch errors that even ideal codes have, since the pitch is rounded to whole
+    glottal cycles per frame.
     """
     teacher_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)
     coded_hz = np.repeat(teacher.cycles / FRAME_S, HOPS_PER_FRAME)
@@ -52,16 +52,17 @@ def _shape(features: NDArray[np.floating]) -> NDArray[np.float32]:
 
 _STEPS = np.array([(1, 1), (1, 0), (0, 1)])
 STRAIGHT_BONUS = 0.9
-"""Factor on the cost of a diagonal step, which replaces two steps: rates differ only where the
-features require it.
+"""Factor on the cost of a diagonal step, which replaces two steps, so that the alignment leaves the
+diagonal only where the features require it.
 """
 
 
 def align(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.intp]:
-    """Return [P, 2] pairs of rows of `first` [N, D] and `second` [M, D], from (0, 0) to (N-1, M-1).
+    """Align two feature sequences `first` [N, D] and `second` [M, D] by dynamic time warping;
+    return pairs of row indices [P, 2] from (0, 0) to (N-1, M-1).
 
-    Invariants: N and M are positive; no index decreases, and from pair to pair at least one
-    index increases by 1.
+    Invariants: N and M are positive; no index decreases, and from pair to pair at least one index
+    increases by 1.
     """
     cost = _distances(first.astype(np.float64), second.astype(np.float64))
     rows, columns = cost.shape

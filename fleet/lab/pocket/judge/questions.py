@@ -1,8 +1,8 @@
-"""Selection of the held-out questions, without repetition and reproducible by seed, and the
-teacher's speech of them.
+"""Selection of held-out questions, without repetition and reproducible by seed, and the teacher's
+speech of them.
 
-espeak-ng carries its phase from text to text, so a fresh process synthesizes each list: equal lists
-give equal samples.
+espeak-ng carries the phase of its voice from text to text, so a fresh process synthesizes each
+list: equal lists give equal samples.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +14,15 @@ from fleet.lab.pocket.corpus import ChatTurn, Dialogue, dialogues, families
 from fleet.lab.pocket.teacher import SynthesizedSpeech, Teacher, Voice
 
 _MOST_ROUNDS = 2_000
-"""Bound on the search: a family with few held-out questions is exhausted when most of them were
-drawn.
+"""Limit of the search for new questions, reached when a family with few held-out questions is
+exhausted.
 """
 
 
 def distinct(
     count: int, seed: int, wanted: Callable[[Dialogue], bool] = lambda _: True
 ) -> list[Dialogue]:
-    """Return the first `count` different dialogues that satisfy `wanted`, or all if there are
+    """Return the first `count` different dialogues for which `wanted` is True, or all if there are
     fewer.
     """
     return list(islice(_distinct(seed, wanted), count))
@@ -40,8 +40,8 @@ Line = tuple[str, Voice]
 
 
 def speak_all(lines: Sequence[Line]) -> list[SynthesizedSpeech]:
-    """Synthesize the lines in their order, in a fresh process. Raises: ConfigError if espeak-ng is
-    missing.
+    """Synthesize texts in order, in a fresh process; return their speech. Raises: ConfigError if
+    espeak-ng is missing.
     """
     with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_speak, list(lines)).result()

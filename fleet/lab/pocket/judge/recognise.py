@@ -1,7 +1,7 @@
-"""An independent speech recogniser: pocketsphinx with Pocket's vocabulary and a bigram model or a
-grammar of its answers.
+"""An independent speech recogniser: pocketsphinx with Pocket's vocabulary, and a bigram model or a
+grammar of Pocket's answers.
 
-A transcript depends neither on the utterances before it nor on an expected text.
+A transcript depends neither on earlier utterances nor on an expected text.
 """
 
 import re
@@ -21,31 +21,32 @@ from fleet.lab.pocket.judge.words import dictionary_text, known_words, model_fol
 Kind = Literal["bigram", "grammar"]
 RATE_HZ: Final = 16_000
 NUM_DIALOGUES, SEED = 12_000, 0
-"""Training dialogues in whose answers the bigrams are counted."""
+"""Number and seed of the training dialogues from whose answers the bigrams are counted."""
 THROAT: Final[Mapping[str, float]] = {"chelsie": 0.9, "ethan": 0.93}
-"""Factor by which a voice is lowered and slowed before recognition: its vocal tract is shorter than
-those of the training data.
+"""Factor by which a voice is lowered and slowed before recognition, since its vocal tract is
+shorter than in the recogniser's training data.
 
-Tuned on the teacher's speech of training answers, as `_HISS` and `SEARCH` were, so that none
-favours a model over its teacher.
+The factor was tuned on the teacher's speech of training answers, like `_HISS` and `SEARCH`, so that
+no setting favours a model over its teacher.
 """
 SEARCH: Final[Mapping[Kind, Mapping[str, object]]] = {"bigram": {"fwdtree": False}, "grammar": {}}
-"""Search settings: a flat lexicon instead of a prefix tree in the first pass, which prunes short
-words too early.
+"""Search settings of pocketsphinx by language model: a flat lexicon instead of a prefix tree in the
+first pass, which prunes short words too early.
 
-On 180 such answers the WER was 15.7 % with bigrams and 3.9 % with the grammar; this, `THROAT` and
-`_PAD_S` as the only silence around the speech reduce it to 9.5 % and 1.7 %.
+On 180 teacher's answers the WER without these settings was 15.7 % with bigrams and 3.9 % with the
+grammar; with them, `THROAT`, and `_PAD_S` as the only silence around the speech, it is 9.5 % and
+1.7 %.
 """
 _HISS: Final = 1e-3
-"""Noise added to digital silence, which the recogniser was not trained on: without it the WER is 10
-%.
+"""Amplitude of noise added to digital silence, on which the recogniser was not trained: without it
+the WER is 10 %.
 """
 _PAD_S, _PEAK = 0.2, 0.7
 _PRONUNCIATION = re.compile(r"\(\d+\)")
 
 
 class Recogniser:
-    """Transcribes speech of Pocket's domain. Raises: ConfigError if pocketsphinx is not
+    """Transcribes spoken answers of Pocket. Raises: ConfigError if pocketsphinx is not
     installed.
     """
 
@@ -53,7 +54,9 @@ class Recogniser:
         self._decoder = _decoder(kind)
 
     def words(self, samples: NDArray[np.float32], rate_hz: int, voice: str = "") -> str:
-        """Return the transcript, "" for none. `samples`: without silence around the speech."""
+        """Return the transcript of speech, "" if nothing was recognised. `samples`: speech without
+        silence around it. `voice`: Pocket's voice, for `THROAT`.
+        """
         self._decoder.start_utt()
         self._decoder.process_raw(
             _prepared(samples, rate_hz * THROAT.get(voice, 1.0)), full_utt=True
@@ -84,7 +87,9 @@ def _decoder(kind: Kind) -> Any:
 
 
 def language(kind: Kind) -> str:
-    """Return bigrams of Pocket's training answers, or the grammar of its tables."""
+    """Return the text of a language model: bigrams of Pocket's training answers, or the grammar of
+    its tables.
+    """
     if kind == "grammar":
         return jsgf()
     turns = (

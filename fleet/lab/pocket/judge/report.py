@@ -1,5 +1,5 @@
-"""Results of an evaluation: every figure with its target, and every answer that it was computed
-from; as a table on the terminal and as a picture.
+"""Results of an evaluation: every metric with its target, and the answers that it was computed
+from; shown as a table on the terminal and as a picture.
 """
 
 from collections import defaultdict
@@ -20,8 +20,8 @@ from fleet.lab.report.tables import NONE, table_of, target_cells
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A result of the evaluation, computed over `count` items. Without a target it only helps to
-    interpret the other results.
+    """A metric of the evaluation, computed over `count` items. A metric without a target only helps
+    to interpret the others.
     """
 
     part: Part
@@ -34,7 +34,9 @@ class Figure(msgspec.Struct, frozen=True):
 
     @property
     def met(self) -> bool | None:
-        """True if the target is met, None if there is none. Without a value, a target is missed."""
+        """Whether the target is met; None without a target. A metric without a value misses its
+        target.
+        """
         if self.target is None:
             return None
         return self.value is not None and (
@@ -43,8 +45,8 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that has one right answer. `said`: how it was asked, `typed` or the condition of
-    the speech.
+    """A question with one right answer, and the answer received. `said`: how the question was
+    asked: `typed`, or the condition of the speech.
     """
 
     family: str
@@ -56,7 +58,7 @@ class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(dialogue: Dialogue, said: str, answer: str) -> "JudgedAnswer":
-        """Judge the answer to the last question of a dialogue."""
+        """Judge `answer` as the answer to the last question of a dialogue."""
         return JudgedAnswer(
             family=dialogue.family,
             said=said,
@@ -74,13 +76,13 @@ class Transcribed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgedSpeech(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurements of a spoken answer.
+    """Measurements of one spoken answer, as stored in the report.
 
-    `heard` and `teacher_heard`: transcripts of it and of the teacher's speech of the same text, by
-    language model; the grammar is used only if it can produce the text. Lengths exclude the silence
-    around the speech, of which `lead_s` is before it.
-    `pitch_within`: share of voiced hops within a semitone of the teacher's pitch; `pitch_carried`:
-    the same of ideal codes.
+    `heard` and `teacher_heard`: transcripts of the answer and of the teacher's speech of the same
+    text, by language model; the grammar is used only if it can produce the text. Lengths exclude
+    the silence around the speech; `lead_s` is the silence before it. `pitch_within`: share of
+    voiced hops within a semitone of the teacher's pitch; `pitch_carried`: the same share for ideal
+    codes.
     """
 
     family: str
@@ -97,8 +99,8 @@ class JudgedSpeech(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts between edges, one more edge than counts; values beyond the outermost edges are in the
-    outermost counts.
+    """Histogram: `counts` between `edges`, which has one element more. Values beyond the outermost
+    edges are in the outermost counts.
     """
 
     edges: tuple[float, ...]
@@ -106,12 +108,12 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of an evaluation; parts that were not requested are empty. `began` is local
-    time, ISO 8601; `took_s` by part.
+    """Results of an evaluation; parts that were not requested are empty. `began`: local time, ISO
+    8601. `took_s`: duration of each part.
 
     `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus
-    that the recogniser's dictionary lacks, added to it; `alike`: groups of words with the same
-    pronunciation, which count as one word.
+    that were missing in the recogniser's dictionary and were added to it. `alike`: groups of words
+    with the same pronunciation, which count as one word.
     """
 
     began: str
@@ -135,12 +137,14 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(figure for figure in self.figures if figure.met is False)
 
     def adding(self, figures: Iterable[Figure], **results: Any) -> "JudgeReport":
-        """Return the report with more figures, and with the fields of one part in `results`."""
+        """Return a copy of the report with more metrics, and with the fields `results` of one
+        part.
+        """
         return msgspec.structs.replace(self, figures=(*self.figures, *figures), **results)
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
-    """Write the report, and `met`: True for each target that is met."""
+    """Write the report as JSON, with `met`: whether each target is met."""
     met = {
         f"{figure.part}: {figure.name}": figure.met
         for figure in report.figures
@@ -150,7 +154,7 @@ def write_report(report: JudgeReport, path: Path) -> None:
 
 
 def share(flags: Sequence[bool]) -> float | None:
-    """Return the share of true flags in percent, None if there are none."""
+    """Return the percentage of true flags, None if there are no flags."""
     return 100 * sum(flags) / len(flags) if flags else None
 
 
@@ -221,7 +225,7 @@ PANEL_INCHES = (6.5, 4.0)
 
 
 def draw(report: JudgeReport, path: Path) -> None:
-    """Write the picture, or none if the report has nothing to draw."""
+    """Write the picture to `path`; nothing is written if the report has nothing to draw."""
     draw_panels(
         _panels(report), path, f"{report.model}, {report.sampling}, {report.began}", PANEL_INCHES
     )
@@ -243,7 +247,9 @@ def _panels(report: JudgeReport) -> list[Panel]:
 
 
 def _families(axes: Axes, report: JudgeReport) -> None:
-    """Draw right answers by family: typed, and spoken in each condition, side by side."""
+    """Draw the share of right answers by family: typed, and spoken in each condition, side by
+    side.
+    """
     colours = {"typed": ANSWER}
     for each in report.speech_in:
         colours.setdefault(each.said, TEACHER if "clean" in each.said else NOISY)

@@ -1,6 +1,4 @@
-"""Evaluation of a running fleet, part by part. Writes no file except the requested WAV
-files.
-"""
+"""Evaluation of a running fleet, part by part. Writes no file except WAV files, if requested."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,15 +17,15 @@ _JUDGES: Mapping[Part, Callable[[JudgeReport, JudgeClient, JudgeOptions], JudgeR
     "speech_out": speech_out.judge,
     "speech_in": speech_in.judge,
 }
-"""Parts in their order, speed first: processes that the other parts leave running on this machine
-would slow it.
+"""Evaluation function of each part, in order. Speed comes first, since processes started by other
+parts on this machine would slow it.
 """
 
 
 def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
-    """Evaluate the fleet at `url`.
+    """Evaluate the fleet at `url` and return the report.
 
-    Raises: ApiError if it cannot be reached or fails a request; ConfigError if espeak-ng or
+    Raises: ApiError if the fleet cannot be reached or fails a request; ConfigError if espeak-ng or
     pocketsphinx is missing.
     """
     chosen = options or JudgeOptions()

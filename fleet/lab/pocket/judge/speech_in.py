@@ -1,6 +1,6 @@
 """Evaluation of spoken questions: the share of right answers, and the WER of transcripts.
 
-The questions are the teacher's speech: clean in voices of training, and with noise in voices that
+The questions are the teacher's speech: clean in training voices, and with noise in voices that
 training does not use.
 """
 
@@ -34,8 +34,8 @@ _figure = partial(Figure, "speech_in")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Voices and noise of the questions. Units: `noise_db` is the signal-to-noise ratio; None is no
-    noise.
+    """Condition in which questions are spoken: voices and noise. Units: `noise_db` is the
+    signal-to-noise ratio, None for no noise.
     """
 
     name: str
@@ -116,9 +116,7 @@ def _figures(
 
 
 def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> list[list[bytes]]:
-    """Return the user's turns of each dialogue as WAV files, all turns of a dialogue in one
-    voice.
-    """
+    """Return the user's turns of each dialogue as WAV files, a single voice per dialogue."""
     rng = Random(f"judge {condition.name} {seed}")
     voices = [condition.draw(rng) for _ in dialogues]
     lines = [

@@ -29,7 +29,9 @@ from fleet.lab.report.progress import progress_bar
 
 LENGTH_TOLERANCE = 0.15
 ENDLESS_RATIO, ENDLESS_S = 2.0, 1.0
-"""Factor on the teacher's length, and seconds added: a longer answer counts as one without end."""
+"""An answer longer than `ENDLESS_RATIO` times the teacher's length plus `ENDLESS_S` counts as an
+answer without end.
+"""
 HISTOGRAM_SEMITONES, BIN_SEMITONES = 6.0, 0.25
 _figure = partial(Figure, "speech_out")
 
@@ -149,7 +151,9 @@ def _wer_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
 def _pairs(
     judged: Sequence[JudgedSpeech], kind: str, *, by_teacher: bool = False
 ) -> list[tuple[str, str]]:
-    """Return (text, transcript) of each speech, or of the teacher's, with one kind of model."""
+    """Return a (text, transcript) pair of each answer, or with `by_teacher` of each teacher's
+    speech. `kind`: language model of the transcripts.
+    """
     transcripts = [(each.text, each.teacher_heard if by_teacher else each.heard) for each in judged]
     return [
         (by_pronunciation(text), by_pronunciation(heard[kind]))

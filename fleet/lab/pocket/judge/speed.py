@@ -1,8 +1,8 @@
 """Evaluation of speed on this machine: one listener alone, then four concurrent ones that play
 audio as it arrives.
 
-Requests and timing are the same as in `fleet bench`. The figures mean little while other
-processes use the machine.
+Requests and timing are the same as in `fleet bench`. The results mean little while other processes
+use the machine.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Evaluation of typed questions: shares of right answers over all, by family, from memory, and
-outside the domain.
+"""Evaluation of typed questions: share of right answers in total, by family, from memory of the
+conversation, and outside the domain.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ STRANGERS = (
     "how do i fix my car",
     "what is the fastest train",
 )
-"""Questions with words and phrasings of no table."""
+"""Questions outside the domain: no table has their words and phrasings."""
 
 
 def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:

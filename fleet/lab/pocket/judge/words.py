@@ -1,5 +1,5 @@
-"""Pronunciations for the recogniser: its dictionary reduced to Pocket's words, and pronunciations
-of the teacher that it lacks.
+"""Pronunciations for the recogniser: its dictionary reduced to Pocket's words, with pronunciations
+of the teacher added.
 
 Words with the same pronunciation are treated as one word.
 Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for
@@ -21,16 +21,16 @@ from fleet.lab.pocket.corpus.words import read_data
 MISSING: Final[Mapping[str, str]] = {"oink": "OY NG K"}
 """Words of the corpus that the dictionary lacks."""
 TEACHER_PRONUNCIATION: Final[Mapping[str, str]] = read_data("pronunciations")
-"""Another pronunciation of a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are not
-in the dictionary.
+"""Additional pronunciation of a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are
+not in the dictionary.
 
 43 of 776 words differ. Given both pronunciations, and lists of these words in both voices of the
-teacher, the recogniser chose this one in 133 of 172 cases; three words for which it never did
-(chicago, chocolate, real) are left out.
+teacher, the recogniser chose the additional one in 133 of 172 cases; three words for which it never
+did (chicago, chocolate, real) are left out.
 """
 NUM_READ = 4000
-"""Held-out dialogues, and as many sentences, that are searched for words in no training
-sentence.
+"""Number of held-out dialogues, and of held-out sentences, that are searched for words in no
+training sentence.
 """
 _PRONUNCIATION = re.compile(r"\(\d+\)$")
 
@@ -81,8 +81,8 @@ def alike() -> tuple[tuple[str, ...], ...]:
 
 
 def by_pronunciation(text: str) -> str:
-    """Replace each word by the first known one of the same pronunciation, so that texts of equal
-    pronunciation are equal.
+    """Replace each word of a text by the first known word with the same pronunciation, so that
+    texts that sound alike are equal.
     """
     return " ".join(_first_alike(word) for word in text.split())
 
@@ -97,7 +97,7 @@ def _first_alike(word: str) -> str:
 
 @cache
 def _words_by_pronunciation() -> Mapping[str, tuple[str, ...]]:
-    """Return the known words of each first pronunciation."""
+    """Return the known words grouped by their first pronunciation."""
     words: dict[str, tuple[str, ...]] = {}
     for word in known_words():
         phones = _pronunciations(word)[0]
@@ -106,12 +106,12 @@ def _words_by_pronunciation() -> Mapping[str, tuple[str, ...]]:
 
 
 def unsayable(words: Iterable[str]) -> list[str]:
-    """Return the words that neither the dictionary nor `MISSING` has, sorted."""
+    """Return the words, sorted, that have no pronunciation in the dictionary or in `MISSING`."""
     return sorted({word for word in words if word not in MISSING and word not in _dictionary()})
 
 
 def dictionary_text(words: Iterable[str]) -> str:
-    """Return a dictionary of `words` alone, in the recogniser's format.
+    """Return a dictionary of `words` alone, in the recogniser's file format.
 
     Raises: ConfigError naming words without a pronunciation.
     """
@@ -130,8 +130,8 @@ def dictionary_text(words: Iterable[str]) -> str:
 
 
 def _pronunciations(word: str) -> tuple[str, ...]:
-    """Return the pronunciations of a word, the dictionary's first, because transcripts use the
-    first one's name.
+    """Return the pronunciations of a word. The dictionary's pronunciation is first, since the
+    recogniser names words after their first pronunciation.
     """
     known = _dictionary().get(word) or (MISSING[word],)
     return (*known, TEACHER_PRONUNCIATION[word]) if word in TEACHER_PRONUNCIATION else known

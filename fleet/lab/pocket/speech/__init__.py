@@ -1,5 +1,5 @@
-"""Speech data of Pocket's speech stages: frames of 80 ms, their features, their codes and the
-waveform of the features.
+"""Speech data for Pocket's speech stages: features of frames of 80 ms, their codes, and the
+waveform synthesized from features.
 
 `analysis` computes features, `wordlock` puts words on the frame grid, `shards` stores the result on
 disk, `codes` quantizes a frame to eight codes, `pulses` synthesizes a waveform from features.

@@ -1,4 +1,5 @@
-"""Analysis of speech with WORLD: loudness and noise share of bands, and pitch, every 10 ms.
+"""Analysis of speech with the WORLD vocoder: loudness and noise share of frequency bands, and
+pitch, every 10 ms (a hop).
 
 Source: WORLD (Morise et al. 2016) as wrapped by pyworld: dio, cheaptrick, d4c.
 """
@@ -18,7 +19,7 @@ HOP_SAMPLES: Final = 240
 FFT_SIZE: Final = 1024
 NUM_MELS: Final = 48
 NUM_BANDS: Final = 3
-"""Bands of aperiodicity: WORLD's at 3, 6 and 9 kHz."""
+"""Number of aperiodicity bands: WORLD's at 3, 6 and 9 kHz."""
 NUM_FEATURES: Final = NUM_MELS + NUM_BANDS
 LOUDNESS_FLOOR: Final = -15.0
 PITCH_RANGE_HZ: Final = (75.0, 350.0)
@@ -42,15 +43,15 @@ class Track:
 
 
 def silence(num_hops: int) -> NDArray[np.float32]:
-    """Return features [num_hops, 51] of silence."""
+    """Return the features [num_hops, 51] of silence."""
     return np.tile(
         np.array([LOUDNESS_FLOOR] * NUM_MELS + [0.0] * NUM_BANDS, np.float32), (num_hops, 1)
     )
 
 
 def analyse(samples: NDArray[np.float32]) -> Track:
-    """Analyse mono speech at 24 kHz; the noise share is measured every 20 ms, which halves the
-    time.
+    """Compute the features and pitch of mono speech at 24 kHz. The noise share is measured every 20
+    ms, which halves the time.
     """
     world, wave = _world(), samples.astype(np.float64)
     pitch, times = _pitch(wave)
@@ -99,13 +100,13 @@ def contour(pitch_hz: NDArray[np.float64], is_voiced: NDArray[np.bool_]) -> NDAr
 
 @cache
 def mel_centres_hz() -> NDArray[np.float64]:
-    """Return the centres [48] of the bands."""
+    """Return the centre frequencies [48] of the mel bands."""
     return mel_edges_hz(_MEL_RANGE_HZ, NUM_MELS)[1:-1]
 
 
 @cache
 def mel_filters() -> NDArray[np.float64]:
-    """Return triangular filters [48, 513], each with sum 1; a band narrower than a bin is the
+    """Return triangular mel filters [48, 513], each with sum 1. A band narrower than a bin is the
     nearest bin.
     """
     bins, edges = (
@@ -119,15 +120,15 @@ def mel_filters() -> NDArray[np.float64]:
 
 
 def mel_edges_hz(range_hz: tuple[float, float], num_bands: int) -> NDArray[np.float64]:
-    """Return the lower edges, centres and upper edges of bands, evenly spaced in mels: [bands +
-    2].
+    """Return the band edges and centres of `num_bands` bands in Hz, evenly spaced in mels: [bands +
+    2], from the lower edge of the first band to the upper edge of the last.
     """
     low, high = (2595 * np.log10(1 + hz / 700) for hz in range_hz)
     return 700 * (10 ** (np.linspace(low, high, num_bands + 2) / 2595) - 1)
 
 
 def triangles(bins_hz: NDArray[np.float64], edges_hz: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a triangle [bands, bins] for each band, with a height of 1 at its centre."""
+    """Return triangular filters [bands, bins] with a height of 1 at each band's centre."""
     low, centre, high = edges_hz[:-2, None], edges_hz[1:-1, None], edges_hz[2:, None]
     return np.maximum(
         0, np.minimum((bins_hz - low) / (centre - low), (high - bins_hz) / (high - centre))

@@ -1,9 +1,9 @@
-"""Eight codes per frame: seven from residual codebooks of its features, then its number of glottal
-cycles.
+"""Quantisation of a frame to eight codes: seven codes from residual codebooks of its features, then
+its number of glottal cycles.
 
-A frame's 8 x 51 features are projected onto 128 principal axes and quantised by k-means, each
-codebook quantising the residual of the one before. Nothing is trained by gradient, so the codes are
-fixed before any network is trained.
+A frame's 8 x 51 features are projected onto 128 principal axes and quantised by k-means; each
+codebook quantises the residual of the previous one. Nothing is trained by gradient, so the codes
+are fixed before any network is trained.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from fleet.lab.pocket.speech.wordlock import HOPS_PER_FRAME
 NUM_AXES: Final = 128
 NUM_SOUND_GROUPS: Final = NUM_CODE_GROUPS - 1
 _NATS_PER_DB = 0.7 / 6
-"""Weight of aperiodicity against loudness: 1 dB of noise share counts as much as 0.12 nat of
+"""Weight of aperiodicity relative to loudness: 1 dB of noise share counts as much as 0.12 nat of
 power.
 """
 _ROUNDS = 25
@@ -33,8 +33,9 @@ _ROUNDS = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codebook:
-    """Residual codebooks of frames. Shapes: mean [408]; axes [408, 128] orthonormal; centroids [7,
-    512, 128].
+    """Residual codebooks that quantise frame features.
+
+    Shapes: mean [408]; axes [408, 128] orthonormal; centroids [7, 512, 128].
     """
 
     mean: Tensor
@@ -48,7 +49,7 @@ class Codebook:
         ).hexdigest()[:16]
 
     def encode(self, features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDArray[np.int16]:
-        """Return the codes [T, 8] of features [T, 8, 51] and cycles [T]."""
+        """Return the codes [T, 8] of features [T, 8, 51] and glottal cycles [T]."""
         residual = (_vectors(features) - self.mean) @ self.axes
         codes: list[Tensor] = []
         for centroids in self.centroids:
@@ -59,7 +60,9 @@ class Codebook:
         )
 
     def decode(self, codes: NDArray[np.int16]) -> NDArray[np.float32]:
-        """Return the features [T, 8, 51] of codes [T, 8]; the cycles are not used."""
+        """Return the features [T, 8, 51] of codes [T, 8]; the codes of the glottal cycles are not
+        used.
+        """
         chosen = torch.from_numpy(codes[:, :NUM_SOUND_GROUPS].astype(np.int64))
         projected = sum(
             (self.centroids[group][chosen[:, group]] for group in range(NUM_SOUND_GROUPS)),
@@ -82,7 +85,7 @@ class Codebook:
 def fit(
     features: NDArray[np.float16], *, seed: int, codebook_size: int = CODEBOOK_SIZE
 ) -> Codebook:
-    """Compute the codebook of frames [N, 8, 51]."""
+    """Fit the codebook to the features [N, 8, 51] of frames."""
     vectors = _vectors(features)
     mean = vectors.mean(0)
     # Eigenvectors of the covariance, which is 408 x 408 for any number of frames.
@@ -106,7 +109,9 @@ def _residual_centroids(
 
 
 def _k_means(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return centroids [count, D]; a centroid that loses all its points moves to a random point."""
+    """Return `count` centroids [count, D] of the points. A centroid that loses all its points moves
+    to a random point.
+    """
     centroids = points[torch.randperm(len(points), generator=generator)[:count]].clone()
     for _ in range(_ROUNDS):
         owner = _nearest(points, centroids)

@@ -1,8 +1,8 @@
-"""Synthesis of the waveform of features and cycles: one grain per glottal cycle, evenly spaced in
-the frame, and fixed noise.
+"""Synthesis of a waveform from features and glottal cycles: one grain per glottal cycle, evenly
+spaced in the frame, and fixed noise.
 
-It is deterministic, so the waveform is a function of the codes, and a decoder can be trained on it
-sample by sample.
+Synthesis is deterministic, so the waveform is a function of the codes, and a decoder can be trained
+on it sample by sample.
 Source: minimum phase from the real cepstrum, and the mix of pulse and noise by aperiodicity, as in
 WORLD's synthesis.
 """
@@ -32,7 +32,7 @@ Grains = NDArray[np.float64]
 
 
 def synthesise(features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDArray[np.float32]:
-    """Return the samples [T * 1920] in -1..1 of features [T, 8, 51] and cycles [T]."""
+    """Return the samples [T * 1920] in -1..1 for features [T, 8, 51] and glottal cycles [T]."""
     voiced, noise = _grains(features.reshape(-1, features.shape[-1]).astype(np.float64))
     wave = np.zeros(len(voiced) * HOP_SAMPLES + FFT_SIZE)
     for hop, grain in enumerate(noise):
@@ -44,8 +44,8 @@ def synthesise(features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDAr
 
 
 def pulse_samples(cycles: NDArray[np.int16]) -> list[int]:
-    """Return the first sample of each glottal cycle; the first cycle of a frame starts at the
-    frame's first sample.
+    """Return the index of the first sample of each glottal cycle. The first cycle of a frame starts
+    at the frame's first sample.
     """
     return [
         frame * SAMPLES_PER_FRAME + round(index * SAMPLES_PER_FRAME / count)
@@ -61,8 +61,8 @@ def _between(grains: Grains, hop: float) -> NDArray[np.float64]:
 
 
 def _grains(features: NDArray[np.float64]) -> tuple[Grains, Grains]:
-    """Return each hop's responses [S, 1024] to a pulse and to noise, mixed by the share of noise in
-    every bin.
+    """Return the responses [S, 1024] of each hop to a pulse and to noise, weighted by the share of
+    noise in every frequency bin.
     """
     log_power = features[:, :NUM_MELS] @ _from_mels()
     knots_db = np.concatenate(
@@ -80,15 +80,15 @@ def _grains(features: NDArray[np.float64]) -> tuple[Grains, Grains]:
 
 @cache
 def _from_mels() -> NDArray[np.float64]:
-    """Return the linear interpolation [48, 513] between the centres of the bands."""
+    """Return the matrix [48, 513] that interpolates linearly from mel bands to frequency bins."""
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, _NUM_BINS)
     return np.stack([np.interp(bins, mel_centres_hz(), row) for row in np.eye(NUM_MELS)])
 
 
 @cache
 def _from_bands() -> NDArray[np.float64]:
-    """Return the interpolation [4, 513] in dB from no noise at 0 Hz through the bands to all noise
-    at 12 kHz, as in WORLD.
+    """Return the matrix [4, 513] that interpolates aperiodicity in dB to frequency bins, from no
+    noise at 0 Hz through the bands to all noise at 12 kHz, as in WORLD.
     """
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, _NUM_BINS)
     knots = np.linspace(0, SAMPLE_RATE_HZ / 2, NUM_BANDS + 2)
@@ -97,7 +97,7 @@ def _from_bands() -> NDArray[np.float64]:
 
 @cache
 def _noise() -> NDArray[np.complex128]:
-    """Return the spectra [8, 513] of the one frame of noise that every frame uses."""
+    """Return the spectra [8, 513] of a fixed frame of noise, which every frame uses."""
     noise = np.random.default_rng(_SEED).standard_normal((HOPS_PER_FRAME, HOP_SAMPLES))
     noise /= np.sqrt((noise**2).mean(1, keepdims=True))
     return np.fft.rfft(noise, FFT_SIZE)

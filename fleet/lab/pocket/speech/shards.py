@@ -1,4 +1,4 @@
-"""The speech data set on disk: shards of sentences spoken by the teacher, as features on the frame
+"""Speech data set on disk: shards of sentences spoken by the teacher, as features on the frame
 grid, and later as codes.
 
 Files: `train-0000.features.npz`, `train-0000.codes.npz`.
@@ -26,7 +26,7 @@ SENTENCES_PER_SHARD: Final = 300
 FEATURES, CODES = "features.npz", "codes.npz"
 CODEBOOK: Final = "codebook.safetensors"
 FIT_SHARDS: Final = 6
-"""Number of shards that the codebook is fitted on: about 50,000 frames, both voices in equal
+"""Number of shards to which the codebook is fitted: about 50,000 frames, both voices in equal
 parts.
 """
 _FRAME_ARRAYS = ("features", "pitch_hz", "cycles", "pointer")
@@ -34,7 +34,7 @@ _FRAME_ARRAYS = ("features", "pitch_hz", "cycles", "pointer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utterance:
-    """A spoken text in codes, without the silent lead.
+    """A spoken text as codes, without the silent lead.
 
     Shapes: codes [T, 8] of int16; pointer [T] of int16, the index in `encode(text)` of the symbol
     spoken in each frame, -1 before the first word.
@@ -48,7 +48,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenSentence:
-    """A spoken text in frames."""
+    """A spoken text as features on the frame grid."""
 
     text: str
     voice: str
@@ -82,14 +82,16 @@ def build(
     workers: int = 1,
 ) -> None:
     """Build the missing shards among the first `num_shards`, each of `size` sentences with
-    alternating voices.
+    alternating voices, in `workers` processes.
     """
     files = [_path(folder, split, shard, FEATURES) for shard in range(num_shards)]
     build_missing(f"speech {split}", partial(_make_shard, folder, split, size), files, workers)
 
 
 def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
-    """Encode the shards that are not yet encoded with this codebook, and return their number."""
+    """Encode the feature shards that have no codes of this codebook yet, and return their
+    number.
+    """
     count = 0
     for path in _files(folder, split, FEATURES):
         coded = path.with_name(path.name.replace(FEATURES, CODES))
@@ -123,7 +125,7 @@ def _make_shard(folder: Path, split: Split, size: int, shard: int) -> None:
 
 
 def speak(teacher: Teacher, text: str, voice: Voice) -> SentenceFrames:
-    """Synthesize a sentence and return it on the frame grid."""
+    """Return a sentence as spoken by the teacher, on the frame grid."""
     speech = teacher.speak(text, voice)
     return lock(
         analyse(speech.samples),
@@ -134,7 +136,7 @@ def speak(teacher: Teacher, text: str, voice: Voice) -> SentenceFrames:
 
 
 def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, NDArray[Any]]]]:
-    """Yield text, voice and the named arrays of each sentence of a shard."""
+    """Yield (text, voice, arrays by name) of each sentence in a shard. `names`: arrays to read."""
     with np.load(path) as shard:
         ends = np.cumsum(shard["lengths"])
         parts = {name: np.split(shard[name], ends[:-1]) for name in names}
@@ -158,13 +160,13 @@ def _path(folder: Path, split: Split, shard: int, kind: str) -> Path:
 
 
 def _files(folder: Path, split: Split, kind: str) -> list[Path]:
-    """Return the files of a split in the order of their numbers."""
+    """Return the shard files of a split and kind, in the order of their numbers."""
     return sorted(folder.glob(f"{split}-*.{kind}"))
 
 
 def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
-    """Return the stored codebook, or fit it on the first training shards; refitting would
-    invalidate all existing codes.
+    """Return the stored codebook, or fit it on the first `num_shards` training shards. A stored
+    codebook is never fitted again, since that would invalidate all existing codes.
 
     Raises: ConfigError if there are fewer shards.
     """

@@ -1,8 +1,8 @@
-"""Words on the frame grid: every word lasts a whole number of 80 ms frames, so that its codes are
-the same in any sentence.
+"""Alignment of words to the frame grid: every word lasts a whole number of 80 ms frames, so that
+its codes are the same in any sentence.
 
-One frame of silence is before the words and two are after them. Time is stretched, pitch is not
-changed.
+A frame of silence precedes the words, and two follow them. Words are stretched in time without a
+change of pitch.
 """
 
 from collections.abc import Sequence
@@ -38,13 +38,15 @@ class SentenceFrames:
 
 
 def speech_end_s(samples: NDArray[np.float32], rate_hz: int) -> float:
-    """Return the end of the speech: the last audible sample and a short release after it."""
+    """Return the time at which speech ends: the last audible sample plus a short release."""
     audible = np.flatnonzero(np.abs(samples) > _SILENCE)
     return (int(audible[-1]) if len(audible) else len(samples)) / rate_hz + _RELEASE_S
 
 
 def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) -> SentenceFrames:
-    """Stretch each word of `text` to whole frames, at least one."""
+    """Return the sentence with each word of `text` stretched to whole frames, at least one.
+    `word_starts_s`, `end_s`: times in `track`.
+    """
     starts_s = [*word_starts_s, max(end_s, word_starts_s[-1] + HOP_S)]
     durations = np.maximum(1, np.round(np.diff(starts_s) / FRAME_S)).astype(int)
     edges = SILENT_BEFORE + np.concatenate([[0], np.cumsum(durations)])
@@ -69,7 +71,9 @@ def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) 
 def _features(
     track: Track, source: NDArray[np.float64], is_sound: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """Return features [T, 8, 51] interpolated at each source position; silence after the end."""
+    """Return features [T, 8, 51], interpolated at each position of `source` in the track, and
+    silence where `is_sound` is False.
+    """
     known = np.concatenate([track.features, silence(1)])
     before = np.minimum(source.astype(int), len(known) - 1)
     after = np.minimum(before + 1, len(known) - 1)
@@ -83,8 +87,8 @@ def _features(
 def _cycles(
     pitch: NDArray[np.float64], is_voiced: NDArray[np.bool_], is_spoken: NDArray[np.bool_]
 ) -> NDArray[np.int16]:
-    """Return the cycles of each frame, from its voiced hops if it has any, else from the
-    interpolated pitch.
+    """Return the number of glottal cycles of each frame, from its voiced hops if it has any, else
+    from the interpolated pitch.
     """
     by_frame = pitch.reshape(-1, HOPS_PER_FRAME)
     voiced = is_voiced.reshape(-1, HOPS_PER_FRAME)
@@ -95,8 +99,9 @@ def _cycles(
 
 
 def pointer(text: str, edges: Sequence[int], num_frames: int) -> NDArray[np.int16]:
-    """Return the symbol at the middle of each frame [T]; symbols share their word's frames evenly,
-    the last lasts to the end.
+    """Return the index of the symbol spoken at the middle of each frame [T]. The symbols of a word
+    share its frames evenly; the last one lasts to the end. `edges`: frames at which words begin and
+    end.
     """
     symbols = np.full(num_frames, -1, np.int16)
     first = 0

@@ -1,1 +1,3 @@
-"""Training of Pocket: one resumable run for each part, all with the loop in `loop`."""
+"""Training of Pocket's parts: one resumable run for each part, all with the training loop in
+`loop`.
+"""

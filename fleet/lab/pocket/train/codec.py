@@ -1,8 +1,8 @@
-"""Trains Code2Wav to synthesize the waveform of `speech.pulses`, which is a function of the codes,
-so samples can be compared.
+"""Training of Code2Wav to synthesize the waveform of `speech.pulses`, which is a function of the
+codes, so samples can be compared.
 
-The forward is the model's own with channels-last convolutions, which halves the time of a step. The
-embedding starts from the centroids of the codes.
+The forward pass is the model's own with channels-last convolutions, which halves the time of a
+step. The embedding starts from the centroids of the codes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ from fleet.lab.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
 from fleet.lab.pocket.train.loop import Loss, Schedule, compiled
 
 LOOKAHEAD_SAMPLES: Final = 555
-"""Samples by which the waveform is shorter than its frames: every transposed convolution trims both
-sides.
+"""Number of samples by which the waveform is shorter than its frames: every transposed convolution
+trims both sides.
 """
 NUM_CROPS, CROP_FRAMES = 5, 10
 UNSCORED_FRAMES = 1
@@ -54,7 +54,9 @@ Activation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def code2wav(book: Codebook, seed: int) -> Any:
-    """Return an untrained HF Code2Wav whose embedding holds the centroids of the codes."""
+    """Return an untrained Code2Wav module of `transformers` whose embedding holds the centroids of
+    the codes.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = hf.Qwen3OmniMoeCode2Wav(
@@ -69,8 +71,8 @@ def code2wav(book: Codebook, seed: int) -> Any:
 
 
 def _initialise(name: str, part: nn.Module) -> None:
-    """Initialise each layer to preserve its input's scale; with HF's 0.02 the output is nearly
-    silent after thirty layers.
+    """Initialise a layer so that it preserves its input's scale. With the standard deviation 0.02
+    of `transformers`, the output is nearly silent after thirty layers.
     """
     if isinstance(part, nn.Conv1d):
         fan_in = part.in_channels // part.groups * part.kernel_size[0]
@@ -86,11 +88,11 @@ def _initialise(name: str, part: nn.Module) -> None:
 
 
 def _code_rows(book: Codebook) -> Tensor:
-    """Return the rows [8 * 512, 192] of `code_embedding`: centroids, a constant, and for the last
-    group the number of cycles.
+    """Return the initial rows [8 * 512, 192] of `code_embedding`: centroids, a constant, and for
+    the last group the number of glottal cycles.
 
-    The forward takes the mean over groups, hence the factor; without the constant the final norm
-    would remove loudness.
+    The forward pass takes the mean over groups, hence the factor. Without the constant the final
+    norm would remove loudness.
     """
     groups, size, axes = shape.NUM_CODE_GROUPS, book.centroids.shape[1], book.centroids.shape[2]
     rows = torch.zeros(
@@ -106,14 +108,14 @@ def _code_rows(book: Codebook) -> Tensor:
 
 
 def snake(signal: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """Compute HF's SnakeBeta over [B, L, C]."""
+    """Apply the SnakeBeta activation of `transformers` to a signal [B, L, C]."""
     wave = torch.sin(signal * alpha.exp())
     return signal + wave * wave / (beta.exp() + 1e-9)
 
 
 def decode(model: Any, codes: Tensor, activation: Activation = snake) -> Tensor:
-    """Return the samples [B, T * 1920 - 555] of codes [B, 8, T], like the HF forward, but not
-    clamped.
+    """Return the samples [B, T * 1920 - 555] for codes [B, 8, T], like the model's own forward
+    pass, but not clamped.
 
     Shapes: signals are [B, L, C], which convolutions process as channels-last images of one row.
     """
@@ -171,8 +173,8 @@ def _row(image: Tensor) -> Tensor:
 
 
 def wave_loss(output: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Return the losses of samples, of spectra (dominated by loud parts), and of log spectra (equal
-    in all parts).
+    """Return three losses between waveforms: of samples, of spectra (dominated by loud parts), and
+    of log spectra (equal weight for all parts).
 
     Shapes: both [B, N] samples.
     """
@@ -214,7 +216,7 @@ def _spectrum(wave: Tensor, fft_size: int) -> Tensor:
 
 @cache
 def _filters(fft_size: int) -> Tensor:
-    """Return triangular filters [mels, bins], each with sum 1."""
+    """Return triangular mel filters [mels, bins], each with sum 1."""
     bins = np.linspace(0, shape.SAMPLES_PER_FRAME / shape.FRAME_S / 2, fft_size // 2 + 1)
     filters = triangles(bins, mel_edges_hz((0, bins[-1]), FFT_MELS[fft_size]))
     return torch.as_tensor(
@@ -224,7 +226,7 @@ def _filters(fft_size: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Codes [T, 8] and the frames they were encoded from."""
+    """A training example: codes [T, 8] and the frames that were encoded to them."""
 
     codes: NDArray[np.int16]
     frames: SentenceFrames
@@ -233,7 +235,7 @@ class Example:
 def load_examples(
     folder: Path, book: Codebook, max_shards: int = TRAIN_SHARDS
 ) -> tuple[list[Example], list[Example]]:
-    """Load the training examples and the held-out ones.
+    """Return the training examples and the held-out examples in a folder.
 
     Raises: ConfigError if a split has no shard.
     """
@@ -257,7 +259,9 @@ def load_examples(
 
 
 class Codec:
-    """Code2Wav as a trainable part. Targets are synthesized when first drawn, and cached."""
+    """Code2Wav as a trainable part. Target waveforms are synthesized at their first use, and
+    cached.
+    """
 
     name = "codec"
 
@@ -283,7 +287,7 @@ class Codec:
         return torch.stack(list(terms.values())).sum(), terms
 
     def _batch(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draw codes [B, 8, F] and samples [B, F * 1920] of random crops."""
+        """Return codes [B, 8, F] and target samples [B, F * 1920] of random crops."""
         codes: list[NDArray[np.int16]] = []
         waves: list[NDArray[np.float32]] = []
         for index in rng.integers(len(self._examples), size=NUM_CROPS).tolist():
@@ -304,7 +308,9 @@ class Codec:
         return self._targets[index]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the mean stats of `judge` over whole held-out sentences, with the HF forward."""
+        """Return the mean of `judge` over whole held-out sentences, decoded with the model's own
+        forward pass.
+        """
         found = [judge(self.module, example) for example in self._held_out]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 

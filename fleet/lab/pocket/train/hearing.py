@@ -1,8 +1,8 @@
-"""Trains the audio tower to recognise speech in any voice and in noise, with CTC on the symbols of
-the text.
+"""Training of the audio tower to recognise speech in any voice and in noise, with CTC on the
+symbols of the text.
 
-Recordings are augmented again each time they are drawn. Answers are trained later, with the Thinker
-(`joint`).
+Recordings are augmented anew each time they are used. Answers are trained later, together with the
+Thinker (`joint`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,26 +30,28 @@ from fleet.lab.pocket.train.tower import (
 )
 
 BATCH_S = 40.0
-"""Clean speech per batch."""
+"""Length of clean speech per batch."""
 NUM_GROUPS = 24
-"""Number of groups of recordings of about the same length."""
+"""Number of groups into which recordings are sorted by length."""
 NUM_HELD_OUT, EXAM_CHUNK = 96, 32
 CLEAN_STEPS = 300
-"""First steps without augmentation, in which CTC finds the alignment sooner."""
+"""Number of first steps without augmentation, so that CTC finds the alignment sooner."""
 NOISY_DB = 15.0
 
 SCHEDULE = Schedule(
     steps=9000, learning_rate=1.2e-3, warmup=150, weight_decay=0.05, evaluate_every=150
 )
-"""Long, because the error rate of held-out symbols was 9.7 % after 5,400 steps and 4.5 % after
-10,300, without overfitting.
+"""Schedule of the training: long, because the error rate of held-out symbols was 9.7 % after 5,400
+steps and 4.5 % after 10,300, without overfitting.
 """
 
 Item = TypeVar("Item")
 
 
 class Batches:
-    """Draws recordings of about the same length, every recording equally often."""
+    """Source of random batches: recordings of about the same length, every recording equally
+    often.
+    """
 
     def __init__(self, recordings: Sequence[SpeechRecording]) -> None:
         ordered = sorted(recordings, key=lambda each: len(each.samples))
@@ -76,7 +78,7 @@ class Batches:
 
 
 HearingExam = Sequence[tuple[LogMelBatch, Sequence[str]]]
-"""Features and texts of held-out recordings, in chunks of about the same length."""
+"""Features and texts of held-out recordings, in batches of about the same length."""
 
 
 def make_hearing_exam(
@@ -104,14 +106,14 @@ def with_pink_noise(
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return `count` items at even distances."""
+    """Return `count` items at even distances in the list."""
     return [
         items[index] for index in np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
     ]
 
 
 class HearingPart:
-    """The audio tower as a trainable part."""
+    """Trainable part: the audio tower with its CTC head."""
 
     name = "hearing"
 
@@ -129,7 +131,9 @@ class HearingPart:
         }
 
     def loss(self, rng: np.random.Generator, step: int) -> Loss:
-        """Return the CTC loss per symbol. `clips`: number of recordings in the batch."""
+        """Return the CTC loss per symbol of a random batch. The statistic `clips` is the number of
+        recordings in it.
+        """
         drawn = self._batches.draw(rng)
         is_clean = step < CLEAN_STEPS
         clips = [
@@ -144,7 +148,7 @@ class HearingPart:
         return loss, {"clips": len(drawn)}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return error rates on held-out texts: in voices of training, and in unseen ones with
+        """Return error rates on held-out texts, for training voices, and for unseen voices with
         noise.
         """
         stats: dict[str, float] = {}
@@ -157,7 +161,7 @@ class HearingPart:
 
 
 def transcribe(hearing: Hearing, exam: HearingExam) -> Iterator[tuple[str, str]]:
-    """Yield the text of each recording and its transcript."""
+    """Yield the text and the transcript of each held-out recording."""
     for batch, texts in exam:
         features = batch.to_default_device()
         scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, features))

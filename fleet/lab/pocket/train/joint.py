@@ -1,4 +1,4 @@
-"""Trains the Thinker and its audio tower together: to answer spoken questions, to transcribe, and
+"""Joint training of the Thinker and its audio tower: to answer spoken questions, to transcribe, and
 to answer typed questions.
 
 Starts from the weights of their separate trainings. The Talker, which speaks the answers, is not
@@ -40,7 +40,9 @@ from fleet.lab.pocket.train.tower import ctc_loss
 
 NUM_ROWS = 4
 ANSWER_SHARE, TRANSCRIBE_SHARE = 0.5, 0.2
-"""Shares of spoken questions and of transcriptions among the samples; the rest is typed."""
+"""Shares of spoken questions and of transcriptions among the training samples; the rest is
+typed.
+"""
 EARLIER_SPOKEN_SHARE = 0.5
 ASK_FIRST_SHARE = 0.25
 CTC_WEIGHT = 0.3
@@ -67,8 +69,8 @@ SCHEDULE = Schedule(
 
 
 class SampleSource:
-    """Samples drawn from the recordings: dialogues and transcriptions, augmented again each
-    time.
+    """Source of random training samples made from recordings: dialogues and transcriptions,
+    augmented anew each time.
     """
 
     def __init__(self, recordings: Recordings) -> None:
@@ -77,7 +79,7 @@ class SampleSource:
         self._others = [each.samples for each in self._all]
 
     def samples(self, rng: np.random.Generator, clips: Clips) -> Iterator[Sample]:
-        """Yield samples endlessly; their audio is added to `clips`."""
+        """Yield random samples endlessly; their audio is added to `clips`."""
         typed = thinker.draw_samples(rng)
         while True:
             kind = rng.random()
@@ -98,7 +100,9 @@ class SampleSource:
         return spoken_turns(dialogue, clips, audio)
 
     def _draw_dialogue(self, rng: np.random.Generator) -> SpokenDialogue:
-        """Draw a dialogue; the families are as frequent as among the typed ones."""
+        """Choose a random spoken dialogue. Families are as frequent as among the typed
+        dialogues.
+        """
         while True:
             dialogue = self._dialogues[int(rng.integers(len(self._dialogues)))]
             if rng.random() < thinker.FAMILY_SHARE[dialogue.dialogue.family]:
@@ -124,8 +128,8 @@ class SampleSource:
 def spoken_turns(
     dialogue: SpokenDialogue, clips: Clips, audio: Sequence[NDArray[np.float32] | None]
 ) -> list[PromptTurn]:
-    """Return the dialogue's turns. `audio`: samples for each turn of the user, None if it is
-    typed.
+    """Return the dialogue's turns. `audio`: samples of each turn of the user, None for a typed
+    turn.
     """
     turns: list[PromptTurn] = []
     remaining = iter(audio)
@@ -153,7 +157,7 @@ def transcription(
 
 
 class JointExam:
-    """Held-out dialogues, in which every turn of the user is spoken, sentences to transcribe, and
+    """Held-out data for evaluation: dialogues with spoken user turns, sentences to transcribe, and
     typed dialogues.
     """
 
@@ -174,7 +178,7 @@ class JointExam:
         self._typed = list(dialogues("held_out", NUM_TYPED, shape.SEED))
 
     def grade(self, listener: ListeningThinker) -> dict[str, float]:
-        """Return the shares of right answers to spoken and typed questions, and the WER of the
+        """Return the shares of right answers to spoken and to typed questions, and the WER of the
         transcripts.
         """
         spoken = thinker.scores(self._dialogues, answer(listener, self._spoken, self._clips))[
@@ -190,9 +194,9 @@ class JointExam:
 
 
 class JointPart:
-    """Thinker and audio tower as one trainable part.
+    """Trainable part: Thinker and audio tower together.
 
-    Raises: ConfigError if a part is not trained yet.
+    Raises: ConfigError if either is not trained yet.
     """
 
     name = "joint"
@@ -209,8 +213,8 @@ class JointPart:
         self._block = compiled(decoder_block)
 
     def loss(self, rng: np.random.Generator, step: int) -> Loss:
-        """Return the weighted sum of text loss, pointer loss (typed samples) and CTC. `clips`:
-        number in the batch.
+        """Return the weighted sum of text loss, pointer loss (typed samples) and CTC loss. The
+        statistic `clips` is the number of clips in the batch.
         """
         clips = Clips()
         batch = pack(self._source.samples(rng, clips), NUM_ROWS)
@@ -222,13 +226,13 @@ class JointPart:
         return total, {"text": text, "pointer": pointer, "ctc": ctc, "clips": num_clips}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the stats on held-out dialogues, in voices of training and without noise."""
+        """Return statistics on held-out dialogues, in training voices and without noise."""
         return self._exam.grade(self.module)
 
 
 def load_parts(listener: ListeningThinker, parts: Path) -> bool:
-    """Load the weights of both; return True if the tower has not been trained with the Thinker
-    (only then it has slots).
+    """Load the trained weights of Thinker and tower. Return True if the tower has not been trained
+    with the Thinker yet (only then it has slots).
     """
     weights: dict[str, Tensor] = {}
     for name in ("thinker", "hearing"):
@@ -244,7 +248,7 @@ def load_parts(listener: ListeningThinker, parts: Path) -> bool:
 def text_losses(
     listener: ListeningThinker, batch: PackedBatch, embedded: EmbeddedPrompts, block: Block
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of the next symbol and of pointing, as `thinker.losses` does."""
+    """Return the losses of the next symbol and of the pointer, as `thinker.losses` does."""
     states, pointing = thinker.run_layers(listener, embedded.states, batch, block)
     weights = batch.weights[:, 1:]
     # Logits only for positions with a loss: most positions are audio.

@@ -1,7 +1,8 @@
-"""The Thinker with its audio tower: layout, embedding and answers of dialogues with spoken turns.
+"""The Thinker with its audio tower: sequence layout, embedding and answers of dialogues with spoken
+turns.
 
-In a sequence of ids, a row of audio is an id beyond the vocabulary that encodes clip and position,
-so that spoken and typed dialogues are packed alike.
+In a sequence of ids, a position of audio has an id beyond the vocabulary that encodes clip and
+position, so that spoken and typed dialogues are packed alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,8 +38,8 @@ _AUDIO_PAD = shape.TOKEN_ID["<|audio_pad|>"]
 
 
 class ListeningThinker(ThinkerModel):
-    """Thinker with the names of the HF Thinker: `model.*`, `lm_head.weight`, `audio_tower.*`;
-    `slots.*` is for training only.
+    """Module of the Thinker and its audio tower. Weights are named as in the Thinker of
+    `transformers`: `model.*`, `lm_head.weight`, `audio_tower.*`; `slots.*` is for training only.
     """
 
     def __init__(self, seed: int) -> None:
@@ -50,15 +51,15 @@ class ListeningThinker(ThinkerModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clips:
-    """Audio of a batch, in the order of the calls of `rows`. Units: samples at 16 kHz, in whole
-    frames of 10 ms.
+    """Audio clips of a batch, in the order in which `rows` added them. Units: samples at 16 kHz, in
+    whole frames of 10 ms.
     """
 
     samples: list[NDArray[Any]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def rows(self, samples: NDArray[Any], text: str) -> list[int]:
-        """Add a clip and return the ids of its rows."""
+        """Add a clip and return the ids of its audio positions. `text`: transcript of the clip."""
         num_frames = min(len(samples) // _HOP_SAMPLES, MAX_CLIP_ROWS * 7)
         first = FIRST_ROW + len(self.samples) * MAX_CLIP_ROWS
         self.samples.append(samples[: num_frames * _HOP_SAMPLES])
@@ -68,7 +69,7 @@ class Clips:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTurn:
-    """A turn of a prompt: text, rows of audio (if it is spoken), text.
+    """A turn of a prompt: text, audio positions (if it is spoken), text.
 
     A typed turn has its text in `after`.
     """
@@ -84,8 +85,8 @@ class PromptTurn:
 
 
 def sample(turns: Sequence[PromptTurn]) -> Sample:
-    """Build a sample with the weights of a typed dialogue, except spoken turns, which cannot be
-    predicted and have weight 0.
+    """Build a training sample with the loss weights of a typed dialogue. Spoken turns, which cannot
+    be predicted, have weight 0.
     """
     ids: list[int] = []
     weights: list[float] = []
@@ -98,14 +99,13 @@ def sample(turns: Sequence[PromptTurn]) -> Sample:
 
 
 def prompt(turns: Sequence[PromptTurn]) -> list[int]:
-    """Return the ids of everything before the last answer."""
+    """Return the ids of the dialogue up to its last answer."""
     return [symbol for turn in turns[:-1] for symbol in turn.ids()] + opening("assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedPrompts:
-    """Embedded input of the Thinker, and for each group of clips the slot scores, lengths and
-    texts.
+    """Embedded input of the Thinker, and the slot scores, lengths and texts of each group of clips.
 
     Shapes: `states` rows x row length x hidden.
     """
@@ -115,7 +115,7 @@ class EmbeddedPrompts:
 
 
 def embed(listener: ListeningThinker, ids: Tensor, clips: Clips) -> EmbeddedPrompts:
-    """Embed ids; only clips whose rows are in `ids` are encoded."""
+    """Embed rows of ids. Of the audio, only clips whose ids occur are encoded."""
     is_audio = ids >= FIRST_ROW
     states: Tensor = listener.model.embed_tokens(ids.masked_fill(is_audio, _AUDIO_PAD))
     if not is_audio.any():
@@ -153,7 +153,7 @@ def _encode(listener: ListeningThinker, samples: Sequence[NDArray[Any]]) -> tupl
 
 
 def _groups(numbers: Sequence[int], clips: Clips) -> Iterator[Sequence[int]]:
-    """Yield groups of clips of about the same length."""
+    """Yield groups of clip numbers, with clips of about the same length in a group."""
     ordered = sorted(numbers, key=lambda number: len(clips.samples[number]))
     yield from (
         ordered[start : start + CLIPS_AT_ONCE] for start in range(0, len(ordered), CLIPS_AT_ONCE)
@@ -164,8 +164,8 @@ def _groups(numbers: Sequence[int], clips: Clips) -> Iterator[Sequence[int]]:
 def solve_projection(
     listener: ListeningThinker, samples: Sequence[NDArray[Any]], ridge: float = 1e-3
 ) -> None:
-    """Fit the tower's last layer by ridge regression: the target at a position is the sum of the
-    embeddings of its symbols.
+    """Fit the tower's last layer by ridge regression: its target at a position is the sum of the
+    embeddings of the position's symbols.
 
     The tower's first output is then close to embedded text, which the Thinker can read.
     """
@@ -191,8 +191,8 @@ def _with_ones(states: Tensor) -> Tensor:
 
 
 def symbol_rows(symbols: Tensor, table: Tensor) -> Tensor:
-    """Sum the embeddings of each position's new symbols. Shapes: clips x slots -> clips x positions
-    x hidden.
+    """Return the sum of the embeddings of each position's new symbols. Shapes: clips x slots ->
+    clips x positions x hidden.
     """
     before = torch.cat((torch.full_like(symbols[:, :1], BLANK), symbols[:, :-1]), 1)
     is_new = (symbols != BLANK) & (symbols != before)
@@ -210,7 +210,7 @@ def answer(
     *,
     max_len: int = thinker.MAX_ANSWER_LEN,
 ) -> list[str]:
-    """Return the most likely answer, symbol by symbol, to each prompt."""
+    """Return the greedily decoded answer to each prompt."""
     return thinker.answer(
         listener,
         prompts,

@@ -29,13 +29,13 @@ SAVE_EVERY_S = 60.0
 
 Compilable = TypeVar("Compilable", bound=Callable[..., Any])
 Loss = tuple[Tensor, Mapping[str, Tensor | float]]
-"""Loss of a batch, and stats to log with it."""
+"""Loss of a batch, and statistics to log with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """AdamW with warm-up and cosine decay to zero. `learning_rate`: the peak; `clip`: the maximum
-    norm of the gradient.
+    """Optimizer settings: AdamW with warm-up and cosine decay to zero. `learning_rate`: peak
+    learning rate. `clip`: maximum norm of the gradient.
     """
 
     steps: int
@@ -47,12 +47,12 @@ class Schedule:
     evaluate_every: int = 500
 
     def scaled(self, share: float) -> "Schedule":
-        """Return the schedule with a share of the steps."""
+        """Return a copy of the schedule with `share` times as many steps."""
         return replace(self, steps=max(1, round(self.steps * share)))
 
     def warm(self) -> "Schedule":
-        """Return the schedule for trained weights: half the learning rate, so that they are not
-        lost.
+        """Return a schedule that starts from trained weights: half the learning rate, so that the
+        weights are not lost.
         """
         return replace(self, learning_rate=self.learning_rate / 2)
 
@@ -65,7 +65,7 @@ class Schedule:
 
 
 def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable:
-    """Return the compiled function, or the function itself if there is no C++ compiler."""
+    """Return the function compiled by torch, or the function itself if there is no C++ compiler."""
     if not any(map(shutil.which, ("g++", "clang++"))):
         return function
     return cast(Compilable, torch.compile(function, dynamic=dynamic))
@@ -74,11 +74,10 @@ def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable
 def initialise(
     module: nn.Module, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]
 ) -> None:
-    """Initialise matrices to preserve their input's scale, and matrices of residual branches to
-    shrink with the number of layers.
+    """Initialise the module's matrices so that they preserve their input's scale; matrices at the
+    end of residual branches are scaled down with the number of layers.
 
-    `residual`: ends of the names of the matrices at the end of a branch, of which each layer has
-    two.
+    `residual`: suffixes of the names of such matrices, of which each layer has two.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() >= 2:
@@ -91,21 +90,21 @@ def initialise(
 
 
 class TrainablePart(Protocol):
-    """A part of the model, as `train` uses it."""
+    """A part of the model that `train` can train."""
 
     name: str
 
     @property
     def module(self) -> nn.Module:
-        """Module of all trained parameters and saved buffers."""
+        """Module with all trained parameters and saved buffers."""
         ...
 
     def loss(self, rng: np.random.Generator, step: int) -> Loss:
-        """Return the loss of a batch drawn with `rng`."""
+        """Return the loss of a random batch generated with `rng`, and statistics to log."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return stats on held-out data."""
+        """Return statistics on held-out data, by name."""
         ...
 
 
@@ -118,15 +117,15 @@ def train(
     start: Mapping[str, Tensor] | None = None,
     device: str = "cpu",
 ) -> Path:
-    """Train to the schedule's end, resuming from the state in `folder`, and return the file of the
-    weights.
+    """Train a part to the end of the schedule, resuming from the state in `folder`; return the
+    weight file.
 
     Weights are initialized on the CPU, so that a seed gives the same model on any machine; the
     training runs on `device`, as torch's default device.
 
-    A new run starts from the weights in `start`; weights without an entry there keep their initial
-    values. Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json`
-    (progress) and `NAME.log.jsonl` (curves).
+    `start`: initial weights of a new run; weights without an entry keep their random values. Writes
+    `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json` (progress) and
+    `NAME.log.jsonl` (curves).
     """
     folder.mkdir(parents=True, exist_ok=True)
     part.module.to(device)
@@ -155,7 +154,7 @@ def _train(
 
 
 class TrainingRun:
-    """State of one training: optimizer, files, time spent."""
+    """State of one training run: optimizer, files, time spent."""
 
     def __init__(self, part: TrainablePart, folder: Path, schedule: Schedule) -> None:
         self._part, self._schedule = part, schedule
@@ -224,8 +223,8 @@ class TrainingRun:
         tqdm.write(json.dumps(line))
 
     def save(self, step: int) -> None:
-        """Save both files under a new tag, then the progress file with the tag: a kill in between
-        leaves the old pair valid.
+        """Save weights and optimizer under a new tag, then the progress file with the tag. A kill
+        in between leaves the previous pair valid.
         """
         tag = f"{step}.safetensors"
         weights = {key: value.contiguous() for key, value in self._part.module.state_dict().items()}

@@ -1,8 +1,8 @@
-"""Pointer supervision: two attention heads of a middle layer are trained to attend to the symbols
-being spoken.
+"""Pointer supervision of the Talker: two attention heads of a middle layer are trained to attend to
+the symbols being spoken.
 
-Used in training only. Legend as in `talker_forward`; F is the rows that predict a frame or the end,
-S the symbols of the text side.
+Used in training only. Legend as in `talker_forward`; F is the positions that predict a frame or the
+end, S the symbols of the text side.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from fleet.lab.pocket.train.talker_forward import Tapped
 
 NUM_LAGS, FIRST_LAG = 48, -12
 LOOKS_AHEAD = ((0, 1), (2, 3))
-"""Symbols that each supervised head attends to, relative to the one being spoken."""
+"""Symbols to which each supervised head attends, as offsets from the symbol being spoken."""
 NEAR = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointerTargets:
-    """Symbol that each row is about to speak.
+    """Targets of the pointer supervision: the symbol that each position is about to speak.
 
     Shapes: `symbol_BF` index in the text of the symbol spoken in the predicted frame, the text's
     length at the end; `is_real_BF` False for padding; `num_symbols_B` and `ids_BF` the text side:
-    symbol f is input in row f.
-    Units: `first_row` is the row of symbol 0's input, and the first that predicts a frame.
+    symbol f is input at position f.
+    Units: `first_row` is the position of symbol 0's input, and the first that predicts a frame.
     """
 
     symbol_BF: Tensor
@@ -37,8 +37,8 @@ class PointerTargets:
     first_row: int
 
     def fed(self, ahead: int) -> Tensor:
-        """Return the index [B, F] of the symbol `ahead` of the spoken one, at most the index of
-        the row's input or of the text's end.
+        """Return the index [B, F] of the symbol `ahead` places after the spoken one, limited to
+        symbols already input and to the text's end.
         """
         length = self.symbol_BF.shape[1]
         return (
@@ -49,8 +49,8 @@ class PointerTargets:
 
 
 class PointerHeads(nn.Module):
-    """Auxiliary linear heads that help the attention heads: they predict the lead of the text, and
-    the spoken symbols.
+    """Auxiliary linear layers of the pointer supervision, which help the attention heads: they
+    predict the lead of the text and the spoken symbols.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,9 @@ class PointerHeads(nn.Module):
         self.symbols = nn.Linear(HIDDEN, 2 * VOCAB_SIZE)
 
     def forward(self, tapped: Tapped, spoken: PointerTargets) -> dict[str, Tensor]:
-        """Return the three losses: `lag`, `symbol` and `pointer`."""
+        """Return the three losses of the pointer supervision by name: `lag` (lead of the text),
+        `symbol` (spoken symbols) and `pointer` (attention).
+        """
         real = spoken.is_real_BF
         ahead = torch.arange(real.shape[1]) - spoken.symbol_BF - FIRST_LAG
         lag = self.lag(tapped.into_BLH[:, spoken.first_row :])[real]
@@ -76,8 +78,8 @@ class PointerHeads(nn.Module):
 
 
 def _masses(tapped: Tapped, spoken: PointerTargets) -> list[Tensor]:
-    """Return for each head the log attention [B, F] on its two symbols, which coincide near the end
-    of the input.
+    """Return for each supervised head the log attention [B, F] on its two symbols, which coincide
+    near the end of the input.
     """
     scores_BhFK, first_key = _scores(tapped, spoken)
     masses: list[Tensor] = []
@@ -92,8 +94,8 @@ def _masses(tapped: Tapped, spoken: PointerTargets) -> list[Tensor]:
 
 
 def pointer_accuracy(tapped: Tapped, spoken: PointerTargets, first_frame: int) -> float:
-    """Return the share of frames from `first_frame` on at which the first head's maximum is within
-    a symbol of the right one.
+    """Return the share of frames, from `first_frame` on, at which the maximum of the first head's
+    attention is within one symbol of the right one.
     """
     scores_BhFK, first_key = _scores(tapped, spoken)
     is_near = (scores_BhFK[:, 0].argmax(-1) - first_key - spoken.fed(0)).abs() <= NEAR
@@ -101,8 +103,8 @@ def pointer_accuracy(tapped: Tapped, spoken: PointerTargets, first_frame: int) -
 
 
 def _scores(tapped: Tapped, spoken: PointerTargets) -> tuple[Tensor, int]:
-    """Return the scores of the predicting rows, and the key of symbol 0: the keys of earlier rows
-    come first.
+    """Return the attention scores of the predicting positions, and the key index of symbol 0: keys
+    of earlier positions come first.
     """
     num_before = tapped.scores_BhLK.shape[-1] - tapped.scores_BhLK.shape[-2]
     return tapped.scores_BhLK[:, :, spoken.first_row :], num_before + spoken.first_row

@@ -1,10 +1,10 @@
-"""Trains the Talker to predict the next frame of codes from the text and the codes so far.
+"""Training of the Talker to predict the next frame of codes from the text and the codes so far.
 
 The silent lead keeps text ahead of speech, and pointer supervision trains two heads to find the
-symbols being spoken. Half of the utterances, and all near the end, have earlier user turns as a
-prefix, so that the Talker learns to ignore them. The data folder is checked for new shards now and
-then; a resumed run is identical only if the data set was complete. Greedy generation measures
-during training whether the speech ends.
+symbols being spoken. Half of the utterances, and all near the end of the training, have earlier
+user turns as a prefix, so that the Talker learns to ignore them. The data folder is checked for new
+shards now and then; a resumed run is identical only if the data set was complete. Greedy generation
+during training measures whether the speech ends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ LONGEST = 1.3
 
 
 class TalkerPart:
-    """The Talker and its auxiliary heads as a trainable part; the Talker's weights are named
+    """Trainable part: the Talker and its auxiliary heads. The Talker's weights are named
     `talker.*`, as in the checkpoint.
 
     Raises: ConfigError if there is no utterance to train on.
@@ -141,7 +141,7 @@ class TalkerPart:
         return {"code0": first, "residual": residual.mean(), **pointed}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return teacher-forced stats with and without a prefix, and stats of greedy
+        """Return statistics of teacher-forced prediction, with and without a prefix, and of greedy
         generation.
         """
         if not self._held_out:
@@ -156,7 +156,9 @@ class TalkerPart:
         return plain | after | self._generated(self._prefixes.draw(rng, 1)[0].tolist())
 
     def _forced(self, prefix_GP: NDArray[np.int64] | None) -> dict[str, float]:
-        """Return stats over the held-out utterances; the accuracies exclude the silent lead."""
+        """Return statistics of teacher-forced prediction over the held-out utterances. Accuracies
+        exclude the silent lead.
+        """
         held_out = sorted(self._held_out, key=lambda each: len(each.codes))
         parts = [held_out[at : at + BATCH] for at in range(0, len(held_out), BATCH)]
         stats = [self._forced_part(make_batch(part, prefix_GP, None)) for part in parts]
@@ -215,7 +217,9 @@ def _share(right: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenCodes:
-    """Generated codes [T, Q] with the silent lead. `ended`: False if the limit ended them."""
+    """Generated codes [T, Q] of a text, with the silent lead. `ended`: False if the length limit
+    ended them.
+    """
 
     codes: NDArray[np.int64]
     ended: bool
@@ -230,8 +234,8 @@ def speak(
     prefix_P: Sequence[int],
     max_frames: int,
 ) -> list[SpokenCodes]:
-    """Generate the codes of each text after the same prefix (ids as in `TalkerBatch.prefix_GP`, may
-    be empty).
+    """Generate the codes of each text with the Talker. `prefix_P`: ids before every text, as in
+    `TalkerBatch.prefix_GP`; may be empty.
     """
     text_embeddings = lean.text_embeddings(table_VH)
     ids = torch.tensor([text_side(encode(text), FIRST_ROW + 1 + max_frames) for text in texts])
@@ -274,8 +278,8 @@ def _prefix_rows(
 
 
 def _frame(lean: Lean, trunk: Trunk) -> tuple[Tensor, Tensor]:
-    """Return the codes of one frame, and True where its first code is the end (its other codes are
-    undefined).
+    """Return the codes of the next frame of each sequence, and True where the first code is the end
+    (the frame's other codes are then undefined).
     """
     hidden_BH = trunk.hidden_BLH[:, -1]
     first_B = lean.first_logits(hidden_BH).argmax(-1)

@@ -1,8 +1,9 @@
-"""Batches for the Talker: text ids, input codes, target codes, and prefixes of earlier user turns.
+"""Training batches of the Talker: text ids, input codes, target codes, and prefixes of earlier user
+turns.
 
-Legend: B utterances, T frames (the silent lead included), F = T + 1 rows that predict a frame or
-the end, L = F + 8 rows, G prefixes (each before B / G utterances), P rows of a prefix, Q code
-groups.
+Legend: B utterances, T frames (the silent lead included), F = T + 1 positions that predict a frame
+or the end, L = F + 8 positions, G prefixes (each before B / G utterances), P positions of a prefix,
+Q code groups.
 """
 
 from collections import Counter
@@ -28,10 +29,12 @@ from fleet.lab.pocket.speech.wordlock import SILENT_AFTER
 from fleet.lab.pocket.train.pointer import PointerTargets
 
 FIRST_ROW = 8
-"""The last of the nine opening rows: it holds the first symbol and predicts the first frame."""
+"""Index of the last of the nine opening positions, which holds the first symbol and predicts the
+first frame.
+"""
 CODEC_ROW = 3
 AUDIO_ROW = VOCAB_SIZE
-"""Id of every position of audio, one beyond the vocabulary."""
+"""Id of every audio position in a prefix, one beyond the vocabulary."""
 IGNORED = -100
 END = CODEBOOK_SIZE
 NOISE = 0.06
@@ -48,9 +51,12 @@ USER = [TOKEN_ID[name] for name in ("<|im_start|>", "<|user|>", "<|says|>")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerBatch:
-    """Shapes: `text_BL`, `controls_B6` the codec side of rows 3..8, `input_BTQ` the codes fed back,
-    `first_only_BT` True where only the first of them is, `codes_BTQ` the true codes, `first_BF` the
-    first code to predict, `prefix_GP`.
+    """A batch of utterances as input and targets of the Talker.
+
+    Shapes: `text_BL` ids of the text side; `controls_B6` ids of the codec side at positions 3..8;
+    `input_BTQ` the codes fed back; `first_only_BT` True where only the first of them is fed back;
+    `codes_BTQ` the true codes; `first_BF` the first code to predict; `prefix_GP` ids of the
+    prefixes.
     """
 
     text_BL: Tensor
@@ -69,19 +75,19 @@ class TalkerBatch:
 
 
 def text_side(symbols: Sequence[int], num_rows: int) -> list[int]:
-    """Return the ids of the text side from the header on: text, one end symbol, padding."""
+    """Return the ids of the text side after the header: text, one end symbol, padding."""
     ids = [*OPENING, *symbols, TOKEN_ID["<tts_text_eod>"]]
     return (ids + [TOKEN_ID["<tts_pad>"]] * num_rows)[:num_rows]
 
 
 def controls(voice: str) -> list[int]:
-    """Return the codec side of the opening rows, from row 3 on."""
+    """Return the control ids of the codec side for a voice, from position 3 to the first frame."""
     ids = CODEC_IDS
     return [ids.nothink, ids.think_bos, ids.think_eos, ids.speakers()[voice], ids.pad, ids.bos]
 
 
 def with_lead(codes_TQ: NDArray[np.int16]) -> NDArray[np.int64]:
-    """Return the codes with the silent lead before them."""
+    """Return the codes preceded by the silent lead."""
     return np.concatenate([np.repeat(codes_TQ[:1], LEAD_FRAMES, 0), codes_TQ]).astype(np.int64)
 
 
@@ -90,8 +96,8 @@ def make_batch(
     prefix_GP: NDArray[np.int64] | None,
     rng: np.random.Generator | None,
 ) -> TalkerBatch:
-    """Build a batch. With `rng`, input codes are corrupted, so that the Talker learns to continue
-    after its own errors.
+    """Build a batch of utterances. With `rng`, input codes are corrupted, so that the Talker learns
+    to continue after its own errors.
     """
     spoken = [with_lead(each.codes) for each in utterances]
     num_frames = max(map(len, spoken))
@@ -120,7 +126,7 @@ def make_batch(
 
 
 def corrupt_codes(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Replace a few codes by random ones; the last group, the number of glottal cycles, changes by
+    """Replace a few codes by random ones. The last group, the number of glottal cycles, changes by
     one.
     """
     others = rng.integers(0, CODEBOOK_SIZE, codes_BTQ.shape)
@@ -146,8 +152,8 @@ def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) 
 
 
 class Prefixes:
-    """Source of earlier user turns: text of the corpus, or audio, all positions of which have the
-    same id.
+    """Source of random earlier user turns: text of the corpus, or audio, all positions of which
+    have the id `AUDIO_ROW`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -159,8 +165,8 @@ class Prefixes:
         self._questions = [encode(text) for text in turns[::2]]
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Draw prefixes [count, P] with the length of the first; others are cut at the start, or
-        extended by further turns.
+        """Return `count` random prefixes [count, P]. The first one determines the length: the
+        others are cut at the start, or extended by further turns.
         """
         first = self._draw_turns(rng)
         rows = [first]
@@ -184,7 +190,9 @@ class Prefixes:
 
 
 class Sampler:
-    """Draws batches of utterances of similar length; those with rare words are more frequent."""
+    """Source of random batches with utterances of similar length; utterances with rare words are
+    more frequent.
+    """
 
     def __init__(self, utterances: Sequence[Utterance]) -> None:
         self.utterances = utterances
@@ -195,8 +203,8 @@ class Sampler:
         self._frames = np.array([len(each.codes) for each in utterances])
 
     def draw(self, rng: np.random.Generator, count: int, bins: int = 16) -> list[Utterance]:
-        """Draw `bins` batches, sort them by length and return one, so that every length keeps its
-        frequency.
+        """Return a batch of `count` utterances. To keep the frequency of every length, `bins`
+        batches are chosen, sorted by length, and one is returned.
         """
         drawn = rng.choice(len(self._share), count * bins, p=self._share)
         drawn = drawn[np.argsort(self._frames[drawn], kind="stable")]

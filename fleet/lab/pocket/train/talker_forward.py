@@ -1,11 +1,11 @@
-"""A faster forward over the parameters of the Talker of `transformers`, for training: no routing,
-fewer and larger products.
+"""Faster forward pass with the parameters of the Talker of `transformers`, for training: no expert
+routing, fewer and larger products.
 
 The only expert always has weight 1, so it is a plain MLP beside the shared one; without images the
-rotary embedding is the plain one. Rows may follow earlier ones (`Past`): a prefix in training, all
-earlier input in generation.
-Legend: B sequences, L rows, K keys (those before, then L), h heads, d head size, H hidden size, Q
-code groups, N frames.
+rotary embedding is the plain one. Positions may follow earlier ones (`Past`): a prefix in training,
+all earlier input in generation.
+Legend: B sequences, L positions, K keys (earlier positions, then L), h heads, d head size, H hidden
+size, Q code groups, N frames.
 Source: transformers 5.23, modeling_qwen3_omni_moe.py: `Qwen3OmniMoeTalkerModel`,
 `Qwen3OmniMoeTalkerCodePredictorModel`.
 """
@@ -32,12 +32,14 @@ EPSILON = 1e-6
 SUPERVISED_LAYER = 2
 SUPERVISED_HEADS = 2
 NUM_FIRST = CODEBOOK_SIZE + 1
-"""Number of choices for a frame's first code: the codes, and the end as `CODEBOOK_SIZE`."""
+"""Number of choices for a frame's first code: all codes, and the end of speech with the index
+`CODEBOOK_SIZE`.
+"""
 
 
 class Layer(NamedTuple):
-    """Parameters of a decoder layer. `shared`: parameters of the shared expert (gate, up, down,
-    its own gate), or None.
+    """Parameters of a decoder layer. `shared`: parameters of the shared expert (gate, up, down, own
+    gate), or None.
     """
 
     norm_in: Tensor
@@ -59,7 +61,9 @@ class Rotation(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys and values of one layer, which later rows attend to. Shapes: [B, h, K, d]."""
+    """Keys and values of one layer for earlier positions, to which later positions attend. Shapes:
+    [B, h, K, d].
+    """
 
     keys: Tensor
     values: Tensor
@@ -67,7 +71,7 @@ class Keys(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Keys and values of the earlier rows in every layer; later rows attend to all of them."""
+    """Keys and values of all earlier positions in every layer, to which later positions attend."""
 
     layers: tuple[Keys, ...]
 
@@ -76,7 +80,7 @@ class Past:
         return self.layers[0].keys.shape[2]
 
     def repeated(self, times: int) -> "Past":
-        """Return the rows with each sequence repeated `times` times."""
+        """Return a copy with each sequence repeated `times` times."""
         return Past(
             layers=tuple(
                 Keys(*(each.repeat_interleave(times, 0) for each in keys)) for keys in self.layers
@@ -86,7 +90,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tapped:
-    """Tensors of the middle layer for pointer supervision.
+    """Tensors of the decoder's middle layer that pointer supervision needs.
 
     Shapes: `into_BLH` and `out_BLH` are the layer's input and output, `scores_BhLK` the supervised
     heads' log attention.
@@ -99,8 +103,8 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """Output of the decoder. Shapes: `hidden_BLH` is normalized, as `generate` passes it to the
-    code predictor.
+    """Output of the Talker's decoder. Shapes: `hidden_BLH` is normalized, as `generate` passes it
+    to the code predictor.
     """
 
     hidden_BLH: Tensor
@@ -111,9 +115,9 @@ class Trunk:
 def new_talker(seed: int) -> nn.Module:
     """Return an initialized `Qwen3OmniMoeTalkerForConditionalGeneration` of Pocket's shape.
 
-    `transformers` leaves the experts uninitialized. All audio rows are one trained vector, the last
-    bias of `hidden_projection`, so that the answer's speech does not depend on the question's
-    audio.
+    `transformers` leaves the experts uninitialized. All audio positions have one trained vector,
+    the last bias of `hidden_projection`, so that the answer's speech does not depend on the
+    question's audio.
     """
     config = configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerConfig(
         **model_config()["talker_config"]
@@ -195,7 +199,7 @@ def _layer(
 
 
 def rotation(start: int, length: int) -> Rotation:
-    """Return the rotary embedding of rows `start` to `start + length`."""
+    """Return the rotary embedding of positions `start` to `start + length`."""
     frequencies = ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     angles = torch.arange(start, start + length)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
@@ -223,8 +227,8 @@ def _mix(layer: Layer, x_BLH: Tensor, attended_BhLd: Tensor, dropout: float) -> 
 
 
 def _add_with_dropout(x_BLH: Tensor, rows_BLH: Tensor, dropout: float) -> Tensor:
-    """Add with dropout, whose mask all rows of a sequence share: a seventh of the cost of one mask
-    per row.
+    """Add `rows_BLH` with dropout. All positions of a sequence share a mask, which costs a seventh
+    of a mask per position.
     """
     if dropout == 0:
         return x_BLH + rows_BLH
@@ -257,7 +261,9 @@ class Lean:
     def trunk(
         self, rows_BLH: Tensor, past: Past | None = None, *, dropout: float = 0.0, tap: bool = False
     ) -> Trunk:
-        """Compute the decoder over rows after `past`, with causal attention."""
+        """Compute the decoder over positions that follow `past`, with causal attention. `tap`: also
+        return the tensors for pointer supervision.
+        """
         num_past = 0 if past is None else past.num_rows
         at, bias_LK = (
             rotation(num_past, rows_BLH.shape[1]),
@@ -281,7 +287,7 @@ class Lean:
         return Trunk(hidden_BLH=hidden, past=Past(layers=tuple(layers)), tapped=tapped)
 
     def first_logits(self, hidden_BLH: Tensor) -> Tensor:
-        """Return the logits [..., NUM_FIRST] of the first code."""
+        """Return the logits [..., NUM_FIRST] of a frame's first code."""
         weight = self._talker.codec_head.weight
         return F.linear(
             hidden_BLH,
@@ -291,7 +297,9 @@ class Lean:
     def residual_logits(
         self, hidden_NH: Tensor, codes_Nq: Tensor, *, dropout: float = 0.0
     ) -> list[Tensor]:
-        """Return the logits [N, CODEBOOK_SIZE] of the code after each of the first q codes."""
+        """Return for each of the first q codes the logits [N, CODEBOOK_SIZE] of the code after
+        it.
+        """
         tables = self._code_tables()
         rows = [
             hidden_NH,
@@ -313,8 +321,8 @@ class Lean:
         ]
 
     def code_embeddings(self, codes_BTQ: Tensor, only_first_BT: Tensor | None = None) -> Tensor:
-        """Return the sum [B, T, H] of each frame's code embeddings; where `only_first_BT`, of the
-        first code alone.
+        """Return the sum [B, T, H] of each frame's code embeddings. Where `only_first_BT` is True,
+        only the first code is embedded.
         """
         table = torch.cat(
             [*self._code_tables(), self._talker.model.codec_embedding.weight.new_zeros(1, HIDDEN)]
@@ -330,8 +338,8 @@ class Lean:
         return F.embedding(ids, self._talker.model.codec_embedding.weight)
 
     def text_embeddings(self, table_VH: Tensor) -> Tensor:
-        """Return the Talker's embedding [V + 1, H] of the text side; the last row is for audio
-        positions.
+        """Return the Talker's embedding [V + 1, H] of the text side, from the text table. The last
+        row is for audio positions.
         """
         text = self._talker.text_projection(table_VH)
         return torch.cat([text, self._talker.hidden_projection(text.new_zeros(1, HIDDEN))])
@@ -342,7 +350,9 @@ class Lean:
 
 
 def _causal_bias(num_past: int, num_rows: int) -> Tensor:
-    """Return the bias [L, K] of the scores, minus infinity where a key is later than the row."""
+    """Return the bias [L, K] of the attention scores: minus infinity where a key is later than the
+    position.
+    """
     return torch.full((num_rows, num_past + num_rows), -torch.inf).triu(num_past + 1)
 
 

@@ -1,5 +1,5 @@
-"""Trains the Thinker to answer typed dialogues, which are generated for each step, so that no batch
-is repeated.
+"""Training of the Thinker to answer typed dialogues, which are generated for each step, so that no
+batch is repeated.
 
 Several dialogues are packed into a row, without attention to each other and with positions from 0,
 so there is little padding. The forward pass is the model's own without its masks and caches. Spoken
@@ -28,7 +28,7 @@ from fleet.lab.pocket.train.loop import Loss, Schedule, compiled, initialise
 SCHEDULE = Schedule(steps=4500, weight_decay=0.1, evaluate_every=250)
 NUM_ROWS, ROW_LEN = 7, 288
 USER_WEIGHT = 0.1
-"""Weight of the loss on the user's turns, which trains spelling early."""
+"""Weight of the loss on the user's turns, which teaches spelling early."""
 FAMILY_SHARE: Mapping[str, float] = {
     "sums": 1.0,
     "memory": 1.0,
@@ -69,7 +69,9 @@ Block = Callable[[Any, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class ThinkerModel(nn.Module):
-    """The text model and its head, named as in the HF Thinker: `model.*` and `lm_head.weight`."""
+    """Module of the text model and its output head, with weights named as in the Thinker of
+    `transformers`: `model.*` and `lm_head.weight`.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -136,18 +138,17 @@ def _norm(states: Tensor, norm: Any) -> Tensor:
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding for positions with three equal axes, as in text and audio."""
+    """Apply the rotary embedding where all three position axes are equal, as for text and audio."""
     first, second = states.chunk(2, -1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """Rows of packed dialogues.
+    """A training batch: rows of packed dialogues.
 
     Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position
-    attends.
-    Shapes: `sources` rows x row length x row length.
+    attends; `sources` rows x row length x row length.
     Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i -
     1; `sources[r, i, j]` is true where the symbol predicted from position i repeats the one at j.
     """
@@ -161,7 +162,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A dialogue in ids, the weight of the loss on each, the pairs (position, source) of
+    """A dialogue as ids, with the loss weight of each id, the (position, source) pairs of
     `PackedBatch.sources`, and the bounds of the user's words.
     """
 
@@ -176,7 +177,7 @@ def turn_ids(turn: ChatTurn) -> list[int]:
 
 
 def opening(role: str) -> list[int]:
-    """Return the ids before a turn's text, also before an answer."""
+    """Return the ids before the text of a turn, or before an answer."""
     return [_START, shape.TOKEN_ID[f"<|{role}|>"], _SAYS]
 
 
@@ -202,7 +203,7 @@ def sample(turns: Iterable[ChatTurn]) -> Sample:
 
 
 def garbled(clear: Sample, rng: np.random.Generator) -> Sample:
-    """Return the sample with a few of the user's words replaced by random letters."""
+    """Return a copy of the sample with a few of the user's words replaced by random letters."""
     is_source = {source for _, source in clear.sources}
     ids, weights = list(clear.ids), list(clear.weights)
     for begin, end in clear.user_words:
@@ -238,7 +239,7 @@ def _sources(begins: Words, turns: Iterable[Words]) -> Iterator[tuple[int, int]]
 
 
 def _count_equal_words(left: Words, left_at: int, right: Words, right_at: int) -> int:
-    """Return the number of consecutive equal words around two places."""
+    """Return the number of successive equal words around two positions in two word lists."""
     ahead = zip(left[left_at:], right[right_at:], strict=False)
     back = zip(left[:left_at][::-1], right[:right_at][::-1], strict=False)
     return sum(
@@ -250,7 +251,7 @@ def _count_equal_words(left: Words, left_at: int, right: Words, right_at: int) -
 def pack(
     samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN
 ) -> PackedBatch:
-    """Fill rows with samples until `MAX_MISSES` samples fitted into none of them."""
+    """Fill the rows of a batch with samples until `MAX_MISSES` samples fitted into no row."""
     rows: list[list[Sample]] = [[] for _ in range(num_rows)]
     free = [row_len] * num_rows
     misses = 0
@@ -293,7 +294,7 @@ def _batch(rows: Sequence[Sequence[Sample]], row_len: int) -> PackedBatch:
 
 
 def draw_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yield training dialogues endlessly, some with words that do not exist."""
+    """Yield random training dialogues endlessly, some with invented words."""
     seed = int(rng.integers(2**62))
     for dialogue in dialogues("invented", 2**62, seed):
         if rng.random() < FAMILY_SHARE[dialogue.family]:
@@ -301,7 +302,7 @@ def draw_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 class ThinkerPart:
-    """The Thinker as a trainable part."""
+    """Trainable part: the Thinker."""
 
     name = "thinker"
 
@@ -312,8 +313,8 @@ class ThinkerPart:
         self._block = compiled(decoder_block)
 
     def loss(self, rng: np.random.Generator, step: int) -> Loss:
-        """Return the weighted sum of text and pointer loss. `fill`: the share of positions that are
-        not padding.
+        """Return the weighted sum of text and pointer loss. The statistic `fill` is the share of
+        positions that are not padding.
         """
         batch = pack(draw_samples(rng))
         text, pointer = losses(self.module, batch, self._block)
@@ -439,7 +440,7 @@ def _is_answered_batch(thinker: ThinkerModel, questions: Sequence[Dialogue]) -> 
 
 
 def prompt(dialogue: Dialogue) -> list[int]:
-    """Return the ids of everything before the last answer."""
+    """Return the ids of the dialogue up to its last answer."""
     before = [symbol for turn in dialogue.turns[:-1] for symbol in turn_ids(turn)]
     return before + opening("assistant")
 
@@ -453,8 +454,8 @@ def answer(
     batch_size: int = 64,
     max_len: int = MAX_ANSWER_LEN,
 ) -> list[str]:
-    """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: the text table
-    by default.
+    """Return the greedily decoded answer to each prompt. `embed_ids`: embedding of ids, by default
+    the text table.
     """
     embed = embed_ids or thinker.model.embed_tokens
     return in_batches(
@@ -492,6 +493,6 @@ def _answer_batch(
 
 
 def _until_end(ids: Sequence[int]) -> str:
-    """Return the text before the turn's end; no text if it contains a special symbol."""
+    """Return the text before the end of the turn; "" if it contains a special symbol."""
     text = ids[: ids.index(_END)] if _END in ids else ids
     return decode(text) if all(each < len(SYMBOLS) for each in text) else ""

@@ -1,9 +1,9 @@
 """The audio tower in training: the encoder of `transformers`, computed for whole batches, and a CTC
 head on it.
 
-Speech has about a dozen symbols a second and the tower 13 positions, so each position has two
-slots, which CTC aligns with the symbols. The slots are computed from the input of the tower's last
-layer, so that this layer is free to produce embeddings for the Thinker.
+Speech has about a dozen symbols a second and the tower 13 positions, so each position has two slots
+(CTC time steps), which CTC aligns with the symbols. The slots are computed from the input of the
+tower's last layer, so that this layer is free to produce embeddings for the Thinker.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ from fleet.lab.pocket.train.loop import initialise
 
 BLANK = len(SYMBOLS)
 SLOTS = 2
-"""Slots per position."""
+"""Number of CTC time steps per position of the tower."""
 CHUNK_FRAMES, CHUNK_POSITIONS = 100, 13
 
 
 class Hearing(nn.Module):
-    """The tower, named as in the HF Thinker (`audio_tower.*`), and the CTC head, used in training
-    only (`slots.*`).
+    """Module of the audio tower, with weights named as in the Thinker of `transformers`
+    (`audio_tower.*`), and of its CTC head (`slots.*`), which is used in training only.
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,13 +48,13 @@ class Hearing(nn.Module):
 
 
 def positions(num_frames: Tensor) -> Tensor:
-    """Return the number of positions of each clip."""
+    """Return the number of tower positions of each clip. `num_frames`: number of log-mel frames."""
     tail = num_frames % CHUNK_FRAMES
     return num_frames // CHUNK_FRAMES * CHUNK_POSITIONS + (tail + 7) // 8
 
 
 def compute_states(tower: Any, batch: LogMelBatch) -> Tensor:
-    """Return the input of the tower's last layer.
+    """Return the input of the audio tower's last layer.
 
     Shapes: clips x positions of the longest x width; values beyond a clip's own positions are
     undefined.
@@ -69,7 +69,9 @@ def compute_states(tower: Any, batch: LogMelBatch) -> Tensor:
 
 
 def _embedded(tower: Any, batch: LogMelBatch) -> Tensor:
-    """Apply the convolutions to each chunk that has a frame, independently of the others."""
+    """Apply the tower's convolutions to each chunk of log-mel frames separately; chunks without a
+    frame are left out.
+    """
     num_clips, num_mels, num_frames = batch.features.shape
     num_chunks = -(-num_frames // CHUNK_FRAMES)
     padded = functional.pad(batch.features, (0, num_chunks * CHUNK_FRAMES - num_frames))
@@ -87,8 +89,8 @@ def _embedded(tower: Any, batch: LogMelBatch) -> Tensor:
 
 
 def _mask(num_positions: Tensor, window: int) -> Tensor:
-    """Return the mask [clips, 1, positions, positions], true where a position attends; each attends
-    to itself.
+    """Return the attention mask [clips, 1, positions, positions], True where a position attends.
+    Every position attends to itself.
     """
     at = torch.arange(int(num_positions.max()))
     same_window = at[:, None] // window == at // window
@@ -110,7 +112,8 @@ def _block(layer: Any, states: Tensor, mask: Tensor, num_heads: int) -> Tensor:
 
 
 def slot_scores(slots: nn.Linear, states: Tensor) -> Tensor:
-    """Return the log-probabilities of symbols and blank from the output of `compute_states`.
+    """Return the log-probabilities of symbols and blank in each slot. `states`: output of
+    `compute_states`.
 
     Shapes: clips x slots x symbols, two slots a position.
     """
@@ -119,7 +122,7 @@ def slot_scores(slots: nn.Linear, states: Tensor) -> Tensor:
 
 
 def ctc_loss(scores: Tensor, num_positions: Tensor, targets: Sequence[Sequence[int]]) -> Tensor:
-    """Return the loss per symbol. A clip with more symbols than slots has loss 0."""
+    """Return the CTC loss per symbol. A clip with more symbols than slots has loss 0."""
     lengths = torch.tensor([len(each) for each in targets])
     together = torch.tensor([symbol for each in targets for symbol in each])
     total = functional.ctc_loss(
@@ -135,7 +138,7 @@ def ctc_loss(scores: Tensor, num_positions: Tensor, targets: Sequence[Sequence[i
 
 
 def symbols(scores: Tensor, num_positions: Tensor) -> list[list[int]]:
-    """Return the likeliest symbols of the slots, without repetitions and blanks."""
+    """Return the likeliest symbols of each clip's slots, without repetitions and blanks."""
     likeliest = [
         row[:length]
         for row, length in zip(

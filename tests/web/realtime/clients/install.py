@@ -1,8 +1,8 @@
-"""Install other Realtime clients, each in a virtual environment of its own, since their pins clash
-with Fleet's.
+"""Install third-party Realtime clients, each in a virtual environment of its own, since their
+pinned dependencies clash with Fleet's.
 
-Run by `./check` with the Python whose environment they belong to; does nothing where they are
-installed already.
+`./check` runs this file with Fleet's Python. Clients that are installed already are left as they
+are.
 """
 
 import subprocess
@@ -14,8 +14,8 @@ REQUIREMENTS = ("openai-agents[voice]==0.24.0", "livekit-plugins-openai==1.8.9")
 
 
 def environment_of(requirement: str) -> Path:
-    """The folder of the virtual environment; it contains a file `ready` once the requirement is
-    installed.
+    """Return the folder of the virtual environment for `requirement`; it contains a file `ready`
+    once the installation is complete.
     """
     return Path(sys.prefix) / "clients" / requirement
 
