@@ -1,11 +1,16 @@
-"""Study of a model that is too large for one process: spans of it answer within a memory limit that
-one process exceeds.
+"""Study of a model that is too large for one process: does it answer when it is divided between
+processes whose memory is limited, and at which speed?
 
-The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to which belong
-the files of weights as `transformers` maps them, in whole, whether or not they are resident. A
-random model of 2.8 GB gets 0.65 of the peak of one process, whose plan exceeds that limit and which
-then fails; divided as planned, an anchor and a span worker answer, and their resident weights are
-within 2 % of the plan (27 November 2026, two cores).
+Measured with a random model of 2.8 GB: memory and tokens per second of one process without a limit;
+then, with a limit of 0.65 of its peak for each process, tokens per second or the failure of one
+process, and tokens per second and memory of the processes that `plan_spans` divides the model
+between. The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to
+which belong the files of weights as `transformers` maps them, in whole, whether or not they are
+resident.
+
+Targets: the plan of one process exceeds the limit by 1 MiB or more; under the limit one process
+fails, or has at most half the speed of the spans; the resident weights of each process are within
+2 % of the plan.
 """
 
 import tempfile
