@@ -242,7 +242,7 @@ def test_hops_are_measured_between_two_processes() -> None:
 
 
 def full_result() -> ServingComparison:
-    return ServingComparison(serving=serving(), baseline=result(2.0), twin=result(0.9))
+    return ServingComparison(serving=serving(), baseline=result(2.0), twin=result(0.7))
 
 
 def test_report_shows_every_measured_part_and_names_missed_targets() -> None:

@@ -245,12 +245,12 @@ def main(path: str) -> int:
     sys.stdout = cast("TextIO", caller)
     line = sys.stdin.buffer.readline()
     module, _, name = path.partition(":")
-    function: Callable[..., object] = getattr(import_module(module), name)
-    hints = get_type_hints(function)
-    hints.pop("return", None)
-    speaks = [parameter for parameter, kind in hints.items() if kind is Caller]
-    kinds = tuple(kind for parameter, kind in hints.items() if parameter not in speaks)
     try:
+        function: Callable[..., object] = getattr(import_module(module), name)
+        hints = get_type_hints(function)
+        hints.pop("return", None)
+        speaks = [parameter for parameter, kind in hints.items() if kind is Caller]
+        kinds = tuple(kind for parameter, kind in hints.items() if parameter not in speaks)
         arguments = _decode(line, GenericAlias(tuple, kinds)) if kinds else ()
         result = function(*arguments, **dict.fromkeys(speaks, caller))
     except EOFError:

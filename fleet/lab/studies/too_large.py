@@ -1,11 +1,20 @@
-"""Study of a model that is too large for one process: divided into spans, it answers within a
-memory limit that one process exceeds.
+"""Study of a model that is too large for one process: does it answer when it is divided between
+processes whose memory is limited, and at which speed?
 
-The limit is RLIMIT_DATA, which needs no rights. The limit counts private writable memory, including
-the weight files as `transformers` maps them, in whole, whether or not they are resident. The limit
-is 0.65 of the peak of one process with a random model of 2.8 GB. The plan of one process exceeds
-it, and one process fails; divided as planned, an anchor and a span worker answer, and their
-resident weights are within 2 % of the plan (27 November 2026, two cores).
+Measured with a random model of 2.8 GB: memory and tokens per second of one process without a limit;
+then, with a limit of 0.65 of its peak for each process, tokens per second or the failure of one
+process, and tokens per second and memory of the processes that `plan_spans` divides the model
+between. The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to
+which belong the files of weights as `transformers` maps them, in whole, whether or not they are
+resident.
+
+Targets: the plan of one process exceeds the limit by 1 MiB or more; under the limit one process
+fails, or has at most half the speed of the spans; the resident weights of each process are within
+2 % of the plan.
+
+On 29 November 2026, on two cores that others used too (one run): with a limit of 2,018 MiB, which
+the plan of one process exceeds by 1,143 MiB, one process could not load its weights; an anchor and
+a span worker answered, and their resident weights were within 0.01 % of the plan.
 """
 
 import tempfile
@@ -38,6 +47,10 @@ MIB = 2**20
 BUFFER_BYTES = 432 * MIB
 """Private writable memory of a process apart from its layers: libraries, threads and activations
 (measured).
+"""
+LEAST_LIMIT_BYTES = 2 * BUFFER_BYTES
+"""Least limit: a process of the small size is mostly libraries, and could not start with a share of
+its peak.
 """
 KV_PAGES = 96
 LIMITS = ("limits.max_prompt_tokens=1024", "limits.max_answer_tokens=256")
@@ -141,7 +154,7 @@ def measure_too_large(context: Context) -> TooLargeResult:
             whole_speed = _speed(group)
             whole = _memory(group)[0]
         step()
-        limit = int(LIMIT_SHARE * whole.peak)
+        limit = max(int(LIMIT_SHARE * whole.peak), LEAST_LIMIT_BYTES)
         sizes = _sizes(folder / "model")
         alone, plan = (
             plan_spans(sizes, limit, workers, anchor_is_last=False) for workers in ([], [limit])
