@@ -30,7 +30,7 @@ from fleet.core.errors import (
 from fleet.core.ids import EdgeName, RequestId, RoleName, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.fake import FakeEngine
+from fleet.engine.fake import FakeEngine, FakeKVTransfer
 from fleet.stages.base import BuiltStage
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlPull
@@ -228,6 +228,15 @@ def fail_calls(
     return failed_calls
 
 
+class LendingPool:
+    """Pool of a fake engine, in which no pages can be lent."""
+
+    memory = None
+
+    def lend(self, _request: RequestId) -> None:
+        return None
+
+
 def any_call(*_args: object) -> bool:
     return True
 
@@ -240,13 +249,13 @@ def is_kv_owner(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "is_selected"),
     [
-        (FakeEngine, "lend_pages", any_call),
-        (FakeEngine, "export_kv", any_call),
+        (LendingPool, "lend", any_call),
+        (FakeKVTransfer, "export_blocks", any_call),
         (NixlTransfer, "publish", is_kv_owner),
         (NixlPull, "poll", any_call),
-        (FakeEngine, "import_kv", any_call),
+        (FakeKVTransfer, "import_blocks", any_call),
     ],
-    ids=["lend_pages", "export_kv", "publish", "pull", "import_kv"],
+    ids=["lend", "export", "publish", "pull", "import"],
 )
 async def test_hand_off_without_memory_recomputes_the_prefix(
     redis_url: str,
@@ -256,8 +265,9 @@ async def test_hand_off_without_memory_recomputes_the_prefix(
     is_selected: Callable[..., bool],
     error: Exception,
 ) -> None:
-    if name == "lend_pages":  # pages are lent only where memory is shared
+    if name == "lend":  # pages are lent only where memory is shared
         monkeypatch.setattr(NixlTransfer, "shares_memory", True)
+        monkeypatch.setattr(FakeKVTransfer, "pages", LendingPool())
     with thread_fleet(redis_url, file=SPLIT, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
