@@ -27,7 +27,6 @@ from fleet.worker.main import build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
 from fleet.worker.worker_process import WorkerProcess
-from tests.capabilities import remote_of
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
 
@@ -140,14 +139,14 @@ class SpanThreads:
         wait_until(are_listed, "every process to join")
 
     def wait_route(self) -> None:
-        """Wait until the anchor has a route and can compute."""
-        anchors = [process for process in self.processes if isinstance(process, WorkerProcess)]
-        wait_until(
-            lambda: all(
-                remote_of(anchor.settings.built.engine).accepts_requests() for anchor in anchors
-            ),
-            "a route",
-        )
+        """Wait until every anchor has a route. A worker with all layers needs none."""
+        engines = [
+            process.settings.built.engine
+            for process in self.processes
+            if isinstance(process, WorkerProcess)
+        ]
+        remotes = [engine.remote for engine in engines if engine.remote is not None]
+        wait_until(lambda: all(remote.accepts_requests() for remote in remotes), "a route")
 
     def spec(
         self, seed: int, num_tokens: int = 16, prompt_ids: tuple[int, ...] = ()

@@ -107,7 +107,7 @@ def test_words_are_heard_in_noise_ten_decibels_below(voice: str, slope: float) -
 @pytest.mark.parametrize("name", ["spoken", "remembered", "typed"])
 @pytest.mark.parametrize("dbfs", [-20, -40, -55])
 def test_answers_of_pocket_are_speech(name: str, dbfs: float) -> None:
-    path = REPO / "fleet" / "pocket" / "docs" / f"{name}.wav"
+    path = REPO / "fleet" / "lab" / "pocket" / "docs" / f"{name}.wav"
     samples, rate_hz = soundfile.read(path, dtype="float32")
     assert has_speech(at_level(np.atleast_2d(samples.T)[0], dbfs), rate_hz)
 
