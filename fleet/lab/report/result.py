@@ -100,7 +100,8 @@ class Report(msgspec.Struct, kw_only=True):
         """Write the JSON file. `keys`: keys that the file must have; those without a result are
         null.
         """
-        found: dict[str, object] = dict.fromkeys(keys)
+        found: dict[str, object] = {}
+        found.update(dict.fromkeys(keys))
         for key, result in self.results.items():
             found |= parts if (parts := parts_of(result)) else {key: result}
         percentiles: dict[str, msgspec.Struct] = {}

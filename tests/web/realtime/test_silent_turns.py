@@ -56,13 +56,20 @@ async def test_short_word_is_a_turn(page: SocketClient, gateway: ServedGateway) 
         await page.until("response.done")
 
 
+def num_heard(gateway: ServedGateway) -> int:
+    """Return the number of submitted requests with audio. A response of an earlier test may still
+    be submitted, but has none.
+    """
+    return sum(bool(spec.audio) for spec, _ in gateway.client.submitted)
+
+
 @pytest.mark.parametrize("kind", sorted(SILENT))
 async def test_silence_and_noise_begin_no_turn(
     page: SocketClient, gateway: ServedGateway, kind: str
 ) -> None:
     await page.speak(drawn(kind) + silence(800))
     await page.events_before_refusal()
-    assert COMMITTED not in page.kinds() and not gateway.client.submitted
+    assert COMMITTED not in page.kinds() and not num_heard(gateway)
 
 
 @pytest.mark.parametrize("kind", sorted(SILENT))
@@ -75,7 +82,7 @@ async def test_committed_audio_without_speech_is_an_item_with_an_empty_transcrip
     item = (await client.until(COMMITTED))["item_id"]
     done = await client.until(f"{TRANSCRIPTION}.completed")
     assert (done["item_id"], done["transcript"], done["usage"]["seconds"]) == (item, "", 2.0)
-    assert f"{TRANSCRIPTION}.delta" not in client.kinds() and not gateway.client.submitted
+    assert f"{TRANSCRIPTION}.delta" not in client.kinds() and not num_heard(gateway)
 
 
 async def test_buzz_during_a_response_interrupts_it_for_a_moment(
