@@ -292,6 +292,7 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
         )
         seconds, micros = await database.time()
         lease_us = int(loaded.config.lease.worker_ttl_s * 1e6)
+        await database.hset(keys.worker(dead), "lease_us", lease_us)
         await database.zadd(keys.WORKERS, {dead: seconds * 1_000_000 + micros + lease_us})
         with conducting(loaded, redis_url):
             assert await opens(gateway, secret)
