@@ -333,8 +333,10 @@ class Driver:
             )
             self.took_over_at = answered_s
         found = zip(listed[::3], listed[1::3], listed[2::3], strict=True)
+        usual_us = int(self.config.lease.worker_ttl_s * 1e6)
         leases = {
-            WorkerId(worker): (int(deadline), int(duration)) for worker, deadline, duration in found
+            WorkerId(worker): (int(deadline), int(duration or usual_us))
+            for worker, deadline, duration in found
         }
         return self._leases.observe(answered_s, int(redis_us), leases)
 
