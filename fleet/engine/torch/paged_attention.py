@@ -51,19 +51,17 @@ def attend_parts(  # pyright: ignore
     row, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts_ptr + row)
     size = tl.cdiv(tl.cdiv(context, BLOCK), PARTS) * BLOCK
-    start = part * size
-    stop = tl.minimum(context, start + size)
+    stop = tl.minimum(context, part * size + size)
     head, dim = tl.arange(0, PADDED), tl.arange(0, PADDED_DIM)
     is_head, is_dim = head < GROUP, dim < DIM
     at_head = group * GROUP + head
     is_q = is_head[:, None] & is_dim[None, :]
-    q = tl.load(
-        q_ptr + row * q_stride + at_head[:, None] * DIM + dim[None, :], mask=is_q, other=0.0
-    )
+    at_q = row * q_stride + at_head[:, None] * DIM + dim[None, :]
+    q = tl.load(q_ptr + at_q, mask=is_q, other=0.0)
     highest = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     out = tl.zeros([PADDED, PADDED_DIM], tl.float32)
-    for first in range(start, stop, BLOCK):
+    for first in range(part * size, stop, BLOCK):
         position = first + tl.arange(0, BLOCK)
         is_seen = position < stop
         page = tl.load(pages_ptr + row * num_pages + position // PAGE, mask=is_seen, other=0)
@@ -80,14 +78,11 @@ def attend_parts(  # pyright: ignore
         total = total * fade + tl.sum(weights, 1)
         out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
-    # an empty part: weight zero, output zero
     at_out = (row * KV_HEADS * GROUP + at_head) * PARTS + part
-    tl.store(
-        weight_ptr + at_out,
-        tl.where(total > 0, highest + tl.log(tl.where(total > 0, total, 1.0)), float("-inf")),
-        mask=is_head,
-    )
-    shared = out / tl.where(total > 0, total, 1.0)[:, None]
+    divisor = tl.where(total > 0, total, 1.0)  # an empty part has weight zero and output zero
+    weight = tl.where(total > 0, highest + tl.log(divisor), float("-inf"))
+    tl.store(weight_ptr + at_out, weight, mask=is_head)
+    shared = out / divisor[:, None]
     tl.store(out_ptr + at_out[:, None] * DIM + dim[None, :], shared, mask=is_q)
 
 
