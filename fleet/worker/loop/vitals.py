@@ -7,8 +7,6 @@ from fleet.telemetry.vitals import Vitals
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.parts import WorkerParts
 
-PROCESS = psutil.Process()
-
 
 def read_vitals(
     context: WorkerContext, parts: WorkerParts, heads: HeadFollower | None
@@ -25,7 +23,8 @@ def read_vitals(
         hops=context.link.hops,
         pulls=parts.pull_tally.counts(parts.receiver.in_flight()),
         used_bytes=transfer.used_bytes(),
-        memory_bytes=PROCESS.memory_info().rss,
+        # Not a constant of this module, which the fork server imports: it would be the server.
+        memory_bytes=psutil.Process().memory_info().rss,
         speculation=stats.speculation,
         held_head=(heads.held or "") if heads is not None else None,
         training=stats.training,
