@@ -2,6 +2,7 @@
 even after that server process is killed.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import psutil
 import pytest
 import redis
 
+from fleet.control.connect import connect
 from fleet.core.ids import WorkerId
 from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, process_of, worker_ids
 from tests.e2e.test_supervision import worker_of
-from tests.support import wait_until
+from tests.support import set_options, start_cli, wait_until
 
 pytestmark = pytest.mark.one_file_in(4, "processes")
 
@@ -78,3 +80,18 @@ def test_killed_workers_are_forked_again_and_give_the_same_answer(
     assert "not by the fork server" not in fleet.running.output()
     assert fleet.running.stop(timeout_s=30) == 0
     wait_until(lambda: not server_of_killed.is_running(), "the server to end with the last keeper")
+
+
+def test_worker_and_fork_server_end_with_a_killed_keeper(redis_url: str, tmp_path: Path) -> None:
+    options = (*set_options(*SETTINGS), "--keep")
+    with (
+        connect(redis_url) as control,
+        start_cli("worker", ROLES[2], *options, cwd=tmp_path, env={"REDIS_URL": redis_url}) as kept,
+    ):
+        worker = process_of(worker_of(control, ROLES[2]))
+        server = worker.parent()
+        assert server is not None and MODULE in server.cmdline()
+        kept.stop(signal.SIGKILL)
+        wait_until(
+            lambda: not worker.is_running() and not server.is_running(), "worker and server to end"
+        )
