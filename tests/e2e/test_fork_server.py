@@ -4,14 +4,16 @@ even after that server process is killed.
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import psutil
 import pytest
 import redis
 
+from fleet.control import keys
 from fleet.control.connect import connect
 from fleet.core.ids import WorkerId
 from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, process_of, worker_ids
@@ -45,6 +47,16 @@ def kill(control: redis.Redis, role: str) -> WorkerId:
     return worker_of(control, role, other_than=killed)
 
 
+def publishes_its_memory(control: redis.Redis, role: str) -> bool:
+    """Return True if the record of the role's worker has the memory of the worker's own process, to
+    a tenth.
+    """
+    worker = worker_of(control, role)
+    published = int(cast("bytes | None", control.hget(keys.worker(worker), "memory_bytes")) or 0)
+    own = process_of(worker).memory_info().rss
+    return abs(published - own) < own / 10
+
+
 def answer_of(fleet: ProcessFleet) -> Any:
     messages = [{"role": "user", "content": "hello"}]
     body = {
@@ -73,6 +85,8 @@ def test_killed_workers_are_forked_again_and_give_the_same_answer(
 
     (server,) = (psutil.Process(pid) for pid in servers)
     workers = worker_ids(control)
+    for role in ROLES:
+        wait_until(partial(publishes_its_memory, control, role), f"the memory of {role}")
     server.kill()
     server_of_killed = server_of(kill(control, ROLES[0]))
     assert server_of_killed != server and len(workers & worker_ids(control)) == len(workers) - 1
