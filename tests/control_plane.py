@@ -177,7 +177,7 @@ class Control:
 
     def lose_task(self, epoch: Epoch) -> str:
         """Report, as the task's owner, that a step of the task failed."""
-        return self.run(scripts.lose_task(REQUEST, STAGE, epoch))
+        return self.run(scripts.lose_tasks([(REQUEST, STAGE, epoch)]))
 
     def redeliver(
         self, epoch: int = 0, request: RequestId = REQUEST, stage: StageName = STAGE

@@ -229,6 +229,8 @@ gone:{id} | hash | retention | fence_worker
 gone:{id}:tasks | hash | retention | fence_worker, suspect_task
     request|stage for which a process was silent -> chunks appended before, and whether it ran
     alone; counts against the task once the end of the process is observed
+suspects:{group} | set | retention | fence_worker, lose_tasks
+    request|stage of tasks over which workers died together, to run without other tasks
 granted | zset | live | submit
     index: request|stage of each unclaimed grant -> time of the grant, or of the conductor's last
     look at it, us
@@ -276,10 +278,10 @@ logins | zset | retention | gateway
     MAC of a console login's cookie under the API key -> time of expiry, us; bounded
 events | stream | forever | all scripts
     events of the fleet, trimmed; a trace that no process depends on
-dead_letters | stream | forever | fence_worker, lose_task
+dead_letters | stream | forever | fence_worker, lose_tasks
     requests that were given up: stage, cause, request, size with its audio; bounded in number
     and bytes
-dead_letter:{r}:blob | string | forever | fence_worker, lose_task
+dead_letter:{r}:blob | string | forever | fence_worker, lose_tasks
     audio prompt of a dead letter, float32; deleted with its entry
 retained_audio | zset | forever | append, ack, fail, abort
     ended request|its audio edges -> time at which that audio and its prompt's are deleted, us

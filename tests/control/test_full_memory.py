@@ -76,7 +76,7 @@ def test_operators_orders_are_accepted_with_a_full_memory(control: Control) -> N
 ENDS_AND_MOVES: dict[str, Callable[[Control, Epoch], scripts.Call]] = {
     "abandon": lambda control, _: scripts.abandon(control.leader, 0),
     "abort": lambda _control, _: scripts.abort(REQUEST, scripts.API_RIGHT, "stop"),
-    "lose_task": lambda _, epoch: scripts.lose_task(REQUEST, STAGE, epoch),
+    "lose_tasks": lambda _, epoch: scripts.lose_tasks([(REQUEST, STAGE, epoch)]),
     "detach": lambda control, _: scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT)),
     "attach": lambda control, _: scripts.attach(REQUEST, GATEWAY, held=control.epoch(CLIENT)),
 }

@@ -296,7 +296,7 @@ class Twins:
     def lose_task(self) -> None:
         stage = self.rng.randrange(2)
         epoch = self.random_epoch(stage)
-        call = scripts.lose_task(R, STAGES[stage], self.real(stage, epoch))
+        call = scripts.lose_tasks([(R, STAGES[stage], self.real(stage, epoch))])
         self.call_both(self.mirror.lose_task(self.store, stage, epoch), call)
 
     def fail(self) -> None:
@@ -372,7 +372,7 @@ def test_mirror_condemns_the_requests_that_the_scripts_condemn(client: redis.Red
         epoch = twins.store.tasks[PRODUCER].epoch
         claim = scripts.claim(worker, role, "0-1", R, STAGES[PRODUCER], twins.real(PRODUCER, epoch))
         twins.call_both(twins.mirror.claim(twins.store, worker, PRODUCER, epoch), claim)
-        lose = scripts.lose_task(R, STAGES[PRODUCER], twins.real(PRODUCER, epoch))
+        lose = scripts.lose_tasks([(R, STAGES[PRODUCER], twins.real(PRODUCER, epoch))])
         twins.call_both(twins.mirror.lose_task(twins.store, PRODUCER, epoch), lose)
         states.append((twins.store.tasks[PRODUCER].state, twins.store.tasks[PRODUCER].alone))
     assert states == [("granted", False), ("granted", True), ("aborted", True)]

@@ -112,7 +112,7 @@ WRITES_OF_A_TASK: dict[str, Call] = {
     "hand_off": lambda control, old: control.hand_off(old),
     "confirm": lambda _, old: scripts.confirm(REQUEST, STAGE, old),
     "report_idle": lambda _, old: scripts.report_idle(REQUEST, STAGE, old, {TEXT: 1}),
-    "lose_task": lambda control, old: control.lose_task(old),
+    "lose_tasks": lambda control, old: control.lose_task(old),
     "suspect_task": lambda _, old: scripts.suspect_task(REQUEST, STAGE, old),
     "fail": lambda _, old: failed(old),
     "cache_prefix": lambda _, old: cache_prefix(old),

@@ -448,15 +448,15 @@ local function note_evidence(tk, r, s, w)
   call('EXPIRE', evidence_key(w), GONE_S)
 end
 -- The task lost its owner. `how`: it "died", which was observed; its lease "lapsed", and it may live; it "left"; a step "failed" as a whole;
--- or the task was "revoked". Raise the epoch and grant the task again to its role. Only an observed death, or a failed step, counts
--- against the task, and none if it was idle: after some deaths since its last append it is granted alone, since another task of the batch
--- may be their cause; the request of a task that kills its workers alone too is condemned. The client's task is left lost, until
--- another gateway attaches.
-local function lose_owner(tk, r, s, how)
+-- or the task was "revoked", or is "suspected" of a death that was counted before. Raise the epoch and grant the task again to its role. Only an observed death, or a failed step, counts
+-- against the task, and none if it was idle: after some deaths since its last append it is a suspect, since another task of the batch may
+-- be their cause. The request of a task that kills its workers alone too is condemned. The client's task is left lost, until another
+-- gateway attaches. Returns true for a suspect, which is still to be granted, by `grant_suspects`.
+local function lose_unless_suspect(tk, r, s, how)
   local holder = call('HGET', tk, 'holder') or ''
   local is_evidence = (how == 'died' or how == 'failed') and had_work(tk, r)
   if how == 'lapsed' and holder ~= '' and had_work(tk, r) then note_evidence(tk, r, s, holder) end
-  local epoch, before = raise_epoch(tk), call('HMGET', tk, 'deaths', 'alone')
+  local epoch, before = raise_epoch(tk), call('HMGET', tk, 'deaths', 'alone', 'role')
   local deaths = is_evidence and count_death(tk) or tonumber(before[1] or '0')
   local alone = is_evidence and before[2] == '1'
   move(tk, r, s, 'lost')
@@ -465,22 +465,42 @@ local function lose_owner(tk, r, s, how)
   trace(r, 'lost', s, epoch, holder, how)
   event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
     :gsub('"epoch":0', '"epoch":' .. epoch))
-  if s == 'client' then return end
-  if alone and deaths > MAX_DEATHS then return condemn(r, s, deaths, holder) end
-  grant_task(tk, r, s, call('HGET', tk, 'role'), deaths >= MAX_DEATHS and '1' or '')
+  if s == 'client' then return false end
+  if alone and deaths > MAX_DEATHS then condemn(r, s, deaths, holder)
+  elseif deaths < MAX_DEATHS then grant_task(tk, r, s, before[3], '')
+  elseif is_evidence or how == 'suspected' then return true
+  else grant_task(tk, r, s, before[3], before[2] ~= '' and before[2] or '1') end
+  return false
 end
--- Take a granted or running task from its owner, which is notified to release it before it can read the next grant itself, and grant it again.
--- Counts no death; what the owner has appended stays.
-local function revoke(tk, r, s)
+local function suspects_key(group) return P .. 'suspects:' .. group end
+-- Grant suspects of the same deaths, as task key, request and stage, in two halves, each to run without other tasks. A half that kills its
+-- worker is divided again, so a task that kills workers is found among n in log n deaths, and the others continue meanwhile.
+local function grant_suspects(suspects)
+  local half, id = math.ceil(#suspects / 2), int(now_us())
+  for n, suspect in ipairs(suspects) do
+    local tk, r, s = unpack(suspect)
+    local is_alone = (n <= half and half or #suspects - half) == 1
+    local group = is_alone and '1' or id .. (n <= half and 'a' or 'b')
+    if not is_alone then
+      call('SADD', suspects_key(group), r .. '|' .. s)
+      call('EXPIRE', suspects_key(group), GONE_S)
+    end
+    grant_task(tk, r, s, call('HGET', tk, 'role'), group)
+  end
+end
+local function lose_owner(tk, r, s, how)
+  if lose_unless_suspect(tk, r, s, how) then grant_suspects({{tk, r, s}}) end
+end
+-- Take a granted or running task from its owner, which is notified to release it before it can read the next grant itself.
+local function take_back(tk, r, s)
   local t, owner = call('HMGET', tk, 'epoch', 'state'), nil
   if t[2] == 'granted' then withdraw(tk, r, s) else owner = remove_owner(tk, r, s) end
   if owner and owner ~= '' then notice(owner, 'k', 'y', 'r', r, 's', s, 'e', int(tonumber(t[1]) + 1)) end
-  lose_owner(tk, r, s, 'revoked')
 end
 -- The end of process w was observed: count it against the tasks for which it was silent before, unless they have progressed since. A task
--- that must run alone from now on is taken from its present owner; a request whose task ran alone is condemned.
+-- that is a suspect from now on is taken from its present owner; a request whose task ran alone is condemned.
 local function settle_evidence(w)
-  local held = call('HGETALL', evidence_key(w))
+  local held, suspects = call('HGETALL', evidence_key(w)), {}
   call('DEL', evidence_key(w))
   for i = 1, #held, 2 do
     local r, s = string.match(held[i], '^(.-)|(.+)$')
@@ -490,25 +510,34 @@ local function settle_evidence(w)
     if next_state('lost', state) and int(produced_by(tk)) == produced then
       local deaths = count_death(tk)
       if was_alone == '1' and deaths > MAX_DEATHS then condemn(r, s, deaths, w)
-      elseif deaths >= MAX_DEATHS and call('HGET', tk, 'alone') ~= '1' then revoke(tk, r, s) end
+      elseif deaths >= MAX_DEATHS and (call('HGET', tk, 'alone') or '') == was_alone and was_alone ~= '1' then
+        suspects[#suspects + 1] = {tk, r, s}
+      end
     end
   end
+  for _, suspect in ipairs(suspects) do
+    take_back(unpack(suspect))
+    lose_unless_suspect(suspect[1], suspect[2], suspect[3], 'suspected')
+  end
+  grant_suspects(suspects)
 end
 -- Revoke some of the tasks of a fenced worker or gateway, which ended as `how` says: Redis serves nothing else meanwhile, and a gateway may
 -- hold thousands. While some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
 local function lose_tasks_of(w, how)
+  local suspects = {}
   for _, pair in ipairs(call('SPOP', tasks_of(w), FENCE_SLICE)) do
     local r, s = string.match(pair, '^(.-)|(.+)$')
     local tk = task_key(r, s)
     local of = call('HMGET', tk, 'owner', 'reserved_for')
     if of[1] == w then
-      lose_owner(tk, r, s, how)
+      if lose_unless_suspect(tk, r, s, how) then suspects[#suspects + 1] = {tk, r, s} end
       call('HSET', tk, 'holder', '')
     elseif of[2] == w then
       withdraw(tk, r, s)
       lose_owner(tk, r, s, 'left')
     end
   end
+  grant_suspects(suspects)
   if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, how)
   else call('HDEL', P .. 'fencing', w) end
 end

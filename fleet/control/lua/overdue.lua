@@ -40,7 +40,7 @@ local is_deserted = once_per_role(function(role)
   return grace_us ~= '' and not availability({role}, tonumber(grace_us))[1].keeps
 end)
 local function is_lost(role, entry, reserved_for, alone)
-  if reserved_for then return alone ~= '1' or has_idle_worker(role) end
+  if reserved_for then return (alone or '') == '' or has_idle_worker(role) end
   return entry and is_delivered(role, entry)
 end
 local now = now_us()

@@ -11,5 +11,6 @@ if not t[2] then return 'no_task' end
 if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 if epoch ~= '0' and t[1] ~= epoch then return 'stale' end
 if not next_state('lost', t[2]) then return t[2] end
-revoke(tk, r, s)
+take_back(tk, r, s)
+lose_owner(tk, r, s, 'revoked')
 return 'ok'

@@ -226,9 +226,9 @@ def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: S
 
 
 @script
-def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """Report that a step failed as a whole and lost this task. The loss counts as a worker's death
-    over the task, although the worker lives.
+def lose_tasks(tasks: Sequence[tuple[RequestId, StageName, Epoch]]) -> Call:
+    """Report that a step failed as a whole and lost these tasks. The loss counts as a worker's
+    death over each task, although the worker lives.
     """
     ...
 

@@ -141,10 +141,9 @@ class WorkerLoop:
         if len(took_part) == 1:
             self.tasks.fail(took_part[0], failure_of("the engine failed the request", error))
             return
+        lost = [(task.request, task.stage, task.epoch) for task in took_part]
+        self._outbox.add([(scripts.lose_tasks(lost), ignore_reply)])
         for task in took_part:
-            self._outbox.add(
-                [(scripts.lose_task(task.request, task.stage, task.epoch), ignore_reply)]
-            )
             self.tasks.restart_elsewhere(task)
 
     def _route(self, outputs: Sequence[EngineOutput], began_us: int, ended_us: int) -> None:
