@@ -45,10 +45,10 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     of the stage is lost, one of them replaces it immediately, and the restarted worker becomes a
     standby.
 
-    Prints one line with the address once requests are served. A process that dies is restarted,
-    after a pause that grows while it keeps dying; a process that cannot start ends all of them.
-    Ctrl-C stops them all, and so does the death of this command. Redis is not started if REDIS_URL
-    is set.
+    Prints "fleet: ready" and the address once requests are served. A process that dies is
+    restarted, after a pause that grows while it keeps dying; a process that cannot start ends all
+    of them. Ctrl-C stops them all, and so does the death of this command. Redis is not started if
+    REDIS_URL is set.
 
     Examples:
 

@@ -43,6 +43,8 @@ def captures_can_be_trained_on(config: FleetConfig) -> Iterator[Problem]:
     if not training.enabled:
         return
     main, here = graph.main_stage.name, ("training", "enabled")
+    if not graph.optional_stages:
+        yield Problem(here, f"the graph {graph.name} declares no trainer; set false")
     engine = config.engine_of(main)
     if engine != "torch":
         yield Problem(

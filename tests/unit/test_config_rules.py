@@ -1,5 +1,6 @@
 """Deployment values that contradict each other, each with its whole error message."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from fleet.config import FleetConfig
 from fleet.config.rules import RULES
 from fleet.config.yaml_text import parse_yaml
+from fleet.core.ids import CLIENT
+from fleet.graphs import GRAPHS
 from tests.unit.bad_config import MISSING_STAGE, Case, refusal_of
 
 TOGETHER: tuple[Case, ...] = (
@@ -403,6 +406,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_contradiction_is_refused_in_one_line(text: str, message: str, folder: Path) -> None:
     assert refusal_of(folder, text).message == f"x.yaml: {message}"
+
+
+def test_training_is_refused_for_a_graph_without_a_trainer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {stage.name for stage in GRAPHS["text"].stages}
+    edges = tuple(
+        edge for edge in GRAPHS["text"].edges if {edge.source, edge.target} <= {*own, CLIENT}
+    )
+    without = replace(GRAPHS["text"], optional_stages=(), edges=edges)
+    monkeypatch.setitem(GRAPHS, "text", without)
+    refused = refusal_of(folder, "{graph: text, training: {enabled: true}}").message
+    assert "training.enabled: the graph text declares no trainer; set false" in refused
 
 
 def test_every_rule_is_broken_by_a_case() -> None:
