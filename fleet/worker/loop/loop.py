@@ -119,6 +119,7 @@ class WorkerLoop:
         result = self.link.exchange(calls, free_slots=0, block_ms=0)
         for notice in result.notices:
             self._inbox.deliver(notice)
+        self.intake.accept(result.grants, self._inbox.deliver)
 
     def _fail_all_in_outage(self) -> None:
         """Fail every task whose layers have been missing for too long."""
