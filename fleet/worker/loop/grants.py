@@ -15,6 +15,7 @@ from fleet.core.ids import EdgeName, Walk
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.loop.parts import WorkerParts
+from fleet.worker.process.redis_link import TurnResult
 from fleet.worker.task.claim import parse_claim
 from fleet.worker.task.pending_calls import PendingCall, is_unwritten
 from fleet.worker.task.task import Task, logged_output, open_task
@@ -34,6 +35,7 @@ class GrantIntake:
         self._worker = context.worker
         self._link = context.link
         self._role, self._adapter = context.settings.role, context.settings.built.adapter
+        self._hands_off = context.settings.serves.next is not None
         self._tasks, self._hand_offs = parts.tasks, hand_offs
         self._cached_sessions, self._availability = parts.cached_sessions, parts.availability
         graph, stage = context.graph, context.stage
@@ -48,6 +50,8 @@ class GrantIntake:
     def free_slots(self) -> int:
         if self._is_exclusive() or not self._availability.accepts_tasks or not self._can_compute():
             return 0
+        if not self._hand_offs.has_room():
+            return 0
         return max(0, self._capacity - len(self._tasks) - len(self._unclaimed))
 
     def _can_compute(self) -> bool:
@@ -59,6 +63,18 @@ class GrantIntake:
 
     def _is_exclusive(self) -> bool:
         return bool(self.reserved) or self._tasks.runs_alone()
+
+    def choose(self, result: TurnResult) -> list[Grant]:
+        """Return the grants to claim: those reserved for this worker and, while slots are free, the
+        grants that ended its wait. The others stay in their stream, for any worker of the role.
+
+        A worker that hands its tasks off claims only what was reserved for it, since the
+        reservation compares how many tasks the next role has room for.
+        """
+        reserved = {(grant.request, grant.epoch) for grant in result.grants}
+        woken = [grant for grant in result.woken if (grant.request, grant.epoch) not in reserved]
+        num_free = 0 if self._hands_off else self.free_slots() - len(result.grants)
+        return result.grants + woken[: max(0, num_free)]
 
     def accept(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         """Claim grants and open their tasks. `deliver`: function that handles notices which arrive

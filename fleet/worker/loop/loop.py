@@ -215,7 +215,7 @@ class WorkerLoop:
         for request, live in zip(ask_live, result.still_live, strict=True):
             if not live:
                 self.tasks.drop(request, keep_cached=True)
-        self.intake.accept(result.grants, self._inbox.deliver)
+        self.intake.accept(self.intake.choose(result), self._inbox.deliver)
         if result.refusal is not None:
             time.sleep(self._outage.add(result.refusal))
         else:
