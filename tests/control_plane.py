@@ -99,10 +99,9 @@ class Control:
         if old.get("reserved_for"):
             self.grant()
             old, epoch = self.task(), self.epoch()
-        self.client.xdel(keys.role(ROLE), old["entry"])
-        entry = text(
-            self.client.xadd(keys.role(ROLE), {"r": REQUEST, "s": STAGE, "e": epoch, "a": "1"})
-        )
+        stream = keys.role(ROLE, first=old["first"] == "1")
+        self.client.xdel(stream, old["entry"])
+        entry = text(self.client.xadd(stream, {"r": REQUEST, "s": STAGE, "e": epoch, "a": "1"}))
         self.client.hset(keys.task(REQUEST, STAGE), mapping={"entry": entry, "alone": "1"})
         return epoch
 
@@ -120,6 +119,14 @@ class Control:
         epoch = present if epoch is None else epoch
         entry = self.task(request=request).get("entry", "") if epoch == present else ""
         return self.run(scripts.claim(worker, ROLE, entry, request, STAGE, epoch))
+
+    def read(
+        self, worker: WorkerId = WORKER, free: int = 1, role: RoleName = ROLE
+    ) -> list[RequestId]:
+        """Read up to `free` grants of a role as a worker does; return their requests in order."""
+        reply = run(self.client, scripts.read_grants(worker, role, free))
+        entries = entries_of(reply) if isinstance(reply, list) else []
+        return [RequestId(text(fields["r"])) for _, fields in entries]
 
     def own(self, worker: WorkerId = WORKER, *, alone: bool = False) -> Epoch:
         """Claim the task, which is granted; return the epoch at which the worker owns it. `alone`:
@@ -272,8 +279,14 @@ class Control:
         return [event for event in events if isinstance(event, kind)]
 
     def grants(self, role: RoleName = ROLE) -> list[tuple[str, int, bool]]:
-        """Return the grants in a role's queue as tuples (stage, epoch, whether to run alone)."""
-        entries = [fields for _, fields in stream_entries(self.client, keys.role(role))]
+        """Return the grants in a role's queue as tuples (stage, epoch, whether to run alone), as
+        workers read them.
+        """
+        entries = [
+            fields
+            for stream in keys.role_streams(role)
+            for _, fields in stream_entries(self.client, stream)
+        ]
         return [(text(f[b"s"]), int(f[b"e"]), f[b"a"] == b"1") for f in entries]
 
     def inbox(self, worker: WorkerId = WORKER) -> list[dict[bytes, bytes]]:

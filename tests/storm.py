@@ -181,7 +181,7 @@ def left_in_redis(client: redis.Redis) -> list[str]:
             continue
         if row.life == "live" or row.pattern in ("live", "worker:{id}:tasks"):
             left.append(f"{key}, which lives as long as a request")
-        elif row.pattern in ("inbox:{id}", "role:{role}") and client.xlen(key):
+        elif row.pattern.startswith(("inbox:", "role:")) and client.xlen(key):
             left.append(f"{client.xlen(key)} entries in {key}")
     retained = [key for key, row in rows.items() if row is not None and row.life == "retention"]
     pipe = client.pipeline(transaction=False)

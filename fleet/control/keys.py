@@ -12,8 +12,10 @@ PREFIX = "{fleet}:"
 hence on one server (Redis cluster specification).
 """
 GROUP = "workers"
-"""Name of all consumer groups. In a role's stream the group distributes grants among workers; an
-inbox has a group so that a worker can block on both streams in one read.
+"""Name of the consumer group of a role's streams whose last id is that of the last grant read."""
+IDLE_GROUP = "workers.idle"
+"""Name of the consumer group with which a worker blocks on its inbox and its role's streams in one
+read. Each grant that arrives wakes one blocked worker of the role.
 """
 
 NONE = PREFIX + "none"
@@ -58,8 +60,16 @@ def worker_tasks(worker_id: WorkerId) -> str:
     return f"{PREFIX}worker:{worker_id}:tasks"
 
 
-def role(name: RoleName) -> str:
-    return f"{PREFIX}role:{name}"
+def role(name: RoleName, *, first: bool = False) -> str:
+    """Return the key of a role's stream of new grants or, with `first`, of the stream that workers
+    empty before it: grants of tasks that were granted to the role before.
+    """
+    return f"{PREFIX}role:{name}:first" if first else f"{PREFIX}role:{name}"
+
+
+def role_streams(name: RoleName) -> tuple[str, str]:
+    """Return the keys of both streams of a role, in the order in which workers read them."""
+    return role(name, first=True), role(name)
 
 
 def role_workers(name: RoleName, status: str) -> str:
@@ -187,8 +197,9 @@ workers | zset | forever | register
     lease's duration
 worker:{id} | hash | lease | register
     role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an
-    operator's order; of an anchor its route, what it lacks and which workers it needs, of a
-    span worker its anchor, span and memory; of both the stats of their steps
+    operator's order; the role to which it hands tasks off; of an anchor its route, what it
+    lacks and which workers it needs, of a span worker its anchor, span and memory; of both the
+    stats of their steps
 worker:{id}:tasks | set | lease | claim
     request|stage that it owns, or that is reserved for it
 role_workers:{role}:{status} | zset | index | register, renew, drain, order, fence_worker
@@ -203,7 +214,9 @@ places | hash | index | register
 fencing | hash | lease | fence_worker
     fenced worker or gateway of which tasks are left to revoke -> how it ended
 role:{role} | stream | forever | submit
-    grants waiting for a claim
+    new grants waiting for a claim
+role:{role}:first | stream | forever | fence_worker
+    grants of tasks that the role had before, which are read first
 availability:{role} | hash | forever | register
     times of the last loss and leaving; announced starts -> deadline and loaded %; attempts,
     last attempt, duration; us
@@ -246,8 +259,8 @@ logs:facts | stream | forever | scripts that log a fact
 logs:dropped | string | forever | all processes
     number of lost log lines
 req:{r}:task:{stage} | hash | retention | submit
-    state, role, owner, epoch, walks, inputs; per edge: chunks produced, consumed and processed,
-    items and bytes written; metadata for the trace
+    state, role, owner, epoch, entry in the role's stream, walks, inputs; per edge: chunks
+    produced, consumed and processed, items and bytes written; metadata for the trace
 req:{r}:edge:{edge} | stream | retention | append
     chunk headers
 req:{r}:loc:{edge} | hash | live | append

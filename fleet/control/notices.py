@@ -67,7 +67,7 @@ class _Entry(
         "from_index": "i",
         "walk": "w",
         "order": "o",
-        "alone": "a",
+        "group": "a",
     },
 ):
     """Base of the notices that fill a whole inbox entry. `rename` maps fields to their short names
@@ -126,14 +126,15 @@ class Grant(_Entry, frozen=True, kw_only=True, tag="g"):
     task's session; or in a role's stream, to any worker of the role. `entry`: id of the entry in
     the role's stream; "" in an inbox.
 
-    `alone`: True if no other task may run beside this task.
+    `group`: group of suspects with which alone this task may run; "1" if no other task may run
+    beside it; "" if any may.
     """
 
     request: RequestId
     stage: StageName
     epoch: Epoch
     entry: str = ""
-    alone: bool = False
+    group: str = ""
 
 
 class PromotionNotice(_Entry, frozen=True, kw_only=True, tag="p"):
@@ -215,5 +216,4 @@ def parse_grant(fields: dict[str, bytes], entry: str = "") -> Grant:
 
 
 def _texts(fields: dict[str, bytes]) -> dict[str, str]:
-    """Return the fields as text. An empty `a` (`alone`) is left out, since it means False."""
-    return {name: text(value) for name, value in fields.items() if value or name != "a"}
+    return {name: text(value) for name, value in fields.items()}

@@ -38,7 +38,8 @@ class TrainingClient:
 
     async def has_waiting(self) -> bool:
         """Return True if a request waits for a worker of the main stage."""
-        return bool(await answer_of(self._redis.xlen(keys.role(self._main_role))))
+        streams = keys.role_streams(self._main_role)
+        return any([await answer_of(self._redis.xlen(stream)) for stream in streams])
 
     async def count(self, outcome: Outcome) -> None:
         """Count one hidden-state sample by its outcome: `acknowledged` (the trainer has trained on

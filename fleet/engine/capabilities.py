@@ -60,6 +60,10 @@ class KVPagePool(Protocol):
         """
         ...
 
+    def may_lend(self) -> bool:
+        """Return True if the pool has pages enough that further ones may be lent."""
+        ...
+
     def reserve(self, num_rows: int) -> KVPages | None:
         """Reserve pages for keys and values of `num_rows` positions read from another engine, until
         `import_pages` or `free`. Return None if the pool is short of pages.

@@ -98,6 +98,8 @@ def _register(context: WorkerContext, sessions: SessionService | None) -> bool:
             dtype=settings.dtype,
         ),
         "capacity": str(context.config.stage(settings.stage).max_batch),
+        "next_role": settings.serves.next or "",
+        "no_worker_us": str(int(context.config.lease.no_worker_timeout_s * 1e6)),
         "backend": transfer.backend,
         "registered_address": str(transfer.registered_address),
         "registered_bytes": str(transfer.registered_bytes),

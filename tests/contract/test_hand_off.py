@@ -120,7 +120,7 @@ def new_end(checkpoint: Path) -> Iterator[EndFactory]:
             worker=worker,
             engine=engine,
             transfer=transfer,
-            offers=Offers(engine, transfer, worker, LEASE_S),
+            offers=Offers(engine, transfer, worker),
         )
         opened.append(end)
         return end
@@ -233,13 +233,14 @@ def test_offer_stands_until_withdrawn_or_replaced(ends: Ends) -> None:
     for _ in range(2):
         offered(source)
         assert source.offers.open_requests() == [REQUEST]
-        assert source.offers.overdue() == []
-    source.offers.expire(REQUEST)
-    assert source.offers.overdue() == [REQUEST]
+        assert source.offers.withdrawn() == []
+    source.offers.withdraw(REQUEST)
+    assert source.offers.withdrawn() == [REQUEST]
     assert sum(source.holds()) > 0, "it is freed only once no worker can import it"
     source.offers.free(REQUEST)
     source.offers.free(REQUEST)
-    source.offers.expire(REQUEST)
+    source.offers.withdraw(REQUEST)
+    assert source.offers.withdrawn() == []
     assert source.offers.open_requests() == []
 
 
@@ -313,6 +314,18 @@ def test_pages_are_copied_when_pool_is_short_of_pages(
     assert not isinstance(kv_import.blocks, KVPages) and imported(kv_import)
     assert target.run() == whole
     source.offers.free(REQUEST)
+
+
+def test_pages_on_offer_leave_room_for_others_until_the_pool_is_short(
+    new_end: EndFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = new_end("pages")
+    offered(source)
+    assert source.offers.has_room()
+    monkeypatch.setattr(kv_transfer, "LENDING_SHARE", 1.0)
+    assert not source.offers.has_room(), "what is on offer has to be used first"
+    source.offers.free(REQUEST)
+    assert source.offers.has_room()
 
 
 def memory_as_of_a_gpu(pool: KVPool) -> Memory:

@@ -169,7 +169,8 @@ class Twins:
         """Repeat all grants that left their streams; every grant is delivered at this time."""
         leads = self.rng.random() < 0.9
         for stage in STAGES:
-            self.client.xreadgroup(keys.GROUP, "reader", {keys.role(RoleName(stage)): ">"})
+            for stream in keys.role_streams(RoleName(stage)):
+                self.client.xreadgroup(keys.GROUP, "reader", {stream: ">"})
         self.store = self.store._replace(
             tasks=cast(
                 "tuple[MirrorTask, MirrorTask]",

@@ -3,23 +3,30 @@ are served meanwhile.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import pytest
 import redis
+from msgspec.structs import replace
 
+from fleet.config.placement import for_role
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import run
 from fleet.control.stream import ClientStream
+from fleet.core.errors import FleetError
 from fleet.core.events import TaskLost
-from fleet.core.ids import Epoch, WorkerId
+from fleet.core.ids import Epoch, RequestId, WorkerId
 from fleet.core.request import RequestSpec
+from fleet.engine.fake import FakeEngine
 from fleet.graphs import get_graph
+from fleet.stages.base import BuiltStage
 from fleet.worker.loop.loop import WorkerLoop
+from fleet.worker.main import build_stage
 from tests.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
 from tests.harness import (
     ThreadFleet,
@@ -202,3 +209,57 @@ async def test_aborted_suspect_reserves_no_worker(redis_url: str) -> None:
         await asyncio.to_thread(
             wait_until, lambda: not fleet.reserving_workers(), "the reservation to be dropped"
         )
+
+
+class SuspectingPasses:
+    """Remote steps of a fake engine. `suspects`: function that is called once, in the loop's thread
+    before the loop reports the suspects that it returns.
+    """
+
+    def __init__(self) -> None:
+        self.suspects: Callable[[], Sequence[RequestId]] | None = None
+
+    def accepts_requests(self) -> bool:
+        return True
+
+    def outage(self) -> FleetError | None:
+        return None
+
+    def take_suspects(self) -> Sequence[RequestId]:
+        suspects, self.suspects = self.suspects, None
+        return suspects() if suspects is not None else ()
+
+
+async def test_grant_that_arrives_with_the_report_of_a_suspect_is_claimed(redis_url: str) -> None:
+    """A grant that is in the worker's inbox when the worker reports a suspect is claimed at once:
+    the next turn of a conversation must not wait until its grant is overdue.
+    """
+    settings = (
+        "lease.claim_timeout_s=3600",
+        "lease.no_worker_timeout_s=3600",
+        "stages.lm.max_batch=2",
+        *in_step(get_graph("text")),
+    )
+    async with open_fleet(redis_url, *settings, without=STAGE) as (fleet, client):
+        engine, remote = FakeEngine(max_batch=2, source=True), SuspectingPasses()
+        engine.remote = remote
+        whole = build_stage(for_role(fleet.config, fleet.config.role(STAGE)), STAGE, Path())
+        worker = fleet.add_worker(STAGE, BuiltStage(engine=engine, adapter=whole.adapter))
+        first, _ = await begin_answer(client, fleet, worker)
+        run(fleet.clients[0], scripts.adopt_prefix(worker.worker, STAGE, "talk", keep_s=60))
+        turn = replace(fake_spec(fleet), session="talk")
+        event_loop = asyncio.get_running_loop()
+        streams: list[ClientStream] = []
+
+        def submit_turn() -> Sequence[RequestId]:
+            submitting = asyncio.run_coroutine_threadsafe(
+                client.requests.submit(turn, None), event_loop
+            )
+            streams.append(submitting.result(timeout=10))
+            return [first.id]
+
+        remote.suspects = submit_turn
+        await asyncio.to_thread(
+            wait_until, lambda: turn.id in worker.tasks, "the turn to be claimed", 10
+        )
+        assert await collected(streams[0], turn)

@@ -286,7 +286,7 @@ async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> Non
     def reads_no_grants() -> bool:
         readers = cast(
             "list[dict[str, object]]",
-            forward.control.xinfo_consumers(keys.role(RoleName(STAGE)), keys.GROUP),
+            forward.control.xinfo_consumers(keys.role(RoleName(STAGE)), keys.IDLE_GROUP),
         )
         return all(
             int(text(each["idle"])) > 4 * IDLE_BLOCK_MS

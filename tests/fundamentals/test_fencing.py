@@ -111,6 +111,7 @@ WRITES_OF_A_TASK: dict[str, Call] = {
     "relocate": lambda control, old: control.relocate(old, OTHER),
     "hand_off": lambda control, old: control.hand_off(old),
     "confirm": lambda _, old: scripts.confirm(REQUEST, STAGE, old),
+    "decline": lambda _, old: scripts.decline(REQUEST, STAGE, old),
     "report_idle": lambda _, old: scripts.report_idle(REQUEST, STAGE, old, {TEXT: 1}),
     "lose_tasks": lambda control, old: control.lose_task(old),
     "suspect_task": lambda _, old: scripts.suspect_task(REQUEST, STAGE, old),
@@ -146,6 +147,7 @@ LOST_RIGHTS = {
                 lambda control, _: scripts.claim(WORKER, ROLE, "", REQUEST, STAGE, control.epoch()),
                 "unlisted",
             ),
+            "read_grants": (lambda _, __: scripts.read_grants(WORKER, ROLE, 1), "unlisted"),
             "adopt_prefix": (
                 lambda _, __: scripts.adopt_prefix(WORKER, STAGE, "talk", keep_s=60),
                 "stale",

@@ -3,9 +3,12 @@ worker.
 """
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from fleet.control import keys, scripts
-from fleet.core.ids import EdgeName, WorkerId
+from fleet.core.ids import EdgeName, RequestId, WorkerId
 from tests.control_plane import LEASE_US, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, open_fleet
 
@@ -84,3 +87,83 @@ async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
         specs = [fake_spec(fleet, seed=number, num_tokens=20) for number in range(12)]
         answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
         assert all(len(received[EdgeName("audio")]) == 20 * 1920 for received in answers)
+
+
+def test_recovered_tasks_are_read_before_new_ones_and_each_in_the_order_of_requests(
+    control: Control,
+) -> None:
+    """Tasks that were lost are read before tasks that no worker has had yet, whichever waits for
+    longer. Among themselves both keep the order of their requests, and a worker reads no more
+    grants than it has free slots.
+    """
+    owned = [RequestId(f"req-{number}") for number in (1, 3, 2)]
+    for request in owned[1:]:
+        assert control.submit(request)[0] == "ok"
+    assert control.read(free=3) == owned
+    for request in owned:
+        assert control.claim(request=request) == "ok"
+    new = [RequestId(f"req-{number}") for number in (4, 5, 6)]
+    for request in new:
+        assert control.submit(request)[0] == "ok"
+    control.register(OTHER)
+    control.kill()
+    read = [control.read(OTHER, free) for free in (2, 2, 9, 9)]
+    assert read == [sorted(owned)[:2], [*sorted(owned)[2:], new[0]], new[1:], []]
+
+
+def finish_and_lose_tensors(control: Control) -> str:
+    assert control.append(control.epoch(), finish=True) == "ok"
+    return control.lose_tensors()
+
+
+def leave_unclaimed(control: Control) -> str:
+    """Let the task's grant be read by a worker that does not claim it, and become overdue."""
+    assert control.redeliver() == "ok"
+    assert control.read() == [REQUEST]
+    return control.watch()
+
+
+WAYS_BACK: dict[str, Callable[[Control], str]] = {
+    "handed off": lambda control: control.hand_off(control.epoch()),
+    "lost with its batch": lambda control: control.lose_task(control.epoch()),
+    "redelivered": lambda control: control.redeliver(),
+    "left by its worker": lambda control: control.leave(),
+    "recomputed": finish_and_lose_tensors,
+    "overdue": leave_unclaimed,
+}
+
+
+@pytest.mark.parametrize("way", WAYS_BACK)
+def test_task_that_the_role_had_before_is_read_before_new_ones(control: Control, way: str) -> None:
+    control.register(OTHER)
+    assert control.read() == [REQUEST] and control.claim() == "ok"
+    assert control.submit("req-2")[0] == "ok"
+    assert WAYS_BACK[way](control) == "ok"
+    assert control.read(OTHER, 2) == [REQUEST, "req-2"]
+
+
+def test_read_grant_is_reserved_until_it_is_claimed(control: Control) -> None:
+    """A grant that was read belongs to its reader: no other worker may claim it, and if the reader
+    ends before it claims the grant, the task is granted again at once and no death is counted.
+    """
+    control.register(OTHER)
+    assert [control.read(), control.read(OTHER)] == [[REQUEST], []]
+    assert control.tasks_of() == {f"{REQUEST}|{STAGE}".encode()}
+    assert control.claim(worker=OTHER) == "stale"
+    control.kill()
+    assert control.read(OTHER) == [REQUEST]
+    assert [control.claim(worker=OTHER), control.task().get("deaths")] == ["ok", None]
+    assert control.grants() == []
+
+
+def test_grants_are_read_by_listed_workers_that_accept_tasks_and_only_while_open(
+    control: Control,
+) -> None:
+    control.register(OTHER)
+    assert control.order("drain", OTHER) == "ok"
+    assert control.read(OTHER) == []
+    for number in range(2, 5):
+        assert control.submit(f"req-{number}")[0] == "ok"
+    assert control.claim(request=RequestId("req-2")) == "ok"
+    assert control.abort(RequestId("req-3")) == "ok"
+    assert control.read(free=9) == [REQUEST, "req-4"]

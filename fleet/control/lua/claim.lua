@@ -1,5 +1,5 @@
 -- claim: compares the grant's epoch, that it is unclaimed and not reserved for another worker, and that the worker is listed; writes
--- the owner, the worker's tasks and the inputs, of which the new owner has consumed nothing. Deletes the grant's entry in any case.
+-- the owner, the worker's tasks and the inputs, of which the new owner has consumed nothing; deletes the grant's entry.
 -- Answers with the request, the task's hash and everything the task needs: the audio of its prompt if its stage reads it, the blocks
 -- offered to it, per input edge its chunks and where their tensors are, per output edge its chunks, its consumer's state and how much
 -- that consumed.
@@ -8,12 +8,12 @@
 pass_when_full()
 local w, role, entry, r, s, epoch, reads_audio, num_inputs = unpack(ARGV, 1, 8)
 local tk = task_key(r, s)
-if entry ~= '' then call('XDEL', P .. 'role:' .. role, entry) end
 if not call('ZSCORE', P .. 'workers', w) then return {'unlisted'} end
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
 local t = call('HMGET', tk, 'epoch', 'state', 'reserved_for')
 if t[1] ~= epoch or not next_state('claimed', t[2]) or (t[3] and t[3] ~= w) then return {'stale'} end
 if t[3] then call('HDEL', tk, 'reserved_for') end
+if entry ~= '' then delete_entry(tk) end
 move(tk, r, s, 'claimed')
 call('HSET', tk, 'owner', w, 'holder', w, 'claimed_us', int(now_us()))
 call('SADD', tasks_of(w), r .. '|' .. s)

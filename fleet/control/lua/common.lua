@@ -273,15 +273,30 @@ local function remove_owner(tk, r, s)
   call('HSET', tk, 'owner', '')
   return owner
 end
--- Withdraw an unclaimed grant from its stream, or from the worker that reserves a slot for it.
-local function withdraw(tk, r, s)
-  local old = call('HMGET', tk, 'role', 'entry', 'reserved_for')
-  if old[3] then
-    call('SREM', tasks_of(old[3]), r .. '|' .. s)
-    call('HDEL', tk, 'reserved_for')
-  elseif old[1] and old[2] then
-    call('XDEL', P .. 'role:' .. old[1], old[2])
+-- The key of one of a role's two streams of grants; the task's field `first` says in which its entry is. A task waits in the first if
+-- it was granted to the role before: it has begun, or its turn had come. Workers empty it before the other (`read_grants`).
+local function role_key(role, first) return P .. 'role:' .. role .. (first and ':first' or '') end
+local function delete_entry(tk)
+  local of = call('HMGET', tk, 'role', 'entry', 'first')
+  if of[1] and of[2] then call('XDEL', role_key(of[1], of[3] == '1'), of[2]) end
+end
+-- Return the id of the last entry of a role's stream that was read as a grant.
+local function last_read(key)
+  for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', key)) do
+    local of = {}
+    for f = 1, #group, 2 do of[group[f]] = group[f + 1] end
+    if of.name == 'workers' then return of['last-delivered-id'] end
   end
+  return '0-0'
+end
+-- Withdraw an unclaimed grant from its stream, and from the worker that reserves a slot for it.
+local function withdraw(tk, r, s)
+  local reserved_for = call('HGET', tk, 'reserved_for')
+  if reserved_for then
+    call('SREM', tasks_of(reserved_for), r .. '|' .. s)
+    call('HDEL', tk, 'reserved_for')
+  end
+  delete_entry(tk)
 end
 local function voices_of(owner) return P .. 'voices_of:' .. owner end
 -- Renew a voice session's time to live. A client secret's sessions are also listed under that secret with the same time: a session
@@ -337,13 +352,14 @@ end
 -- Offer a task, at a higher epoch, to a role or to the worker `to` of it, which reserves a slot. `happened`: it was granted or handed off.
 -- Returns the epoch.
 local function offer(tk, r, s, happened, role, alone, to)
-  local epoch = raise_epoch(tk)
+  local epoch, first = raise_epoch(tk), call('HGET', tk, 'role') == role
   if to then
     call('HSET', tk, 'reserved_for', to)
     call('SADD', tasks_of(to), r .. '|' .. s)
     notice(to, 'k', 'g', 'r', r, 's', s, 'e', epoch, 'a', alone)
   else
-    call('HSET', tk, 'entry', call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', epoch, 'a', alone))
+    local entry = call('XADD', role_key(role, first), '*', 'r', r, 's', s, 'e', epoch, 'a', alone)
+    call('HSET', tk, 'entry', entry, 'first', first and '1' or '')
   end
   move(tk, r, s, happened)
   call('HSET', tk, 'role', role, 'granted_us', int(now_us()), 'alone', alone)
@@ -524,8 +540,9 @@ end
 -- Revoke some of the tasks of a fenced worker or gateway, which ended as `how` says: Redis serves nothing else meanwhile, and a gateway may
 -- hold thousands. While some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
 local function lose_tasks_of(w, how)
-  local suspects = {}
-  for _, pair in ipairs(call('SPOP', tasks_of(w), FENCE_SLICE)) do
+  local suspects, lost = {}, call('SPOP', tasks_of(w), FENCE_SLICE)
+  table.sort(lost)  -- the oldest request first
+  for _, pair in ipairs(lost) do
     local r, s = string.match(pair, '^(.-)|(.+)$')
     local tk = task_key(r, s)
     local of = call('HMGET', tk, 'owner', 'reserved_for')

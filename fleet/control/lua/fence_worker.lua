@@ -53,7 +53,9 @@ lose_tasks_of(w, how)
 if how == 'died' then settle_evidence(w) end
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
-if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
+for _, first in ipairs(role and role ~= '' and {true, false} or {}) do
+  redis.pcall('XGROUP', 'DELCONSUMER', role_key(role, first), 'workers.idle', w)
+end
 local cause = cjson.decode(ev).cause or ''
 if not role and how == 'died' then log_late_end(w, cause) end
 if role then

@@ -1,4 +1,4 @@
--- register: lists a new process with its lease and the lease's duration, creates its inbox and its role's stream, and clears the role's
+-- register: lists a new process with its lease and the lease's duration, creates its inbox and its role's streams, and clears the role's
 -- losses and failed starts. Writes the indexes of workers: by role and status, by compared settings, by place. Refused, with the
 -- reason kept for an hour: a worker whose versions differ from the listed workers' ("skew"), and one
 -- that could not exchange tensors with them or does not share their secret ("mismatch"). Workers of one `stage`, where they name it,
@@ -74,9 +74,11 @@ call('HSET', P .. 'worker:' .. w, 'role', role, 'lease_us', lease, 'started_us',
   'settings_group', own_group())
 index_worker(w)
 if place_of(w) then call('HSET', P .. 'places', place_of(w), w) end
-redis.pcall('XGROUP', 'CREATE', P .. 'inbox:' .. w, 'workers', '0', 'MKSTREAM')
+redis.pcall('XGROUP', 'CREATE', P .. 'inbox:' .. w, 'workers.idle', '0', 'MKSTREAM')
 if role ~= '' then
-  redis.pcall('XGROUP', 'CREATE', P .. 'role:' .. role, 'workers', '0', 'MKSTREAM')
+  for _, group in ipairs({'workers', 'workers.idle'}) do
+    for _, first in ipairs({true, false}) do redis.pcall('XGROUP', 'CREATE', role_key(role, first), group, '0', 'MKSTREAM') end
+  end
   call('HDEL', availability_key(role), 'lost_us', 'left_us', 'tries', 'next_us')
 end
 event(ev)

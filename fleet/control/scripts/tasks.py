@@ -88,6 +88,14 @@ def claim(
 
 
 @script
+def read_grants(worker: WorkerId, role: RoleName, free: int) -> Call:
+    """Reserve up to `free` grants of a role for a worker, which is to claim them, and answer them
+    as entries of a stream: tasks that the role had before come first, then new ones in their order.
+    """
+    ...
+
+
+@script
 def reserve(
     worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch
 ) -> Call:
@@ -179,6 +187,14 @@ def hand_off(
 
 @script
 def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call: ...
+
+
+@script
+def decline(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """Withdraw, as the task's new owner, the KV blocks offered with it, since they cannot be
+    imported.
+    """
+    ...
 
 
 @script

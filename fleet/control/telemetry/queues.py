@@ -67,57 +67,66 @@ async def read_queues(
     """
     pipe = client.pipeline(transaction=False)
     for role in roles:
-        pipe.xrange(keys.role(role.role), count=MAX_PENDING)
-        pipe.xinfo_groups(keys.role(role.role))
+        for stream in keys.role_streams(role.role):
+            pipe.xrange(stream, count=MAX_PENDING)
+            pipe.xinfo_groups(stream)
     pipe.time()
     answers = tuple(await pipe.execute(raise_on_error=False))
     *replies, (seconds, micros) = cast("tuple[*tuple[object, ...], tuple[int, int]]", answers)
     now_ms = seconds * 1000 + micros / 1000
+    streams = [
+        _pending(entries, groups, now_ms)
+        for entries, groups in zip(replies[::2], replies[1::2], strict=True)
+    ]
     return [
         _queue(
             role,
             stages.get(role.role, StageName(role.role)),
             rates,
-            replies[2 * n],
-            replies[2 * n + 1],
-            now_ms,
+            [*streams[2 * n], *streams[2 * n + 1]],
         )
         for n, role in enumerate(roles)
     ]
 
 
 def _queue(
-    role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float
+    role: RoleView, stage: StageName, rates: Rates, pending: Sequence[PendingGrant]
 ) -> RoleQueue:
-    delivered = _delivered(groups)
-    found = stream_entries(entries) if isinstance(entries, list) else []
     return RoleQueue(
         **msgspec.structs.asdict(role),
         stage=stage,
         in_per_s=round(rates["in"].get(role.role, 0.0), 3),
         out_per_s=round(rates["out"].get(role.role, 0.0), 3),
-        pending=tuple(_pending(entry, fields, delivered, now_ms) for entry, fields in found),
+        pending=tuple(pending[:MAX_PENDING]),
     )
 
 
-def _delivered(groups: object) -> tuple[int, int]:
-    """Return the id of the last entry that a worker has read. `groups`: reply of XINFO GROUPS for a
-    role's stream.
+def _pending(entries: object, groups: object, now_ms: float) -> list[PendingGrant]:
+    """Return the unclaimed grants of one of a role's streams. `entries`, `groups`: replies of
+    XRANGE and XINFO GROUPS for it.
     """
+    last_read = _last_read(groups)
+    found = stream_entries(entries) if isinstance(entries, list) else []
+    return [_grant(entry, fields, last_read, now_ms) for entry, fields in found]
+
+
+def _last_read(groups: object) -> tuple[int, int]:
+    """Return the id of the last entry that was read as a grant."""
     found = cast("list[dict[str, object]]", groups) if isinstance(groups, list) else []
-    return max((entry_order(text(group["last-delivered-id"])) for group in found), default=(0, 0))
+    read = [group["last-delivered-id"] for group in found if text(group["name"]) == keys.GROUP]
+    return entry_order(text(read[0])) if read else (0, 0)
 
 
-def _pending(
-    entry: str, fields: Mapping[str, bytes], delivered: tuple[int, int], now_ms: float
+def _grant(
+    entry: str, fields: Mapping[str, bytes], last_read: tuple[int, int], now_ms: float
 ) -> PendingGrant:
     return PendingGrant(
         request=RequestId(text(fields.get("r"))),
         stage=StageName(text(fields.get("s"))),
         epoch=Epoch(number(fields, "e")),
         age_s=round(max(0.0, now_ms - entry_order(entry)[0]) / 1000, 3),
-        alone=fields.get("a") == b"1",
-        read=entry_order(entry) <= delivered,
+        alone=bool(fields.get("a")),
+        read=entry_order(entry) <= last_read,
     )
 
 

@@ -57,14 +57,17 @@ class LoopKVTransfer(Generic[TaskT]):
             num_rows=scheduled.computed, data=self._pool.read(scheduled.table, scheduled.computed)
         )
 
+    def may_lend(self) -> bool:
+        room = self._pool.num_free + self._cache.num_pages
+        return room >= LENDING_SHARE * self._pool.num_pages
+
     def lend(self, request_id: RequestId) -> KVPages | None:
         scheduled = self._requests.get(request_id)
-        room = self._pool.num_free + self._cache.num_pages
         # Pages of a session's request are not lent: they are cached for its next turn.
         if (
             scheduled is None
             or scheduled.request.session
-            or room < LENDING_SHARE * self._pool.num_pages
+            or not self.may_lend()
             or not _can_share(scheduled)
         ):
             return None

@@ -8,23 +8,27 @@ from typing import cast
 from redis.exceptions import RedisError
 
 from fleet.control import scripts
-from fleet.control.connect import Reply, text
+from fleet.control.connect import Reply, text, texts
 from fleet.control.notices import Grant, Notice
 from fleet.core.errors import FleetError, failure_of
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.loop.parts import WorkerParts
+from fleet.worker.process.redis_link import TurnResult
 from fleet.worker.task.claim import parse_claim
 from fleet.worker.task.pending_calls import PendingCall, is_unwritten
 from fleet.worker.task.task import Task, logged_output, open_task
 
 log = logging.getLogger(__name__)
 
+ALONE = "1"
+"""Group of a suspect beside which no other task may run."""
+
 
 class GrantIntake:
-    """Claims granted tasks for this worker and opens them. `reserved`: grants whose task must run
-    alone and waits until this worker has no other task.
+    """Claims granted tasks for this worker and opens them. `reserved`: grants of suspects, which
+    wait until this worker has no other task.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class GrantIntake:
         self._worker = context.worker
         self._link = context.link
         self._role, self._adapter = context.settings.role, context.settings.built.adapter
+        self._hands_off = context.settings.serves.next is not None
         self._tasks, self._hand_offs = parts.tasks, hand_offs
         self._cached_sessions, self._availability = parts.cached_sessions, parts.availability
         graph, stage = context.graph, context.stage
@@ -48,6 +53,8 @@ class GrantIntake:
     def free_slots(self) -> int:
         if self._is_exclusive() or not self._availability.accepts_tasks or not self._can_compute():
             return 0
+        if not self._hand_offs.has_room():
+            return 0
         return max(0, self._capacity - len(self._tasks) - len(self._unclaimed))
 
     def _can_compute(self) -> bool:
@@ -60,26 +67,50 @@ class GrantIntake:
     def _is_exclusive(self) -> bool:
         return bool(self.reserved) or self._tasks.runs_alone()
 
+    def choose(self, result: TurnResult) -> list[Grant]:
+        """Return the grants to claim: those reserved for this worker and, while slots are free, the
+        grants that ended its wait. The others stay in their stream, for any worker of the role.
+
+        A worker that hands its tasks off claims only what was reserved for it, since the
+        reservation compares how many tasks the next role has room for.
+        """
+        reserved = {(grant.request, grant.epoch) for grant in result.grants}
+        woken = [grant for grant in result.woken if (grant.request, grant.epoch) not in reserved]
+        num_free = 0 if self._hands_off else self.free_slots() - len(result.grants)
+        return result.grants + woken[: max(0, num_free)]
+
     def accept(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         """Claim grants and open their tasks. `deliver`: function that handles notices which arrive
         with the claims.
 
-        A task that must run alone waits until nothing else runs here, and meanwhile nothing new is
-        claimed; grants in this worker's inbox are left, and granted to another worker when overdue.
-        The waiting grant is reserved in this worker's name. Without the reservation it would become
-        overdue and be granted to a second worker, which would have to wait as well.
+        Suspects wait until nothing else runs here, and meanwhile nothing new is claimed; grants in
+        this worker's inbox are left, and granted to another worker when overdue. The waiting grants
+        are reserved in this worker's name, and so are the others of their group. Without the
+        reservation they would become overdue and be granted to a second worker, which would have to
+        wait as well.
         """
-        to_reserve = [grant for grant in grants if grant.alone]
-        self.reserved += to_reserve
+        to_reserve = [grant for grant in grants if grant.group]
         due = [
             grant
             for grant in grants
-            if not grant.alone and (grant.entry or not self._is_exclusive())
+            if not grant.group and (grant.entry or not self._is_exclusive())
         ]
         if self.reserved and not self._tasks and not due:
-            due.append(self.reserved.pop(0))
+            due = self._take_group()
+        self.reserved += (
+            to_reserve  # claimed once the reservation has brought the rest of the group
+        )
         if due or to_reserve:
             self._claim(due, deliver)
+
+    def _take_group(self) -> list[Grant]:
+        """Remove the oldest reserved grant, with the others of its group, and return them."""
+        group = self.reserved[0].group
+        if group == ALONE:
+            return [self.reserved.pop(0)]
+        taken = [grant for grant in self.reserved if grant.group == group]
+        self.reserved = [grant for grant in self.reserved if grant.group != group]
+        return taken
 
     def claim_again(self, deliver: Callable[[Notice], None]) -> None:
         """Claim the grants whose claim was refused, now that Redis accepts writes."""
@@ -97,11 +128,25 @@ class GrantIntake:
         ]
 
     def _settle_reservation(self, grant: Grant, reply: Reply) -> None:
-        """Drop a reservation if Redis answers that it is void, since the task has ended or was
-        granted again; a void reservation would keep this worker from claiming anything.
+        """Add the grants of the same group that Redis reserved with this one. Drop the reservation
+        if Redis answers that it is void, since the task has ended or was granted again; a void
+        reservation would keep this worker from claiming anything.
         """
-        if text(reply) != "ok" and grant in self.reserved:
-            self.reserved.remove(grant)
+        answer, *rest = texts(reply)
+        if answer != "ok":
+            self.reserved = [held for held in self.reserved if held != grant]
+            return
+        group, *others = rest
+        known = {(held.request, held.epoch) for held in self.reserved}
+        for request, stage, epoch in zip(others[::3], others[1::3], others[2::3], strict=True):
+            if (RequestId(request), int(epoch)) not in known:
+                other = Grant(
+                    request=RequestId(request),
+                    stage=StageName(stage),
+                    epoch=Epoch(int(epoch)),
+                    group=group,
+                )
+                self.reserved.append(other)
 
     def _claim(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         calls = [
@@ -167,7 +212,7 @@ class GrantIntake:
         engine, adapter = self._context.engine, self._adapter(spec, logs.blob)
         config = self._context.config
         task = open_task(
-            spec, grant.stage, grant.epoch, adapter, config, logs=logs, alone=grant.alone
+            spec, grant.stage, grant.epoch, adapter, config, logs=logs, alone=bool(grant.group)
         )
         _assign_walks(task, fields)
         request, first = adapter.open(logged_output(logs))

@@ -37,11 +37,16 @@ CONNECT_S = 2.0
 METADATA = "hand_off"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _PendingHandOff:
+    """Hand-off that is not written yet. `awaited`: number of offered copies of which one must end,
+    so that there is room for this one's; 0 if there may be room.
+    """
+
     task: Task
     blocks: KVBlocks | KVPages | None
     prefilled_us: int
+    awaited: int = 0
 
 
 class HandOffCoordinator:
@@ -87,6 +92,10 @@ class HandOffCoordinator:
             self._transfer.connect(new, self._receiver.peer(new))
         except TransferError as error:
             log.info("worker %s cannot be connected to ahead of a hand-off: %s", new, error.message)
+
+    def has_room(self) -> bool:
+        """Return False while blocks on offer leave this worker no room to offer further ones."""
+        return self._offers.has_room()
 
     def start_if_due(self, task: Task, output: EngineOutput, ended_us: int) -> None:
         """Start a task's hand-off if `output` is the first one of the next role's walk. `ended_us`:
@@ -135,8 +144,8 @@ class HandOffCoordinator:
         return calls
 
     def take_calls(self) -> list[PendingCall]:
-        """Return the scripts that withdraw overdue offers, confirm imports and hand tasks off, to
-        run after the tasks' chunks are appended.
+        """Return the scripts that withdraw offers, confirm or decline imports and hand tasks off,
+        to run after the tasks' chunks are appended.
         """
         self._imports.free_pages()
         calls: list[PendingCall] = [
@@ -144,16 +153,9 @@ class HandOffCoordinator:
                 scripts.release(request, self._serves.stage, self._worker),
                 partial(self._settle_release, request),
             )
-            for request in self._offers.overdue()
+            for request in self._offers.withdrawn()
         ]
-        for task in self._importable():
-            calls.append(
-                (
-                    scripts.confirm(task.request, task.stage, task.epoch),
-                    partial(self._settle_confirm, task),
-                )
-            )
-        return calls + self._hand_off_calls()
+        return calls + self._import_calls() + self._hand_off_calls()
 
     def _settle_release(self, request: RequestId, _reply: Reply) -> None:
         """Free a withdrawn offer's blocks. Either no worker can import them now, or one has
@@ -172,8 +174,15 @@ class HandOffCoordinator:
             assert not task.unsent, (
                 "chunks produced here go before the hand-off; the next owner does not produce them"
             )
-            calls += receipt_calls(task, self._worker)
+            if hand_off.awaited and self._offers.num_copies() >= hand_off.awaited:
+                self._pending.append(hand_off)
+                continue
             offer = self._offers.publish(task.request, hand_off.blocks)
+            hand_off.awaited = self._offers.num_copies()
+            if hand_off.blocks is not None and offer is None and hand_off.awaited:
+                self._pending.append(hand_off)
+                continue
+            calls += receipt_calls(task, self._worker)
             call = scripts.hand_off(
                 task.request,
                 task.stage,
@@ -207,16 +216,17 @@ class HandOffCoordinator:
         task.begin_import(kv_import)
         kv_import.poll()
 
-    def _importable(self) -> list[Task]:
-        """Return the tasks whose import is to be confirmed: their blocks have arrived, and they
-        have consumed all inputs that were logged when they were opened. Abandon imports that have
-        failed.
+    def _import_calls(self) -> list[PendingCall]:
+        """Return the confirmations of imports whose blocks have arrived, once the tasks have
+        consumed all inputs that were logged when they were opened. Abandon imports that have
+        failed, and decline their offers.
         """
-        due: list[Task] = []
+        calls: list[PendingCall] = []
         for task in self._tasks.values():
             if task.kv_import is None:
                 continue
             task.kv_import.poll()
+            key = (task.request, task.stage, task.epoch)
             if task.kv_import.state is ImportState.FAILED:
                 self._tally.failed(KV)
                 log.warning(
@@ -225,10 +235,11 @@ class HandOffCoordinator:
                     task.stage,
                 )
                 self._imports.abandon(task.end_import())
+                calls.append((scripts.decline(*key), ignore_reply))
             elif task.kv_import.state is ImportState.ARRIVED and task.has_read_logs():
                 task.kv_import.enter(ImportState.CONFIRMING)
-                due.append(task)
-        return due
+                calls.append((scripts.confirm(*key), partial(self._settle_confirm, task)))
+        return calls
 
     def _settle_confirm(self, task: Task, reply: Reply) -> None:
         """Give a task's imported blocks to the engine if Redis confirms that they were still on

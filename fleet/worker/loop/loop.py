@@ -119,6 +119,7 @@ class WorkerLoop:
         result = self.link.exchange(calls, free_slots=0, block_ms=0)
         for notice in result.notices:
             self._inbox.deliver(notice)
+        self.intake.accept(result.grants, self._inbox.deliver)
 
     def _fail_all_in_outage(self) -> None:
         """Fail every task whose layers have been missing for too long."""
@@ -213,7 +214,7 @@ class WorkerLoop:
         for request, live in zip(ask_live, result.still_live, strict=True):
             if not live:
                 self.tasks.drop(request, keep_cached=True)
-        self.intake.accept(result.grants, self._inbox.deliver)
+        self.intake.accept(self.intake.choose(result), self._inbox.deliver)
         if result.refusal is not None:
             time.sleep(self._outage.add(result.refusal))
         else:

@@ -8,7 +8,7 @@ from fleet.telemetry.counts import PullTally
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.cached_sessions import CachedSessions
 from fleet.worker.process.availability import Availability
-from fleet.worker.task.hand_off import OFFER_LEASE_S, AbandonedImports, Offers
+from fleet.worker.task.hand_off import AbandonedImports, Offers
 from fleet.worker.task.receiver import Receiver
 from fleet.worker.task.sender import Sender
 from fleet.worker.task.task_table import TaskTable
@@ -46,7 +46,7 @@ def open_parts(
     tally = PullTally()
     sender = Sender(transfer, context.worker)
     receiver = Receiver(transfer, context.link, context.config.transfer.deadline_s, tally)
-    offers = Offers(engine, transfer, context.worker, OFFER_LEASE_S)
+    offers = Offers(engine, transfer, context.worker)
     imports = AbandonedImports()
     return WorkerParts(
         tasks=TaskTable(engine, sender, receiver, offers, imports, cached_sessions),

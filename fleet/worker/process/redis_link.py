@@ -1,8 +1,9 @@
 """A worker's link to Redis: one pipelined round trip per iteration sends every write and returns
 every notice and grant.
 
-Large chunks, which a notice only names, are read from their logs by a second round trip. The same
-blocking read returns grants and notices, since the inbox and the role's stream share a group name.
+Large chunks, which a notice only names, are read from their logs by a second round trip. A script
+reserves grants for the free slots, in the order of the role's streams; the read after it, in the
+same round trip, waits for the inbox and for further grants if the worker has nothing else to do.
 """
 
 import logging
@@ -14,7 +15,15 @@ import redis
 from redis.exceptions import ResponseError
 
 from fleet.control import keys
-from fleet.control.connect import Reply, entry_order, exchange, exchange_each, pairs, text
+from fleet.control.connect import (
+    Reply,
+    entry_order,
+    exchange,
+    exchange_each,
+    pairs,
+    stream_entries,
+    text,
+)
 from fleet.control.logged_chunks import LogReads
 from fleet.control.notices import (
     AnyNotice,
@@ -26,7 +35,7 @@ from fleet.control.notices import (
     parse_notices,
 )
 from fleet.control.outage import refuses_writes
-from fleet.control.scripts import Arg, Call
+from fleet.control.scripts import Arg, Call, read_grants
 from fleet.control.training import PURGES
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
@@ -51,6 +60,9 @@ class TurnResult:
     """Result of one round trip. `replies`: one reply per call; `still_live`: one flag per request
     in `ask_live`, True if the request is live.
 
+    `grants`: grants reserved for this worker. `woken`: grants that ended the wait for the role's
+    streams; the role's other workers may read them too, and whoever claims one first has it.
+
     `refusal`: error with which Redis refused writes, or None. A refused call has such an error as
     its reply; it has changed nothing, and may be sent again.
     """
@@ -59,6 +71,7 @@ class TurnResult:
     refusal: ResponseError | None
     notices: list[Notice]
     grants: list[Grant]
+    woken: list[Grant]
     still_live: list[bool]
 
 
@@ -80,7 +93,7 @@ class RedisLink:
         self._refused: set[WorkerId] = set()
         self._client = client
         self._inbox = keys.inbox(worker)
-        self._role = keys.role(role)
+        self._role = role
         self._worker = worker
         self._read_up_to: str | None = None
         self._num_untrimmed, self._found_nothing = 0, False
@@ -101,6 +114,9 @@ class RedisLink:
         """Send `calls`, then read notices and, if `free_slots` > 0, up to `free_slots` grants of
         the role. `block_ms`: longest wait of the read (0: none); `ask_live`: requests to ask about.
         """
+        num_free = min(free_slots, MAX_NOTICES)
+        sent = [*calls, read_grants(self._worker, self._role, num_free)] if num_free else calls
+        awaited = num_free if block_ms > 0 else 0
         commands: list[Sequence[Arg]] = []
         is_due = self._read_up_to is not None and (
             self._num_untrimmed >= TRIM_AFTER or self._found_nothing
@@ -109,17 +125,19 @@ class RedisLink:
             commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
         if ask_live:
             commands.append(("SMISMEMBER", keys.LIVE, *ask_live))
-        commands.append(self._read_command(free_slots, block_ms))
-        replies = exchange_each(self._client, calls, *commands)
+        commands.append(self._read_command(awaited, block_ms))
+        replies = exchange_each(self._client, sent, *commands)
         refusal = _refusal_in(replies)
-        if is_due and not isinstance(replies[len(calls)], ResponseError):
+        if is_due and not isinstance(replies[len(sent)], ResponseError):
             self._read_up_to, self._num_untrimmed = None, 0
-        received, num_entries = self._parse(
+        grants = _grants(replies[len(calls)]) if num_free else []
+        received, woken, num_entries = self._parse(
             [] if isinstance(replies[-1], ResponseError) else replies[-1]
         )
         # The bound on grants may have cut the read short; the rest of the inbox must not wait for
-        # one more iteration each.
-        received = self._complete(received, cut_short=0 < free_slots <= num_entries)
+        # one more iteration each. The claims of grants read it anyway.
+        cut_short = 0 < awaited <= num_entries and not grants
+        received = self._complete(received, cut_short=cut_short)
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
         notices = [notice for notice in received if not isinstance(notice, Grant)]
         self._count_hops(notices)
@@ -127,7 +145,8 @@ class RedisLink:
             replies=replies[: len(calls)],
             refusal=refusal,
             notices=notices,
-            grants=[notice for notice in received if isinstance(notice, Grant)],
+            grants=grants + [notice for notice in received if isinstance(notice, Grant)],
+            woken=woken,
             still_live=live,
         )
 
@@ -154,37 +173,38 @@ class RedisLink:
             elif isinstance(notice, UnreadableNotice):
                 raise notice.error
 
-    def _read_command(self, free_slots: int, block_ms: int) -> Sequence[Arg]:
-        streams = [self._inbox] + ([self._role] if free_slots > 0 else [])
-        count = min(free_slots, MAX_NOTICES) if free_slots > 0 else MAX_NOTICES
+    def _read_command(self, awaited: int, block_ms: int) -> Sequence[Arg]:
+        """Return the read of the inbox, which also waits for up to `awaited` grants."""
+        streams = [self._inbox, *(keys.role_streams(self._role) if awaited else ())]
         block: list[Arg] = ["BLOCK", block_ms] if block_ms > 0 else []
         head: list[Arg] = [
             "XREADGROUP",
             "GROUP",
-            keys.GROUP,
+            keys.IDLE_GROUP,
             self._worker,
             "COUNT",
-            count,
+            awaited or MAX_NOTICES,
             *block,
             "NOACK",
         ]
         return (*head, "STREAMS", *streams, *[">"] * len(streams))
 
-    def _parse(self, reply: Reply) -> tuple[list[AnyNotice], int]:
-        """Return the notices and grants of a read, and the number of inbox entries that were
-        read.
+    def _parse(self, reply: Reply) -> tuple[list[AnyNotice], list[Grant], int]:
+        """Return the notices of the inbox, the grants in the role's streams, and the number of
+        inbox entries that were read.
         """
         received: list[AnyNotice] = []
+        woken: list[Grant] = []
         num_entries = 0
         for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
             if text(name) == self._inbox:
                 received += [notice for _, raw in entries for notice in parse_notices(pairs(raw))]
                 self._read_up_to, num_entries = text(entries[-1][0]), len(entries)
             else:
-                received += [parse_grant(pairs(raw), text(entry)) for entry, raw in entries]
+                woken += _grants(entries)
         self._num_untrimmed += num_entries
         self._found_nothing = not num_entries
-        return received, num_entries
+        return received, woken, num_entries
 
     def find_workers(self, role: RoleName) -> list[WorkerId]:
         """Return every listed worker of a role, whatever its status."""
@@ -276,6 +296,12 @@ def _refusal_in(replies: Sequence[Reply]) -> ResponseError | None:
         if not refuses_writes(error):
             raise error
     return errors[0] if errors else None
+
+
+def _grants(reply: Reply) -> list[Grant]:
+    """Parse grants from entries of a role's streams; a refused read has none."""
+    entries = stream_entries(reply) if isinstance(reply, list) else ()
+    return [parse_grant(fields, entry) for entry, fields in entries]
 
 
 def _after(entry: str) -> str:

@@ -7,7 +7,6 @@ owner computes the positions itself.
 """
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -26,8 +25,6 @@ from fleet.transfer.base import BlockRead, Pull, Transfer
 log = logging.getLogger(__name__)
 
 KV = "kv"
-OFFER_LEASE_S = 10.0
-"""Lifetime of an offer that no worker imports."""
 NO_MEMORY = (MemoryError, RuntimeError)
 """Errors of a failed allocation; torch raises RuntimeError."""
 
@@ -94,25 +91,35 @@ class Offer:
 
 
 class Offers:
-    """KV blocks that this worker offers to next owners of its tasks, until they are imported or
-    withdrawn.
+    """KV blocks that this worker offers to next owners of its tasks. An offer stands until the
+    blocks are imported, the new owner declines them, or the request ends.
 
     Lent pages have no generation, so no peer may still import them when they are reused: call
     `free` only after the script that ensures this (`confirm`, `release`), or after the end of the
     request or of this incarnation.
     """
 
-    def __init__(
-        self, engine: Engine, transfer: Transfer, worker: WorkerId, lease_s: float
-    ) -> None:
+    def __init__(self, engine: Engine, transfer: Transfer, worker: WorkerId) -> None:
         self._engine, self._kv = engine, engine.kv
         self._transfer = transfer
-        self._worker, self._lease_s = worker, lease_s
-        self._until: dict[RequestId, float] = {}
+        self._worker = worker
+        self._open: set[RequestId] = set()
+        self._withdrawn: set[RequestId] = set()
         self._lent: dict[RequestId, KVPages] = {}
 
     def open_requests(self) -> list[RequestId]:
-        return list(self._until)
+        return list(self._open)
+
+    def num_copies(self) -> int:
+        """Return the number of offered copies, each of which frees its room in the arena when its
+        offer ends.
+        """
+        return len(self._open) - len(self._lent)
+
+    def has_room(self) -> bool:
+        """Return False while blocks on offer leave the pool too few pages for further requests."""
+        pages = self._kv.pages if self._kv is not None and self._lent else None
+        return pages is None or pages.may_lend()
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
         """End a request in the engine and return its computed keys and values: the pages themselves
@@ -157,34 +164,38 @@ class Offers:
                     _arena_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes()
                 )
             except (TransferError, *NO_MEMORY) as error:
-                log.warning(
-                    "request %s: the computed rows are not offered: %s",
-                    request,
-                    str(error) or type(error).__name__,
-                )
                 self._transfer.release(_arena_owner(request))
+                if not self.num_copies():
+                    log.warning(
+                        "request %s: the computed rows are not offered: %s",
+                        request,
+                        str(error) or type(error).__name__,
+                    )
                 return None
             if wire.ref is not None:
                 location[KV] = wire.ref
             else:
                 data = wire.data or b""
-        self._until[request] = time.monotonic() + self._lease_s
+        self._open.add(request)
         return Offer(
             num_rows=blocks.num_rows, source=self._worker, pages=pages, location=location, data=data
         )
 
-    def expire(self, request: RequestId) -> None:
-        """Make a request's offer overdue at once, so that it is withdrawn."""
-        if request in self._until:
-            self._until[request] = 0.0
+    def withdraw(self, request: RequestId) -> None:
+        """Mark a request's offer as to be withdrawn: its blocks stay until the script `release` has
+        ensured that no worker imports them.
+        """
+        if request in self._open:
+            self._withdrawn.add(request)
 
-    def overdue(self) -> list[RequestId]:
-        now = time.monotonic()
-        return [request for request, until in self._until.items() if now > until]
+    def withdrawn(self) -> list[RequestId]:
+        return list(self._withdrawn)
 
     def free(self, request: RequestId) -> None:
-        if self._until.pop(request, None) is None:
+        self._withdrawn.discard(request)
+        if request not in self._open:
             return
+        self._open.remove(request)
         pages = self._lent.pop(request, None)
         if pages is not None:
             self.free_blocks(pages)

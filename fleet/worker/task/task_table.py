@@ -123,7 +123,7 @@ class TaskTable(dict[RequestId, Task]):
             self._engine.abort(request)
         self._receiver.forget(request)
         self._sender.release(request)
-        self._offers.expire(request)
+        self._offers.withdraw(request)
         self.lingering.discard(request)
         self._remove(request)
 
