@@ -44,7 +44,11 @@ class Workers:
         self.control.leave(worker)
 
     def grants(self) -> list[dict[str, str]]:
-        entries = stream_entries(self.control.client, keys.role(ROLE))
+        entries = [
+            entry
+            for stream in keys.role_streams(ROLE)
+            for entry in stream_entries(self.control.client, stream)
+        ]
         return [
             {"id": text(entry), **{text(name): text(value) for name, value in fields.items()}}
             for entry, fields in entries
