@@ -28,10 +28,13 @@ from fleet.control.scripts.requests import (
     sweep,
 )
 from fleet.control.scripts.sessions import (
+    ANY_VERSION,
     add_version,
+    claim_training,
     end_voice,
+    forget_version,
     hold_voice,
-    note_checkpoint,
+    holds_training,
     promote_version,
     save_voice,
 )
@@ -80,6 +83,7 @@ from fleet.control.scripts.workers import (
 )
 
 __all__ = [
+    "ANY_VERSION",
     "API_RIGHT",
     "AUDIO_RETENTION_S",
     "Ack",
@@ -102,6 +106,7 @@ __all__ = [
     "availability",
     "cache_prefix",
     "claim",
+    "claim_training",
     "confirm",
     "detach",
     "drain",
@@ -111,16 +116,17 @@ __all__ = [
     "fail",
     "fence_tasks",
     "fence_worker",
+    "forget_version",
     "grant",
     "hand_off",
     "hold_voice",
+    "holds_training",
     "kind_of",
     "lead",
     "leases",
     "log_fact",
     "lose_task",
     "lose_tensors",
-    "note_checkpoint",
     "note_gap",
     "note_standby",
     "order",
