@@ -13,7 +13,7 @@ OPERATIONS = frozenset(
 WAIT_S = 30.0
 
 
-class Killed(BaseException):
+class KilledAtFile(BaseException):
     """The thread ends here, as a killed process does."""
 
 
@@ -49,12 +49,12 @@ def run_killed(call: Callable[[], object], at: int) -> bool:
     """Run `call`, and kill it before its file operation `at`; return False if it ended before."""
 
     def kill() -> None:
-        raise Killed
+        raise KilledAtFile
 
     _faults[threading.get_ident()] = _Fault(at, kill)
     try:
         call()
-    except Killed:
+    except KilledAtFile:
         return True
     finally:
         del _faults[threading.get_ident()]

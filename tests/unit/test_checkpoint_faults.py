@@ -195,21 +195,24 @@ def test_trainer_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path
 
 
 @dataclass
-class Save:
-    """A checkpoint that became visible. `is_whole`: nobody has deleted or damaged it."""
+class SavedState:
+    """A checkpoint that became visible. `is_whole`: nobody has deleted or damaged it.
+    `is_superseded`: two newer ones have been whole together, so that it may be removed.
+    """
 
     name: str
     stamp: int
     is_whole: bool = True
+    is_superseded: bool = False
 
 
 @dataclass
-class World:
+class TrainingHistory:
     """A random history of trainers in one folder, and what it must lead to."""
 
     shared: SharedFolder
     rng: random.Random
-    saves: list[Save] = field(default_factory=list[Save])
+    saves: list[SavedState] = field(default_factory=list[SavedState])
     numbers: dict[int, str] = field(default_factory=dict[int, str])
     tables: list[RecordTable] = field(default_factory=list[RecordTable])
 
@@ -233,7 +236,7 @@ class World:
 
     def save(self) -> None:
         stamp = self.active.advance()
-        self.saves.append(Save(self.active.save(), stamp))
+        self.saves.append(SavedState(self.active.save(), stamp))
         assert not self.shared.hidden()
 
     def publish(self) -> None:
@@ -307,7 +310,7 @@ class World:
         """Count the checkpoint that became visible before its trainer was killed or frozen."""
         newest = next(iter(checkpoints_of(self.shared.folder)), None)
         if newest is not None and all(save.name != newest.name for save in self.saves):
-            self.saves.append(Save(newest.name, self.shared.stamp))
+            self.saves.append(SavedState(newest.name, self.shared.stamp))
 
     def check_continuation(self, stamp: int) -> None:
         """Check that training continues from the newest checkpoint that is whole, which is at most
@@ -318,8 +321,15 @@ class World:
         assert not ages or ages[0] <= 2
 
     def check_folder(self) -> None:
-        """Check that the disk is bounded, and that no two heads are one version."""
+        """Check that the two newest whole checkpoints are there, that the disk is bounded, and that
+        no two heads are one version.
+        """
         folder = self.shared.folder
+        needed = [save for save in self.saves if save.is_whole and not save.is_superseded]
+        present = {place.name for place in checkpoints_of(folder)}
+        assert {save.name for save in needed[-2:]} <= present
+        for save in needed[:-2]:
+            save.is_superseded = True
         assert len(list((folder / CHECKPOINTS).iterdir())) == 1
         assert len(checkpoints_of(folder)) <= 3
         versions = [version for _, version in recorded((folder / VERSIONS).iterdir())]
@@ -335,9 +345,9 @@ def test_training_continues_from_the_newest_whole_checkpoint_whatever_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr("fleet.drafts.trainer.versions.MOST_VERSIONS", MOST_VERSIONS)
-    world = World(SharedFolder(tmp_path), random.Random(seed))
+    history = TrainingHistory(SharedFolder(tmp_path), random.Random(seed))
     for _ in range(NUM_STEPS):
-        world.step()
-    world.replace()
-    world.save()
+        history.step()
+    history.replace()
+    history.save()
     assert len(checkpoints_of(tmp_path)) in (1, 2)
