@@ -169,9 +169,9 @@ class WriterFolder:
         """Yield the folders of the versions of the draft head."""
         return (each for each in (self._folder / VERSIONS).iterdir() if each.name[0] != HIDDEN)
 
-    def publish_version(self, part: Path, sha256: str) -> bool:
-        """Make a complete part visible as a version of the draft head. Return False and remove the
-        part if there is such a version.
+    def publish_version(self, part: Path, sha256: str) -> None:
+        """Make a complete part visible as a version of the draft head; remove the part if there is
+        such a version.
         """
         try:
             self._move(part, self.version(sha256))
@@ -179,9 +179,8 @@ class WriterFolder:
             if error.errno not in OCCUPIED:
                 raise
             self.discard(part)
-            return False
+            return
         flush_folder(self._folder / VERSIONS)
-        return True
 
     def publish_file(self, part: Path, place: Path) -> None:
         """Put a complete file, the only one of `part`, at `place` instead of a former one."""
