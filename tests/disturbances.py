@@ -3,11 +3,12 @@ over.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fleet.config import FleetConfig, load_config
 from fleet.control.client import FleetClient
+from fleet.control.connect import connect
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import EdgeName, StageName
 from fleet.core.request import RequestSpec
@@ -21,7 +22,7 @@ from tests.harness import (
     fake_spec_of,
     in_step,
 )
-from tests.support import RedisProcess, await_until
+from tests.support import RedisProcess, await_until, wait_until
 
 OMNI = get_graph(DEFAULT_GRAPH)
 SHORT_LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
@@ -62,6 +63,32 @@ def restart_redis(server: RedisProcess, folder: Path, cut_bytes: int) -> None:
             with file.open("r+b") as log:
                 log.truncate(size - cut_bytes)
     server.start()
+
+
+class AppendOnlyFile:
+    """Append-only file of a Redis server, which can be truncated to an earlier size."""
+
+    def __init__(self, server: RedisProcess, folder: Path) -> None:
+        self._server, self._folder = server, folder
+        self._sizes: Mapping[Path, int] = {}
+
+    def record_size(self) -> None:
+        """Record the file's size once it contains every acknowledged write, which a slow fsync may
+        delay for seconds.
+        """
+        with connect(self._server.url) as client:
+            wait_until(
+                lambda: client.info("persistence")["aof_buffer_length"] == 0,
+                "the append-only file to be written",
+            )  # pyright: ignore
+        self._sizes = {file: file.stat().st_size for file in self._folder.rglob("*.aof")}
+
+    def restart(self) -> None:
+        self._server.kill()
+        for file, size in self._sizes.items():
+            with file.open("r+b") as log:
+                log.truncate(size)
+        self._server.start()
 
 
 def restart_empty(server: RedisProcess, folder: Path) -> None:

@@ -12,7 +12,7 @@ from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.errors import BadInput
 from fleet.drafts.figures.speculation import ORDERS, SpeculationFigures, StageDrafts
-from fleet.drafts.figures.training import TrainingState
+from fleet.drafts.figures.training import DraftVersion, TrainingState
 from fleet.graphs import Graph
 
 if TYPE_CHECKING:
@@ -250,16 +250,18 @@ def add(
 
     Example: fleet draft add head
     """
-    from fleet.cli.draft_files import store_version
+    from fleet.cli.draft_files import newest_stored, record_version, store_version
 
     deployment = open_deployment(config, set_)
     version = store_version(deployment.config, folder)
 
-    async def run() -> int:
+    async def run() -> DraftVersion:
         async with _client(deployment) as client:
-            return (await client.training.add(version)).number
+            return await client.training.add(version, newest_stored(deployment.config))
 
-    print(f"version {asyncio.run(run())}")
+    added = asyncio.run(run())
+    record_version(deployment.config, added)
+    print(f"version {added.number}")
 
 
 async def _read_training(deployment: Deployment) -> TrainingState:

@@ -3,6 +3,7 @@ called.
 """
 
 import json
+import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -84,35 +85,46 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
 
     Raises: ConfigError if the head is damaged or belongs to another target model.
     """
-    from fleet.core.clock import now_us
-    from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
-    from fleet.drafts.figures.training import DraftVersion
-    from fleet.drafts.trainer.checkpoints import VERSIONS
+    from fleet.drafts.eagle3.files import load_head
+    from fleet.drafts.trainer.folder import VERSIONS
+    from fleet.drafts.trainer.versions import is_whole, write_version
     from fleet.models.target_hash import hash_of_target
 
     head = load_head(folder, target_hash=hash_of_target(resolve_checkpoint(config)))
-    part = config.drafts_dir / VERSIONS / f".{folder.name}.part"
-    sha256 = save_head(head, part)
-    place = part.with_name(sha256)
-    if place.exists():
+    versions = config.drafts_dir / VERSIONS
+    part = versions / f".{secrets.token_hex(8)}.part"
+    part.mkdir(parents=True)
+    version = write_version(head, part, source=str(folder))
+    place = versions / version.sha256
+    if is_whole(place):
         shutil.rmtree(part)
-    else:
-        part.rename(place)
-    return DraftVersion(
-        number=0,
-        sha256=sha256,
-        target=head.config.target_hash,
-        num_bytes=(place / WEIGHTS_FILE).stat().st_size,
-        source=str(folder),
-        created_us=now_us(),
-    )
+        return version
+    if place.exists():
+        place.rename(versions / f".{secrets.token_hex(8)}.damaged")
+    part.rename(place)
+    return version
+
+
+def newest_stored(config: FleetConfig) -> int:
+    """Return the highest number of a version in the deployment's folder of versions."""
+    from fleet.drafts.trainer.folder import VERSIONS
+    from fleet.drafts.trainer.versions import newest_number
+
+    return newest_number((config.drafts_dir / VERSIONS).iterdir())
+
+
+def record_version(config: FleetConfig, version: "DraftVersion") -> None:
+    """Write the record of a version, with its number, to the folder of its files."""
+    from fleet.drafts.trainer.versions import write_record
+
+    write_record(folder_of_version(config, version), version)
 
 
 def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
     """Return the folder that stores a draft head version on this host. Raises: BadInput if this
     host does not have it.
     """
-    from fleet.drafts.trainer.checkpoints import VERSIONS
+    from fleet.drafts.trainer.folder import VERSIONS
 
     folder = config.drafts_dir / VERSIONS / version.sha256
     if not folder.is_dir():

@@ -303,12 +303,14 @@ refused | zset | forever | register
 route_generation | string | forever | set_route
     the generation of the newest route; grows
 drafters | hash | forever | gateway, fleet draft, promote_version
-    stage -> drafter that an operator chose; its version of the draft head, and the one before
-training | hash | forever | note_checkpoint, gateway, fleet train
-    name, time and trainer of the last durable checkpoint; counts of hidden-state samples by
-    outcome; orders to forget samples
-draft_versions | hash | forever | add_version, promote_version
-    number -> version of the draft head; last number; hash -> number; why a worker replaced it
+    stage -> drafter that an operator chose; hash of its version of the draft head, and of the one
+    before
+training | hash | forever | claim_training, gateway, fleet train
+    trainer that may write to the trainers' folder, and its epoch; counts of hidden-state samples
+    by outcome; orders to forget samples
+draft_versions | hash | forever | add_version, promote_version, forget_version
+    hash -> version of the draft head, as its folder has it; last number; number -> hash; why a
+    worker replaced it
 refusal_logged | string | retention | submit, admission
     request whose refusal for the queue bound was logged within the last seconds
 conductor:last | string | forever | lead

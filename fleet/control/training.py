@@ -2,10 +2,9 @@
 versions of the draft head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
-import msgspec
 from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
@@ -17,7 +16,7 @@ from fleet.drafts.figures.training import (
     DraftVersion,
     TrainingState,
     decode_version,
-    encode_version,
+    parse_versions,
 )
 from fleet.graphs.training import TRAINER
 from fleet.telemetry.vitals import Vitals
@@ -51,11 +50,11 @@ class TrainingClient:
         """Order the trainer to forget all samples that it holds, which it does within a second."""
         await answer_of(self._redis.hincrby(keys.TRAINING, PURGES, 1))
 
-    async def add(self, version: DraftVersion) -> DraftVersion:
+    async def add(self, version: DraftVersion, newest: int = 0) -> DraftVersion:
         """Add a version of the draft head whose files are in the folder of versions; return it with
-        its number.
+        its number. `newest`: highest number of a version in that folder.
         """
-        call = scripts.add_version(WorkerId(""), version.sha256, encode_version(version))
+        call = scripts.add_version(WorkerId(""), None, version, newest)
         return decode_version(cast(bytes, await answer_of(run_async(self._redis, call))))
 
     async def promote(self, number: int) -> None:
@@ -63,22 +62,28 @@ class TrainingClient:
         version with which they started. Workers follow within two seconds, and read the weights
         from any worker that has them. Raises: NotFound for a version that does not exist.
         """
-        call = scripts.promote_version(
-            WorkerId(""), self._main, None, number, "by order of an operator"
-        )
-        if text(await answer_of(run_async(self._redis, call))) == "unknown":
+        found = {version.number: version.sha256 for version in await self.versions()} | {0: ""}
+        if number not in found or not await self._promote(found[number]):
             raise NotFound(
                 f"no version {number} of the draft head; `fleet draft versions` lists those "
                 "there are",
                 param="number",
             )
 
+    async def _promote(self, sha256: str) -> bool:
+        call = scripts.promote_version(
+            WorkerId(""), None, self._main, scripts.ANY_VERSION, sha256, "by order of an operator"
+        )
+        return text(await answer_of(run_async(self._redis, call))) == "ok"
+
     async def roll_back(self) -> int:
         """Return to the version of the draft head that was in use before the present one; return
         its number.
         """
-        before = await answer_of(self._redis.hget(keys.DRAFTERS, f"{self._main}:last_version"))
-        number = int(text(before) or 0)
+        before = text(
+            await answer_of(self._redis.hget(keys.DRAFTERS, f"{self._main}:last_version"))
+        )
+        number = _number_of(before, await self.versions())
         await self.promote(number)
         return number
 
@@ -101,30 +106,27 @@ class TrainingClient:
         active, raw, (present, before) = await answer_of(pipe.execute())
         trainer, fields = WorkerId(text(active[0]) if active else ""), pairs(raw)
         record = await answer_of(self._redis.hgetall(keys.worker(trainer))) if trainer else {}
+        figures, versions = Vitals.decode(pairs(record)).training, await self.versions()
         return TrainingState(
             enabled=self._enabled,
             trainer=trainer,
-            figures=Vitals.decode(pairs(record)).training,
-            checkpoint=text(fields.get("checkpoint")),
-            saved_us=number(fields, "saved_us"),
+            figures=figures,
+            checkpoint=figures.checkpoint_name if figures is not None else "",
+            saved_us=figures.saved_us if figures is not None else 0,
             acknowledged=number(fields, "acknowledged"),
             shed=number(fields, "shed"),
             failed=number(fields, "failed"),
-            versions=tuple(await self.versions()),
-            version=int(text(present) or 0),
-            last_version=int(text(before) or 0),
+            versions=tuple(versions),
+            version=_number_of(text(present), versions),
+            last_version=_number_of(text(before), versions),
         )
 
     async def versions(self) -> list[DraftVersion]:
         """Return the versions of the draft head, the newest first."""
-        fields = cast(
-            "Mapping[bytes, bytes]", await answer_of(self._redis.hgetall(keys.DRAFT_VERSIONS))
-        )
-        found = [
-            msgspec.structs.replace(
-                decode_version(version), note=text(fields.get(b"note:" + field))
-            )
-            for field, version in fields.items()
-            if field.isdigit()
-        ]
-        return sorted(found, key=lambda version: -version.number)
+        fields = await answer_of(self._redis.hgetall(keys.DRAFT_VERSIONS))
+        return parse_versions(cast("Mapping[bytes, bytes]", fields))
+
+
+def _number_of(sha256: str, versions: Sequence[DraftVersion]) -> int:
+    """Return the number of a version; 0 for the head of the workers' start."""
+    return next((version.number for version in versions if version.sha256 == sha256), 0)

@@ -22,6 +22,7 @@ from fleet.core.ids import RequestId
 from fleet.drafts.choice import DrafterChoice, Gain
 from fleet.drafts.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.drafts.figures.speculation import AUTO, EAGLE3, OFF, SUFFIX, SpeculationFigures
+from fleet.drafts.figures.training import DraftVersion
 from fleet.drafts.pass_costs import WEIGHT, Average, PassCosts, bucket_of
 from fleet.engine.torch.drafting import Drafting
 from fleet.engine.torch.kv_pool import KVPool
@@ -109,7 +110,7 @@ class Speculation(Drafting):
         """By drafter and number of requests: steps in a row whose guesses were not worth their
         time; see `REST`.
         """
-        self._version = 0
+        self._version: DraftVersion | None = None
         self.use(name)
 
     def _first_rates(self) -> list[Average]:
@@ -163,8 +164,9 @@ class Speculation(Drafting):
         """True if the drafter in use reads hidden states of steps."""
         return self._drafter is not None and self._drafter.reads_features
 
-    def on_new_head(self, version: int) -> None:
-        """Restart the counts, for version `version` of the draft head. A drafter that had failed is
+    def on_new_head(self, version: DraftVersion | None) -> None:
+        """Restart the counts, for another version of the draft head; None is the head of the start.
+        A drafter that had failed is
         used again.
         """
         self._version = version
@@ -383,7 +385,8 @@ class Speculation(Drafting):
             drafted=tuple(own.num_drafted),
             accepted=tuple(own.num_accepted),
             gains={name: gain for name, gain in gains.items() if name != OFF},
-            version=self._version,
+            version=self._version.number if self._version is not None else 0,
+            head_sha256=self._version.sha256 if self._version is not None else "",
             failed=self._failed,
             failure=self._failure,
         )

@@ -10,6 +10,7 @@ import numpy as np
 
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
+from fleet.drafts.figures.training import DraftVersion
 from fleet.drafts.trainer.records import TrainingRecords
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.spans.protocol.chain import RouteSlot
@@ -96,9 +97,10 @@ class HeadExchange(Protocol):
         """
         ...
 
-    def use(self, prepared: object, version: int) -> None:
+    def use(self, prepared: object, version: DraftVersion | None) -> None:
         """Draft with a head from `prepare` from the next step on; None restores the head with which
-        the stage started. Called in the engine loop's thread.
+        the stage started. `version`: the version of that head; None for the first one. Called in
+        the engine loop's thread.
         """
         ...
 

@@ -15,6 +15,7 @@ from fleet.drafts.eagle3.drafter import HeadDrafter
 from fleet.drafts.eagle3.files import in_dtype, pack_head, packed_bytes, unpack_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.figures.speculation import EAGLE3
+from fleet.drafts.figures.training import DraftVersion
 from fleet.drafts.speculation import Speculation
 from fleet.engine.base import Engine
 from fleet.engine.torch.kv_pool import KVShape
@@ -116,7 +117,7 @@ class DraftHeads(HeadExchange):
                 raise ConfigError(message, param=name)
         return in_dtype(head, self._dtype)
 
-    def use(self, prepared: object, version: int) -> None:
+    def use(self, prepared: object, version: DraftVersion | None) -> None:
         """Draft with a head from `prepare` from the next step on; None restores the head with which
         the stage started.
         """
@@ -143,7 +144,7 @@ class StoredHeads(HeadExchange):
         _unpack(data, sha256, self._config, torch.device("cpu"))
         return None
 
-    def use(self, prepared: object, version: int) -> None:
+    def use(self, prepared: object, version: DraftVersion | None) -> None:
         """Do nothing: the trainer drafts nothing."""
 
     def read_local(self, sha256: str) -> bytes | None:

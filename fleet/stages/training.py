@@ -13,8 +13,8 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary
-from fleet.drafts.trainer.checkpoints import VERSIONS
 from fleet.drafts.trainer.engine import ANSWER_START, VERSION, WINDOWS, TrainerEngine
+from fleet.drafts.trainer.folder import VERSIONS
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import TargetParts
 from fleet.drafts.trainer.schedule import TrainingSchedule

@@ -24,7 +24,7 @@ from fleet.stages.base import BuiltStage, EdgeItem
 from fleet.stages.builders import build_options
 from fleet.stages.fake import FakeTask
 from fleet.stages.options import BuildOptions
-from tests.disturbances import OMNI, SHORT_LEASES
+from tests.disturbances import OMNI, SHORT_LEASES, AppendOnlyFile
 from tests.harness import (
     ANSWER_TIMEOUT_S,
     EdgeArrays,
@@ -35,7 +35,7 @@ from tests.harness import (
     in_step,
     open_processes,
 )
-from tests.support import RedisProcess, wait_until
+from tests.support import RedisProcess
 
 pytestmark = pytest.mark.one_file_in(2, "control with many processes")
 
@@ -88,32 +88,6 @@ def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName
         return BuiltStage(engine=FakeEngine(max_batch=8), adapter=adapter)
 
     return build_stage
-
-
-class AppendOnlyFile:
-    """Append-only file of a Redis server, which can be truncated to an earlier size."""
-
-    def __init__(self, server: RedisProcess, folder: Path) -> None:
-        self._server, self._folder = server, folder
-        self._sizes: Mapping[Path, int] = {}
-
-    def record_size(self) -> None:
-        """Record the file's size once it contains every acknowledged write, which a slow fsync may
-        delay for seconds.
-        """
-        with connect(self._server.url) as client:
-            wait_until(
-                lambda: client.info("persistence")["aof_buffer_length"] == 0,
-                "the append-only file to be written",
-            )  # pyright: ignore
-        self._sizes = {file: file.stat().st_size for file in self._folder.rglob("*.aof")}
-
-    def restart(self) -> None:
-        self._server.kill()
-        for file, size in self._sizes.items():
-            with file.open("r+b") as log:
-                log.truncate(size)
-        self._server.start()
 
 
 def sizes_of(url: str, request: RequestId) -> list[int]:

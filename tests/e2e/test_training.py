@@ -2,22 +2,32 @@
 part, and leave nothing behind.
 """
 
+import hashlib
 import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.core.ids import WorkerId, place_of
-from fleet.drafts.trainer.checkpoints import VERSIONS
-from tests.e2e.fleets import ProcessFleet, fleet_up
-from tests.support import Running, run_cli, start_cli, wait_until
+from fleet.drafts.trainer.folder import VERSIONS
+from tests.disturbances import AppendOnlyFile
+from tests.e2e.fleets import ProcessFleet, fleet_up, worker_ids
+from tests.support import (
+    RedisProcess,
+    Running,
+    freeze_process,
+    run_cli,
+    start_cli,
+    wait_until,
+)
 
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
@@ -47,18 +57,27 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
 @pytest.fixture(scope="module")
 def pool(fleet: ProcessFleet) -> Path:
     path = fleet.folder / "pool.jsonl"
+    write_pool(path)
+    return path
+
+
+def write_pool(path: Path) -> None:
     lines = (
         {"prompt": f"question {number}", "answer": f"the answer is {number}"}
         for number in range(NUM_SAMPLES)
     )
     path.write_text("\n".join(map(json.dumps, lines)))
-    return path
 
 
 @contextmanager
-def training(fleet: ProcessFleet, pool: Path) -> Iterator[Running]:
-    """Begin a training run; yield it once it has trained on some samples."""
-    with start_cli("train", "--pool", str(pool), cwd=fleet.folder, env=fleet.env) as run:
+def training(
+    fleet: ProcessFleet, pool: Path, env: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Running]:
+    """Begin a training run; yield it once it has trained on some samples. `env`: environment in
+    addition to the fleet's.
+    """
+    own = {**fleet.env, **env}
+    with start_cli("train", "--pool", str(pool), cwd=fleet.folder, env=own) as run:
         run.wait_for(r"running: [1-9]\d* of \d+ samples trained on")
         yield run
 
@@ -124,6 +143,75 @@ def test_training_run_survives_a_lost_process(
             if signum == signal.SIGSTOP:
                 os.kill(pid, signal.SIGCONT)
     wait_for_nothing_live(fleet)
+
+
+def files_of(fleet: ProcessFleet) -> dict[str, str]:
+    """Return the hash of every file that readers of the trainers' folder may see, by its path."""
+    folder = fleet.config.drafts_dir
+    paths = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
+    return {
+        str(path): hashlib.sha256((folder / path).read_bytes()).hexdigest()
+        for path in paths
+        if not any(part.startswith(".") for part in path.parts)
+    }
+
+
+def test_trainer_that_was_frozen_changes_nothing_when_it_continues(
+    fleet: ProcessFleet, pool: Path
+) -> None:
+    """The trainer is frozen while it trains, and continues once its successor has finished the
+    run: its files stay as they are, and the next run is trained by the successor.
+    """
+    with training(fleet, pool) as run:
+        frozen = fleet.get("/v1/fleet/training")["trainer"]
+        pid = place_of(WorkerId(frozen))[1]
+        freeze_process(pid)
+        try:
+            number = assert_finished(run)
+            visible = files_of(fleet)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    with connect(fleet.redis_url) as control:
+        wait_until(
+            lambda: any(
+                place_of(worker)[1] == pid and worker != frozen for worker in worker_ids(control)
+            ),
+            "the frozen trainer to join again",
+            60,
+        )
+    assert files_of(fleet) == visible
+    with training(fleet, pool) as run:
+        assert assert_finished(run) == number + 1
+    wait_for_nothing_live(fleet)
+
+
+def test_training_goes_on_after_redis_lost_its_last_writes(tmp_path: Path) -> None:
+    """Redis forgets the second of two runs: the checkpoints and version that it made. The third run
+    continues from them, and the version gets its number again.
+    """
+    data, pool = tmp_path / "redis", tmp_path / "pool.jsonl"
+    data.mkdir()
+    write_pool(pool)
+    server = RedisProcess(data)
+    server.start()
+    try:
+        with fleet_up(tmp_path, *SETTINGS, env={"REDIS_URL": server.url}) as fleet:
+            env = {"REDIS_URL": server.url}
+            log, windows = AppendOnlyFile(server, data), list[int]()
+            for number in (1, 2, 3):
+                if number == 2:
+                    log.record_size()
+                elif number == 3:
+                    log.restart()
+                with training(fleet, pool, env) as run:
+                    assert assert_finished(run) == number
+                windows.append(fleet.get("/v1/fleet/training")["figures"]["windows"])
+            versions = fleet.get("/v1/fleet/training")["versions"]
+    finally:
+        server.stop()
+    assert windows[0] < windows[1] < windows[2], "no window is lost"
+    assert [each["number"] for each in versions] == [3, 2, 1]
+    assert len({each["sha256"] for each in versions}) == 3
 
 
 def test_captures_of_a_killed_run_are_aborted(fleet: ProcessFleet, pool: Path) -> None:

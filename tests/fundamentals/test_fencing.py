@@ -4,13 +4,16 @@ lead of the caller, and a refused call changes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import redis
 
 from fleet.control import keys, scripts
+from fleet.control.connect import run
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, Epoch, RequestId, Walk, WorkerId
+from fleet.drafts.figures.training import DraftVersion
 from tests.control_plane import (
     CONDUCTOR,
     GATEWAY,
@@ -24,6 +27,7 @@ from tests.control_plane import (
     Control,
 )
 
+HEAD = DraftVersion(number=0, sha256="aa", target="t", num_bytes=1)
 Call = Callable[[Control, Epoch], scripts.Call | str]
 """Function that calls a script with a former right (an epoch, for example); it returns the call to
 make, or the answer.
@@ -94,6 +98,19 @@ def hold_voice(holder: WorkerId, name: str = "talk", *, new: bool = False) -> sc
     return scripts.hold_voice(name, holder, 60_000, "secret:1", new=new, bound=1)
 
 
+def lose_training(control: Control) -> Epoch:
+    """Let another trainer claim the right to train; return the former holder's epoch."""
+    control.register(OTHER)
+    old = claim_training(control, WORKER)
+    assert claim_training(control, OTHER) > old
+    return old
+
+
+def claim_training(control: Control, worker: WorkerId) -> Epoch:
+    answer = cast("list[bytes]", run(control.client, scripts.claim_training(worker, 0)))
+    return Epoch(int(answer[1]))
+
+
 def failed(epoch: Epoch) -> scripts.Call:
     event = TaskFailed(request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no")
     return scripts.fail(event)
@@ -155,10 +172,13 @@ LOST_RIGHTS = {
             "set_route": (lambda _, __: scripts.set_route(WORKER, []), "stale"),
             "note_gap": (lambda _, __: scripts.note_gap(WORKER, "layer 2"), "unlisted"),
             "note_standby": (lambda _, __: scripts.note_standby(WORKER, OTHER, "1:1"), "unlisted"),
-            "note_checkpoint": (lambda _, __: scripts.note_checkpoint(WORKER, "late"), "unlisted"),
-            "add_version": (lambda _, __: scripts.add_version(WORKER, "aa", b"{}"), "unlisted"),
+            "claim_training": (lambda _, __: scripts.claim_training(WORKER, 0), "unlisted"),
+            "add_version": (lambda _, __: scripts.add_version(WORKER, 1, HEAD), "unlisted"),
+            "forget_version": (lambda _, __: scripts.forget_version(WORKER, 1, "aa"), "unlisted"),
             "promote_version": (
-                lambda _, __: scripts.promote_version(WORKER, STAGE, None, 0, "why"),
+                lambda _, __: scripts.promote_version(
+                    WORKER, None, STAGE, scripts.ANY_VERSION, "", "why"
+                ),
                 "unlisted",
             ),
             "submit": (lambda control, _: control.submit()[0], "stale"),
@@ -226,6 +246,20 @@ LOST_RIGHTS = {
             ),
             "lose_tensors": (lambda control, _: control.lose_tensors(), "ended"),
             "redeliver": (lambda control, _: control.redeliver(), "ended"),
+        },
+    ),
+    "another worker has the right to train": LostRight(
+        lose_training,
+        {
+            "holds_training": (lambda _, old: scripts.holds_training(WORKER, old), "stale"),
+            "add_version": (lambda _, old: scripts.add_version(WORKER, old, HEAD), "stale"),
+            "forget_version": (lambda _, old: scripts.forget_version(WORKER, old, "aa"), "stale"),
+            "promote_version": (
+                lambda _, old: scripts.promote_version(
+                    WORKER, old, STAGE, scripts.ANY_VERSION, "", "why"
+                ),
+                "stale",
+            ),
         },
     ),
     "another gateway has the voice session": LostRight(

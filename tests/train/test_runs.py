@@ -12,7 +12,7 @@ import pytest
 from fleet.core.errors import EngineError, FleetError
 from fleet.drafts.capture.run import CapturedRun, RunProgress, RunState
 from fleet.drafts.capture.source import AnsweredPrompt
-from fleet.drafts.trainer.checkpoints import CHECKPOINTS
+from fleet.drafts.trainer.folder import checkpoints_of, epochs_of
 from fleet.drafts.trainer.samples import DraftSample
 from fleet.drafts.trainer.trainer import Trainer, WindowRecord
 from fleet.graphs.training import TRAINER
@@ -193,7 +193,7 @@ async def test_run_survives_the_death_of_the_trainer(
         )
         assert done.windows >= 7, "windows of the dead trainer's last checkpoint count"
         await training.wait_empty()
-        assert len(list((tmp_path / CHECKPOINTS).iterdir())) == 1
+        assert len(epochs_of(tmp_path)) == 1 and 1 <= len(checkpoints_of(tmp_path)) <= 2
 
 
 async def test_trainer_that_was_fenced_acknowledges_nothing(
@@ -205,11 +205,11 @@ async def test_trainer_that_was_fenced_acknowledges_nothing(
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)
         frozen = training.trainer
-        records = frozen.engine._records  # pyright: ignore
+        records = frozen.engine._checkpoints.records  # pyright: ignore
         training.fleet.fence(frozen)
         done = await run(training.run_over(pool(4)))
         assert done.state is RunState.FINISHED and await acknowledged(training) == 5
-        assert not records.note_checkpoint("late"), "its right ended with its lease"
+        assert not records.holds() and records.claim(0) is None, "its right ended with its lease"
         assert frozen.worker in training.fleet.killed or frozen.engine.stats().running == 0
 
 

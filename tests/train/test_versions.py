@@ -17,7 +17,7 @@ from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.exchange.watch import FEWEST_DRAFTS
 from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.drafts.figures.training import DraftVersion
-from fleet.drafts.trainer.checkpoints import VERSIONS
+from fleet.drafts.trainer.folder import VERSIONS
 from fleet.graphs.text import LM
 from fleet.graphs.training import TRAINER
 from fleet.worker.loop.loop import WorkerLoop

@@ -24,8 +24,8 @@ from fleet.drafts.eagle3.files import (
 from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, HeadSettings
 from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.trainer.state import (
+    MANIFEST_FILE,
     MOMENTS_FILE,
-    STATE_FILE,
     TrainedSamples,
     read_samples,
     restore_trainer,
@@ -138,9 +138,9 @@ def test_state_of_a_trainer_with_a_wrong_value_is_refused_or_read(
     tmp_path: Path, trained: Path, value: Any
 ) -> None:
     folder = copied(trained, tmp_path)
-    whole = (folder / STATE_FILE).read_text()
+    whole = (folder / MANIFEST_FILE).read_text()
     for name in json.loads(whole):
-        (folder / STATE_FILE).write_text(json.dumps(json.loads(whole) | {name: value}))
+        (folder / MANIFEST_FILE).write_text(json.dumps(json.loads(whole) | {name: value}))
         for read in (
             lambda: read_samples(folder),
             lambda: restore_trainer(make_trainer([]), folder),
@@ -154,7 +154,7 @@ def test_state_of_a_trainer_with_a_wrong_value_is_refused_or_read(
 @given(
     at=st.integers(0, 10**6),
     put=BYTES,
-    name=st.sampled_from([STATE_FILE, MOMENTS_FILE, WEIGHTS_FILE, CONFIG_FILE]),
+    name=st.sampled_from([MANIFEST_FILE, MOMENTS_FILE, WEIGHTS_FILE, CONFIG_FILE]),
 )
 @FIXTURES
 def test_damaged_state_of_a_trainer_is_refused_by_name(
@@ -197,14 +197,14 @@ class HeldElsewhere:
         self._local, self._size = local, size
         self.used: list[object] = []
 
-    def chosen_version(self, _: StageName) -> int:
-        return 1
+    def chosen_version(self, _: StageName) -> str:
+        return "s"
 
-    def read_version(self, number: int) -> Any:
-        return SimpleNamespace(number=number, sha256="s")
+    def read_version(self, sha256: str) -> Any:
+        return SimpleNamespace(number=1, sha256=sha256)
 
-    def find_head_holders(self, number: int, _: Any) -> dict[WorkerId, HeldHead]:
-        return {WorkerId("w"): HeldHead(version=number, address=1, num_bytes=self._size)}
+    def find_head_holders(self, sha256: str, _: Any) -> dict[WorkerId, HeldHead]:
+        return {WorkerId("w"): HeldHead(sha256=sha256, address=1, num_bytes=self._size)}
 
     def read_local(self, _: str) -> bytes | None:
         return self._local
@@ -212,7 +212,7 @@ class HeldElsewhere:
     def prepare(self, data: bytes, _: str) -> object:
         raise RuntimeError(f"{len(data)} bytes cannot be a head")
 
-    def use(self, head: object, _: int) -> None:
+    def use(self, head: object, _: object) -> None:
         self.used.append(head)
 
     def register(self, _: object) -> bool:

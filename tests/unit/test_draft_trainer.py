@@ -20,7 +20,7 @@ from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
-from fleet.drafts.trainer.state import MOMENTS_FILE, STATE_FILE, restore_trainer, save_trainer
+from fleet.drafts.trainer.state import MANIFEST_FILE, MOMENTS_FILE, restore_trainer, save_trainer
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 
 CONFIG = Eagle3Config(
@@ -169,8 +169,8 @@ def test_state_of_two_saves_is_refused(tmp_path: Path) -> None:
     (tmp_path / MOMENTS_FILE).write_bytes(old)
     with pytest.raises(ConfigError, match="not of one save"):
         restore_trainer(trainer, tmp_path)
-    (tmp_path / STATE_FILE).unlink()
-    with pytest.raises(ConfigError, match=f"{STATE_FILE}: cannot be read"):
+    (tmp_path / MANIFEST_FILE).unlink()
+    with pytest.raises(ConfigError, match=f"{MANIFEST_FILE}: cannot be read"):
         restore_trainer(trainer, tmp_path)
 
 

@@ -1,5 +1,6 @@
 """A draft head that is clearly worse than the preceding version is replaced by it, once."""
 
+import msgspec
 import pytest
 
 from fleet.drafts.exchange.watch import FEWEST_DRAFTS, MOST_DRAFTS, HeadWatch
@@ -17,7 +18,13 @@ def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:
         drafted=(num_drafts,) * 3,
         accepted=accepted,
         version=version,
+        head_sha256=f"{version:x}",
     )
+
+
+def replaced(before: SpeculationFigures, share: float) -> SpeculationFigures:
+    """Return statistics of another head that has the number of the one before."""
+    return msgspec.structs.replace(figures(before.version, 300, share), head_sha256="other")
 
 
 def watch(floor: float, *seen: SpeculationFigures) -> list[tuple[int, int]]:
@@ -40,6 +47,7 @@ GOOD = figures(1, 1000, 0.8)
         (0.8, (figures(1, 50, 0.8), figures(2, 0, 0), figures(2, 300, 0.1)), []),
         (0.8, (GOOD, figures(2, 0, 0), figures(2, MOST_DRAFTS + 1, 0.1)), []),
         (0.8, (GOOD, figures(1, 1500, 0.1)), []),
+        (0.8, (GOOD, replaced(GOOD, 0.1)), [(1, 1)]),
     ],
     ids=[
         "too few guesses",
@@ -50,6 +58,7 @@ GOOD = figures(1, 1000, 0.8)
         "the version before is not known",
         "traffic may have changed by now",
         "no new version",
+        "another head with the same number",
     ],
 )
 def test_worse_version_gives_way(

@@ -352,7 +352,7 @@ def test_rates_of_right_drafts_outlast_a_switch_and_begin_again_with_another_hea
     assert sum(run_passes(speculation, 20, is_right=lambda: False, draft_s=0.3)) <= 3, (
         "one pass may measure another number"
     )
-    speculation.on_new_head(2)
+    speculation.on_new_head(None)
     assert sum(run_passes(speculation, 20, is_right=lambda: True, draft_s=0.3)) >= 3 * 10
 
 

@@ -257,6 +257,16 @@ local function refusal_of(tk, r, epoch)
 end
 -- Return true if an epoch is below another epoch, as text. An epoch above Redis's proves that Redis lost the write that raised it.
 local function is_older(epoch, other) return tonumber(epoch) < tonumber(other or '0') end
+-- Return why a worker may not write to the records of training, nil if it may: it must be listed and not stand by, and, where it names an
+-- epoch, have the right to train at that epoch. An operator ("") may.
+local function training_refusal(w, epoch)
+  if w == '' then return nil end
+  if not call('ZSCORE', P .. 'workers', w) or call('HGET', P .. 'worker:' .. w, 'standby') == '1' then return 'unlisted' end
+  local of = call('HMGET', P .. 'training', 'trainer', 'epoch')
+  if epoch ~= '' and (of[1] ~= w or of[2] ~= epoch) then return 'stale' end
+end
+-- Return the number in the record of a version of the draft head; "0" without a record, as for the head of the start.
+local function number_of_version(record) return string.match(record or '', '"number":(%d+)') or '0' end
 local function is_leader(value) return call('GET', P .. 'conductor') == value end
 -- Raise an epoch above its former value, the time of Redis, and `seen` ("" none): an epoch that a holder has and Redis lost.
 local function raise_epoch(tk, seen)

@@ -30,10 +30,13 @@ from fleet.control.scripts.requests import (
     sweep,
 )
 from fleet.control.scripts.sessions import (
+    ANY_VERSION,
     add_version,
+    claim_training,
     end_voice,
+    forget_version,
     hold_voice,
-    note_checkpoint,
+    holds_training,
     promote_version,
     save_voice,
 )
@@ -83,6 +86,7 @@ from fleet.control.scripts.workers import (
 )
 
 __all__ = [
+    "ANY_VERSION",
     "API_RIGHT",
     "AUDIO_RETENTION_S",
     "Ack",
@@ -106,6 +110,7 @@ __all__ = [
     "availability",
     "cache_prefix",
     "claim",
+    "claim_training",
     "confirm",
     "decline",
     "detach",
@@ -115,15 +120,16 @@ __all__ = [
     "fail",
     "fence_tasks",
     "fence_worker",
+    "forget_version",
     "hand_off",
     "hold_voice",
+    "holds_training",
     "kind_of",
     "lead",
     "leases",
     "log_fact",
     "lose_tasks",
     "lose_tensors",
-    "note_checkpoint",
     "note_gap",
     "note_standby",
     "order",

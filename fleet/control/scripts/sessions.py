@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from fleet.control.scripts.calls import Call, script
 from fleet.core.ids import StageName, WorkerId
+from fleet.drafts.figures.training import DraftVersion, encode_version
 
 
 @script
@@ -41,33 +44,59 @@ def end_voice(session: str, epoch: int | None) -> Call:
 
 
 @script
-def note_checkpoint(trainer: WorkerId, name: str) -> Call:
-    """Record a training checkpoint as the last durable one. Answers "ok", or "unlisted" if the
-    trainer is not registered any more or stands by, since another trainer may be active.
+def claim_training(trainer: WorkerId, newest: int) -> Call:
+    """Give a trainer the right to write to the trainers' folder. `newest`: newest epoch in the
+    folder.
+
+    Answers "ok" with the epoch and the former one, "held" while another trainer has the right and
+    owns tasks, or "unlisted" if the trainer is not registered any more or stands by.
     """
     ...
 
 
 @script
-def add_version(trainer: WorkerId, sha256: str, version: bytes) -> Call:
-    """Add a version of the draft head. `version`: the encoded version, with number 0. `trainer`: id
-    of the trainer; "" for an operator.
-
-    Answers the version with its number, the existing version with the same hash, or "unlisted" if
-    the trainer is not registered any more or stands by.
+def holds_training(trainer: WorkerId, epoch: int) -> Call:
+    """Ask whether a trainer still has the right that it claimed at `epoch`. Answers "ok", "stale"
+    or "unlisted".
     """
     ...
+
+
+def add_version(
+    trainer: WorkerId, epoch: int | None, version: DraftVersion, newest: int = 0
+) -> Call:
+    """Add a version of the draft head; it keeps the number that it has, if no other has that.
+    `trainer`, `epoch`: right of the trainer; "" and None for an operator. `newest`: highest number
+    of a version that Redis may have lost.
+
+    Answers the version with its number, the existing version with the same hash, "stale" if another
+    trainer has the right, or "unlisted" if the trainer is not registered any more or stands by.
+    """
+    record = encode_version(msgspec.structs.replace(version, number=0, note=""))
+    return Call.of("add_version", trainer, epoch, version.sha256, version.number, newest, record)
+
+
+@script
+def forget_version(trainer: WorkerId, epoch: int, sha256: str) -> Call:
+    """Delete the record of a version of the draft head. Answers "ok", "in_use" if a stage uses the
+    version or used it before its present one, "stale" or "unlisted".
+    """
+    ...
+
+
+ANY_VERSION = "*"
 
 
 @script
 def promote_version(
-    worker: WorkerId, stage: StageName, expected: int | None, number: int, reason: str
+    worker: WorkerId, epoch: int | None, stage: StageName, expected: str, sha256: str, reason: str
 ) -> Call:
-    """Let a stage's workers draft with version `number` of the draft head; 0 is the version at the
-    start. `worker`: id of the calling worker; "" for an operator.
+    """Let a stage's workers draft with a version of the draft head, named by the hash of its
+    weights; "" is the head at the start. `worker`: id of the calling worker; "" for an operator.
+    `epoch`: the trainer's right; None for others.
 
-    `expected`: the version that must be in use now; None: any. Answers "ok", "stale" if another
-    version is in use, "unknown" for a missing version, or "unlisted" if `worker` is not registered
-    any more or stands by.
+    `expected`: the version that must be in use now, or `ANY_VERSION`. Answers "ok", "stale" if
+    another version is in use or another trainer has the right, "unknown" for a missing version, or
+    "unlisted" if `worker` is not registered any more or stands by.
     """
     ...

@@ -37,6 +37,11 @@ def save_head(head: Eagle3Head, folder: Path) -> str:
     other weights.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    return write_head(head, folder)
+
+
+def write_head(head: Eagle3Head, folder: Path) -> str:
+    """Write a head as `save_head` does, to a folder that exists."""
     weights = save({VOCABULARY: head.vocabulary_D.cpu()} | stored_weights(head))
     digest = hashlib.sha256(weights).hexdigest()
     described = {"format": FORMAT, "sha256": digest, "config": head.config.as_json()}
@@ -197,11 +202,16 @@ def write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def read_bytes(path: Path) -> bytes:

@@ -116,15 +116,15 @@ class HeadFollower:
         self._watch = HeadWatch(settings.floor)
         self._held: HeldHead | None = None
         """The version in the memory; None while the memory is being written."""
-        self._used = 0
+        self._used: DraftVersion | None = None
         self._wanted: DraftVersion | None = None
         self._num_bytes = 0
         self._read: BlockRead | None = None
         self._loading: Future[object] | None = None
         self._thread = ThreadPoolExecutor(1, "fleet-draft-head")
         self._retry_s = 0.0
-        self._failed: set[tuple[WorkerId, int]] = set()
-        self._unusable: set[int] = set()
+        self._failed: set[tuple[WorkerId, str]] = set()
+        self._unusable: set[str] = set()
         self._logged = ""
 
     @property
@@ -160,33 +160,35 @@ class HeadFollower:
             worse.reason,
         )
         stage, worker = self._settings.stage, self._link.worker
-        return [scripts.promote_version(worker, stage, worse.version, worse.before, worse.reason)]
+        hashes = worse.sha256, worse.sha256_before
+        return [scripts.promote_version(worker, None, stage, *hashes, worse.reason)]
 
     def _begin(self) -> None:
-        number = self._link.chosen_version(self._settings.stage)
-        if number == self._used or number in self._unusable:
+        sha256 = self._link.chosen_version(self._settings.stage)
+        used = self._used.sha256 if self._used is not None else ""
+        if sha256 == used or sha256 in self._unusable:
             return
         self._retry_s = self._clock() + RETRY_S
-        if not number:
-            self._heads.use(None, 0)
-            self._used = 0
+        if not sha256:
+            self._heads.use(None, None)
+            self._used = None
             log.info("drafts are made with the head of the start again")
             return
-        self._wanted = version = self._link.read_version(number)
+        self._wanted = version = self._link.read_version(sha256)
         if version is None:
             return
-        local = self._heads.read_local(version.sha256)
+        local = self._heads.read_local(sha256)
         if local is not None:
             self._reserve(len(local))
             self._memory.write(local)
             self._load(local)
             return
-        holders = self._link.find_head_holders(number, self._settings.holder_roles)
-        holder = next((worker for worker in holders if (worker, number) not in self._failed), None)
+        holders = self._link.find_head_holders(sha256, self._settings.holder_roles)
+        holder = next((worker for worker in holders if (worker, sha256) not in self._failed), None)
         if holder is None:
             self._failed.clear()
             return
-        self._failed.add((holder, number))
+        self._failed.add((holder, sha256))
         held = holders[holder]
         self._reserve(held.num_bytes)
         span = Span(held.address, self._memory.address, held.num_bytes)
@@ -229,22 +231,24 @@ class HeadFollower:
             head = loading.result()
         except LOADING_ERRORS as error:
             raise failure_of("the draft head cannot be loaded", error) from error
-        self._heads.use(head, self._number)
-        self._used, self._wanted = self._number, None
+        version, self._wanted = self._wanted, None
+        assert version is not None, "a head that is not wanted"
+        self._heads.use(head, version)
+        self._used = version
         self._failed.clear()
         self._held = HeldHead(
-            version=self._used, address=self._memory.address, num_bytes=self._num_bytes
+            sha256=version.sha256, address=self._memory.address, num_bytes=self._num_bytes
         )
-        log.info("version %d of the draft head is in use", self._used)
+        log.info("version %d of the draft head is in use", version.number)
 
     def _give_up(self, error: FleetError) -> None:
-        if isinstance(error, ConfigError):
-            self._unusable.add(self._number)
+        if isinstance(error, ConfigError) and self._wanted is not None:
+            self._unusable.add(self._wanted.sha256)
         if error.message != self._logged:
             log.warning(
                 "version %d of the draft head is not used, version %d stays: %s",
                 self._number,
-                self._used,
+                self._used.number if self._used is not None else 0,
                 error.message,
             )
         self._logged = error.message

@@ -14,15 +14,20 @@ compared, because traffic changes too.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollBack:
-    """Advice to return from `version` of the draft head, in use, to the version `before`."""
+    """Advice to return from `version` of the draft head, in use, to the version `before`, with the
+    hashes of their weights.
+    """
 
     version: int
     before: int
+    sha256: str
+    sha256_before: str
     reason: str
 
 
 class HeadWatch:
-    """Detects versions of the draft head that are worse than the version before.
+    """Detects versions of the draft head that are worse than the version before. Versions are
+    compared by the hash of their weights.
 
     `floor`: least ratio of accepted drafts per drafted step, new version to the version before; 0
     switches the comparison off.
@@ -31,8 +36,8 @@ class HeadWatch:
     def __init__(self, floor: float) -> None:
         self._floor = floor
         self._last: SpeculationFigures | None = None
-        self._before: tuple[int, float] | None = None
-        """The version before the present one, and its accepted drafts per drafted step."""
+        self._before: SpeculationFigures | None = None
+        """The last statistics of the version before the present one, if they suffice."""
 
     def observe(self, figures: SpeculationFigures) -> RollBack | None:
         """Compare the present version with the one before; return a roll-back if it is worse, else
@@ -41,17 +46,23 @@ class HeadWatch:
         if figures.drafter != EAGLE3:
             return None
         last, self._last = self._last, figures
-        if last is not None and last.version != figures.version:
-            is_known = _num_drafts(last) >= FEWEST_DRAFTS
-            self._before = (last.version, _num_accepted(last)) if is_known else None
-        if self._before is None or not FEWEST_DRAFTS <= _num_drafts(figures) <= MOST_DRAFTS:
+        if last is not None and last.head_sha256 != figures.head_sha256:
+            self._before = last if _num_drafts(last) >= FEWEST_DRAFTS else None
+        before = self._before
+        if before is None or not FEWEST_DRAFTS <= _num_drafts(figures) <= MOST_DRAFTS:
             return None
-        (before, wanted), accepted = self._before, _num_accepted(figures)
+        wanted, accepted = _num_accepted(before), _num_accepted(figures)
         if accepted >= self._floor * wanted:
             return None
         self._before = None
-        reason = f"{accepted:.2f} guesses in a row are right, with version {before} {wanted:.2f}"
-        return RollBack(version=figures.version, before=before, reason=reason)
+        return RollBack(
+            version=figures.version,
+            before=before.version,
+            sha256=figures.head_sha256,
+            sha256_before=before.head_sha256,
+            reason=f"{accepted:.2f} guesses in a row are right, with version {before.version} "
+            f"{wanted:.2f}",
+        )
 
 
 def _num_drafts(figures: SpeculationFigures) -> int:

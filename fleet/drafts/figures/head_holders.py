@@ -7,9 +7,10 @@ class HeldHead(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A version of the draft head that a worker holds in registered host memory, for other workers
     to read.
 
-    `address`: address in the worker's memory. `num_bytes`: size of the packed head.
+    `sha256`: hash of its weights. `address`: address in the worker's memory. `num_bytes`: size of
+    the packed head.
     """
 
-    version: int
+    sha256: str
     address: int
     num_bytes: int

@@ -25,7 +25,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     `drafted`, `accepted`: number of drafts by position in a step; a draft counts as accepted if all
     drafts before it were accepted too. `gains`: tokens/s with a drafter divided by tokens/s
     without, in decode steps; with `automatic`, for each drafter at its last trial. `version`:
-    version of the draft head; 0 for the configured head, or none. `failed`: drafter that was
+    version of the draft head; 0 for the configured head, or none. `head_sha256`: hash of that
+    version's weights, by which versions are compared; "" for version 0. `failed`: drafter that was
     switched off by the error `failure`.
     """
 
@@ -36,6 +37,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
     accepted: tuple[int, ...] = ()
     gains: dict[str, float] = {}
     version: int = 0
+    head_sha256: str = ""
     failed: str = ""
     failure: str = ""
 

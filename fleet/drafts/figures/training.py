@@ -1,5 +1,7 @@
 """Statistics that a trainer publishes, and versions of its draft head as readers see them."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from fleet.core.ids import WorkerId
@@ -12,8 +14,9 @@ class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
     latest steps. `accepted`, `refused`: samples. `waiting`: samples that wait to be in a durable
     checkpoint. `held_out`: samples kept for evaluation. `replay_samples`, `replay_bytes`: samples
     held to be trained on again. `checkpoint`: optimizer steps in the last durable checkpoint.
-    `acceptance`: simulated acceptance length on held-out samples at the last evaluation, None
-    before. `shares`: acceptance rate by draft position in the last step.
+    `checkpoint_name`: name of that checkpoint, "" for none, made at `saved_us`. `acceptance`:
+    simulated acceptance length on held-out samples at the last evaluation, None before. `shares`:
+    acceptance rate by draft position in the last step.
     """
 
     windows: int = 0
@@ -25,6 +28,8 @@ class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
     replay_samples: int = 0
     replay_bytes: int = 0
     checkpoint: int = 0
+    checkpoint_name: str = ""
+    saved_us: int = 0
     acceptance: float | None = None
     losses: tuple[float, ...] = ()
     shares: tuple[float, ...] = ()
@@ -33,7 +38,8 @@ class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
 class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A numbered version of a draft head.
 
-    `sha256`: hash of its weights' bytes. `target`: hash of the target model's weights. `windows`,
+    `number`: name for operators; 0 before it has one. `sha256`: hash of its weights' bytes, by
+    which versions are compared. `target`: hash of the target model's weights. `windows`,
     `samples`: optimizer steps and samples that it was trained on. `acceptance`: simulated
     acceptance length on held-out samples; None without any. `source`: training run that made it, or
     file that it was imported from. `note`: why a worker promoted or replaced it.
@@ -55,8 +61,8 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """State of draft head training in a fleet.
 
     `trainer`: the active trainer, "" without one. `figures`: statistics of the active trainer; None
-    until first published. `checkpoint`: name of the last durable checkpoint, made at `saved_us` by
-    Redis's clock. `acknowledged`: samples that were trained on. `shed`: live answers not submitted
+    until first published. `checkpoint`: name of the active trainer's last durable checkpoint, made
+    at `saved_us`. `acknowledged`: samples that were trained on. `shed`: live answers not submitted
     because requests waited. `failed`: samples that failed. `versions`: the newest first. `version`:
     version that the workers of the main stage should use, 0 for the head that they started with;
     `last_version`: the version in use before.
@@ -80,3 +86,22 @@ def encode_version(version: DraftVersion) -> bytes:
 
 
 decode_version = msgspec.json.Decoder(DraftVersion).decode
+
+
+def parse_versions(fields: Mapping[bytes, bytes]) -> list[DraftVersion]:
+    """Return the versions in the fields of their hash in Redis, each with its note; the newest
+    first.
+    """
+    found = [
+        msgspec.structs.replace(
+            decode_version(record), note=fields.get(b"note:" + name, b"").decode()
+        )
+        for name, record in fields.items()
+        if name != b"last" and b":" not in name
+    ]
+    return sorted(found, key=lambda version: -version.number)
+
+
+def same_version(one: DraftVersion, other: DraftVersion) -> bool:
+    """Return True if two records are of one version with one number, whatever their notes."""
+    return msgspec.structs.replace(one, note="") == msgspec.structs.replace(other, note="")

@@ -10,7 +10,7 @@ while samples arrive. Knows no Redis: what trainers share is in `TrainingRecords
 import logging
 import math
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -19,12 +19,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from fleet.core.errors import BadInput, FleetError, SampleRefused
+from fleet.core.errors import (
+    BadInput,
+    ConfigError,
+    EngineStopped,
+    FleetError,
+    RedisUnreachable,
+    SampleRefused,
+)
 from fleet.core.ids import RequestId, Walk
 from fleet.drafts.figures.training import DraftVersion, TrainingFigures
-from fleet.drafts.trainer.checkpoints import Checkpoints
+from fleet.drafts.trainer.checkpoints import Checkpoints, WrittenCheckpoint, WrittenVersion
+from fleet.drafts.trainer.folder import Overtaken
+from fleet.drafts.trainer.held_samples import HeldSamples, WaitingSample
 from fleet.drafts.trainer.records import TrainingRecords, promote_if_better
-from fleet.drafts.trainer.samples import DraftSample, sample_of
+from fleet.drafts.trainer.samples import sample_of
 from fleet.drafts.trainer.schedule import TrainingSchedule
 from fleet.drafts.trainer.state import TrainedSamples
 from fleet.drafts.trainer.trainer import NotFinite, Trainer, WindowRecord
@@ -42,9 +51,9 @@ ANSWER_START = "answer_start"
 IDLE_S = 0.1
 """Time without a new sample after which an incomplete window is trained."""
 RETRY_S = 5.0
-MOST_IDS, MOST_WINDOWS, MOST_HELD_OUT, MOST_LOSSES = 1024, 1024, 64, 100
-UNKNOWN = "?"
-"""Placeholder for a checkpoint's name while the trainer may contain unacknowledged samples."""
+CLAIM_RETRY_S = 0.5
+"""Time between two tries to become the trainer that writes, while another one may."""
+MOST_IDS, MOST_WINDOWS, MOST_LOSSES = 1024, 1024, 100
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,32 +65,20 @@ class _Arriving:
     walk: Walk = Walk("")
 
 
-@dataclass(slots=True, kw_only=True)
-class _Waiting:
-    """A sample that is not acknowledged yet. `is_contained`: True if the trainer's present state
-    contains it. `publish`: source of the version to make with it, or "".
-    """
-
-    request: RequestId
-    walk: Walk
-    publish: str
-    is_contained: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """A checkpoint that was written to disk but is not in the records yet.
+    """A checkpoint that was written to disk but is not visible yet.
 
     `done`: samples to acknowledge. `windows`: optimizer steps in it. `version`: version to add, if
     any. `present`: version in use; `present_acceptance`: acceptance length of that version on
     held-out samples.
     """
 
-    name: str
+    written: WrittenCheckpoint
     samples: TrainedSamples
-    done: list[_Waiting]
+    done: list[WaitingSample]
     windows: int
-    version: DraftVersion | None
+    version: WrittenVersion | None
     present: DraftVersion | None
     present_acceptance: float
 
@@ -90,8 +87,8 @@ class TrainerEngine(Engine):
     """Engine that trains a draft head with the samples that it receives. `folder`: folder of the
     checkpoints and of the head's versions, shared by all trainers of the fleet.
 
-    Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is
-    acknowledged once, after the records name a checkpoint that lists the sample's id.
+    Invariants: nothing is trained or written before this trainer may write; a sample is
+    acknowledged once, after a checkpoint that lists the sample's id is durable and visible.
     """
 
     def __init__(
@@ -105,9 +102,9 @@ class TrainerEngine(Engine):
         self._schedule = schedule
         self._clock = clock
         self._folder, self._checkpoints = folder, Checkpoints(trainer, folder)
-        self._records: TrainingRecords | None = None
-        self._name = UNKNOWN
-        """Name of the checkpoint from which the trainer's state continues."""
+        self._is_writer = False
+        """True if this trainer may write, as far as it knows."""
+        self._overtaken = ""
         self._contained: tuple[str, ...] = ()
         self._drawn: tuple[str, ...] = ()
         self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
@@ -115,9 +112,7 @@ class TrainerEngine(Engine):
         of each window that the trainer's state contains.
         """
         self._arriving: dict[RequestId, _Arriving] = {}
-        self._waiting: dict[RequestId, _Waiting] = {}
-        self._queue: OrderedDict[str, DraftSample] = OrderedDict()
-        self._held_out: OrderedDict[str, DraftSample] = OrderedDict()
+        self._held = HeldSamples(trainer.buffer, schedule)
         self._outputs: list[EngineOutput] = []
         self._thread = ThreadPoolExecutor(1, "fleet-trainer")
         self._window: Future[WindowRecord] | None = None
@@ -141,19 +136,23 @@ class TrainerEngine(Engine):
 
     def begin(self, records: TrainingRecords) -> None:
         """Forget all samples, and use the training records of the worker's next incarnation."""
-        self._records = records
-        self._forget()
+        self._await_work(None)
+        self._arriving.clear()
+        self._held.begin()
+        self._outputs.clear()
+        self._window = self._saving = None
+        self._owed, self._num_since = 0.0, 0
+        self._is_writer, self._retry_s = False, -math.inf
+        self._checkpoints.begin(records)
 
     def submit(self, request: EngineRequest) -> None:
-        """Expect the sample of a request. If there is no other unacknowledged sample, first load
-        the checkpoint that the records name, which another trainer may have written.
-
-        Raises: ConfigError if the last durable checkpoint is not in the folder; errors of Redis.
+        """Expect the sample of a request. If there is no other unacknowledged sample, this trainer
+        first makes sure that it may write: another one may have trained meanwhile.
         """
-        if request.request_id in self._arriving or request.request_id in self._waiting:
+        if request.request_id in self._arriving or request.request_id in self._held.waiting:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        if not self._arriving and not self._waiting:
-            self._follow_checkpoint()
+        if not self._arriving and not self._held.waiting:
+            self._is_writer = False
         self._arriving[request.request_id] = _Arriving(request=request)
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
@@ -176,30 +175,21 @@ class TrainerEngine(Engine):
         return 0
 
     def _receive(self, arriving: _Arriving) -> None:
-        """Check a complete sample; queue it for training or hold it out. Raises: SampleRefused."""
+        """Check and hold a complete sample. Raises: SampleRefused."""
         request = arriving.request
         sample = sample_of(request.request_id, int(request.params[ANSWER_START]), arriving.parts)
         sample.check(self._trainer.head.config)
-        if not self._trainer.buffer.may_ever_hold(sample):
-            raise SampleRefused(
-                f"sample {sample.sample_id}: {sample.num_bytes >> 20} MiB do not fit "
-                "training.replay_mib; raise it"
-            )
-        waiting = _Waiting(
-            request=request.request_id, walk=arriving.walk, publish=request.params.get(PUBLISH, "")
+        publish = request.params.get(PUBLISH, "")
+        self._held.receive(
+            sample, WaitingSample(request=request.request_id, walk=arriving.walk, publish=publish)
         )
         self._num_accepted += 1
-        self._waiting[request.request_id] = waiting
-        if sample.sample_id in self._contained:
-            waiting.is_contained = True
-        elif self._schedule.holds_out(sample):
-            waiting.is_contained = True
-            self._held_out[sample.sample_id] = sample
-            while len(self._held_out) > MOST_HELD_OUT:
-                self._held_out.popitem(last=False)
-        else:
-            self._queue[sample.sample_id] = sample
-            self._owed += self._schedule.passes / self._schedule.window_samples
+        if self._is_writer:
+            self._sort()
+
+    def _sort(self) -> None:
+        num_queued = self._held.sort(self._contained)
+        self._owed += num_queued * self._schedule.passes / self._schedule.window_samples
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         """Do nothing: acknowledgements are single items, which never lack credit."""
@@ -210,7 +200,9 @@ class TrainerEngine(Engine):
             return True
         if work is not None or self._clock() < self._retry_s:
             return False
-        self._fill_buffer()
+        if not self._is_writer:
+            return bool(self._held.waiting or self._num_since)
+        self._held.fill_buffer()
         return bool(self._window_size() or self._is_checkpoint_due())
 
     @property
@@ -225,7 +217,7 @@ class TrainerEngine(Engine):
         if now_s < self._retry_s:
             return self._retry_s - now_s
         # While samples arrive, only more of their rows can make it ready.
-        is_open = bool(self._waiting or self._num_since) and not self._arriving
+        is_open = bool(self._held.waiting or self._num_since) and not self._arriving
         return max(0.0, self._arrived_s + IDLE_S - now_s) if is_open else math.inf
 
     def await_pass(self, timeout_s: float) -> bool:
@@ -243,32 +235,73 @@ class TrainerEngine(Engine):
         acknowledgements.
         """
         outputs, self._outputs = self._outputs, []
+        try:
+            outputs += self._advance()
+        except Overtaken as error:
+            log.warning("another trainer is active: %s", error)
+            self._is_writer = False
+            self._retry_s = self._clock() + CLAIM_RETRY_S
+        except RedisUnreachable as error:
+            log.warning("training waits for Redis: %s", error.message)
+            self._retry_s = self._clock() + RETRY_S
+        except OSError as error:
+            log.error("no checkpoint can be written to %s: %s; trying again", self._folder, error)
+            self._retry_s = self._clock() + RETRY_S
+        return outputs
+
+    def _advance(self) -> Sequence[EngineOutput]:
+        """Do the next step of training. Raises: Overtaken, RedisUnreachable, OSError; the step is
+        then repeated.
+        """
         if self._window is not None and self._window.done():
             window, self._window = self._window, None
             self._end_window(window)
         elif self._saving is not None and self._saving.done():
             saving, self._saving = self._saving, None
-            outputs += self._end_save(saving)
-        elif self._work is None and self._clock() >= self._retry_s:
-            self._fill_buffer()
-            is_checkpoint_due = self._is_checkpoint_due()
-            if not is_checkpoint_due and (size := self._window_size()):
+            return self._end_save(saving)
+        elif self._work is None and self._clock() >= self._retry_s and self._may_write():
+            self._held.fill_buffer()
+            if self._is_checkpoint_due():
+                self._begin_save()
+            elif size := self._window_size():
                 self._drawn = self._trainer.buffer.fresh_ids(size)
                 self._window = self._thread.submit(
                     self._trainer.train_on, self._trainer.buffer.draw(size)
                 )
-            elif is_checkpoint_due:
-                done = [each for each in self._waiting.values() if each.is_contained]
-                assert self._records is not None, "a trainer without records"
-                present = (
-                    self._records.version_in_use() if any(each.publish for each in done) else None
-                )
-                self._saving = self._thread.submit(
-                    self._save, done, self._samples_with(done), present
-                )
-        return outputs
+        return ()
 
-    def _samples_with(self, done: Sequence[_Waiting]) -> TrainedSamples:
+    def _may_write(self) -> bool:
+        """Return True if this trainer may write; if it begins to, first load the newest checkpoint.
+
+        Raises: EngineStopped if another trainer's checkpoints lack what this one was trained on.
+        """
+        if self._is_writer:
+            return True
+        if not self._checkpoints.may_write():
+            try:
+                opened = self._checkpoints.open()
+            except ConfigError as error:
+                for waiting in list(self._held.waiting.values()):
+                    self._refuse(waiting.request, error)
+                return False
+            if opened is None:
+                self._retry_s = self._clock() + CLAIM_RETRY_S
+                return False
+            if opened.restored is not None:
+                self._continue_from(opened.restored)
+        self._is_writer = True
+        self._sort()
+        return True
+
+    def _continue_from(self, samples: TrainedSamples) -> None:
+        if self._held.contained:
+            self._overtaken = "another trainer wrote checkpoints, which lack this one's windows"
+            self.check()
+        self._contained = samples.contained
+        self._new = deque(samples.windows, maxlen=MOST_WINDOWS)
+        self._num_saved, self._num_since = self._trainer.num_windows, 0
+
+    def _samples_with(self, done: Sequence[WaitingSample]) -> TrainedSamples:
         """Return the sample ids of a checkpoint that newly contains `done`."""
         contained = tuple(
             dict.fromkeys([*self._contained, *(waiting.request for waiting in done)])
@@ -278,13 +311,6 @@ class TrainerEngine(Engine):
             windows=tuple(self._new),
             first=self._trainer.num_windows - len(self._new) + 1,
         )
-
-    def _fill_buffer(self) -> None:
-        while self._queue:
-            sample_id, sample = next(iter(self._queue.items()))
-            if not self._trainer.buffer.add(sample):
-                return
-            del self._queue[sample_id]
 
     def _window_size(self) -> int:
         """Return the number of samples of the next window: a whole window, or fewer if no more
@@ -304,16 +330,16 @@ class TrainerEngine(Engine):
         """Return True if no sample can arrive soon: all slots are taken, or none arrived for
         `IDLE_S`.
         """
-        is_full = len(self._waiting) >= self._schedule.num_slots or bool(self._queue)
+        is_full = len(self._held.waiting) >= self._schedule.num_slots or self._held.has_queue
         return is_full or (not self._arriving and self._clock() - self._arrived_s >= IDLE_S)
 
     def _is_checkpoint_due(self) -> bool:
-        contained = [waiting for waiting in self._waiting.values() if waiting.is_contained]
+        contained = self._held.contained
         if self._saves_first(contained):
             return True
         return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
 
-    def _saves_first(self, contained: Sequence[_Waiting]) -> bool:
+    def _saves_first(self, contained: Sequence[WaitingSample]) -> bool:
         """Return True if a checkpoint comes before further windows: it is due, or half of the slots
         wait for it only, so that sources can send while the trainer trains. Before a version, all
         windows are trained first.
@@ -332,47 +358,45 @@ class TrainerEngine(Engine):
         except NotFinite as error:
             log.warning("%s: its samples are refused", error)
             for sample_id in error.sample_ids:
-                self._refuse(sample_id, f"sample {sample_id}: {error}")
+                self._refuse(sample_id, SampleRefused(f"sample {sample_id}: {error}"))
             return
         self._losses.append(record.loss)
         self._new.append(self._drawn)
         self._shares = tuple(record.counts.acceptance_by_position)
         self._owed = max(0.0, self._owed - len(record.sample_ids) / self._schedule.window_samples)
         self._num_since += 1
-        for sample_id in record.sample_ids:
-            if (waiting := self._waiting.get(RequestId(sample_id))) is not None:
-                waiting.is_contained = True
+        self._held.mark_contained(record.sample_ids)
 
-    def _refuse(self, sample_id: str, message: str) -> None:
-        self._trainer.buffer.remove(sample_id)
-        waiting = self._waiting.get(RequestId(sample_id))
-        if waiting is not None and not waiting.is_contained:
-            del self._waiting[waiting.request]
+    def _refuse(self, sample_id: str, error: FleetError) -> None:
+        if (waiting := self._held.refuse(sample_id)) is not None:
             self._num_refused += 1
             self._outputs.append(
-                EngineOutput(
-                    request_id=waiting.request, walk=waiting.walk, error=SampleRefused(message)
-                )
+                EngineOutput(request_id=waiting.request, walk=waiting.walk, error=error)
             )
 
+    def _begin_save(self) -> None:
+        done = self._held.contained
+        publishes = any(each.publish for each in done)
+        present = self._checkpoints.records.version_in_use() if publishes else None
+        self._saving = self._thread.submit(self._save, done, self._samples_with(done), present)
+
     def _save(
-        self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None
+        self, done: list[WaitingSample], samples: TrainedSamples, present: DraftVersion | None
     ) -> _Saved:
         """Write a checkpoint, and a version of the head if a sample asks for it. Runs in the
         thread.
 
-        Raises: OSError.
+        Raises: Overtaken, OSError.
         """
-        files, held_out = self._checkpoints, list(self._held_out.values())
-        is_trained = self._trainer.num_windows != self._num_saved
-        name = files.save(samples, self._name, is_trained=is_trained)
+        files, held_out = self._checkpoints, self._held.held_out
+        written = files.write(samples)
         source, version = next((waiting.publish for waiting in done if waiting.publish), ""), None
         if source:
             if held_out:
                 self._acceptance = self._trainer.evaluate(held_out).simulated_acceptance_length
             version = files.write_version(source, self._num_accepted, self._acceptance)
         return _Saved(
-            name=name,
+            written=written,
             samples=samples,
             done=done,
             windows=self._trainer.num_windows,
@@ -382,83 +406,47 @@ class TrainerEngine(Engine):
         )
 
     def _end_save(self, saving: Future[_Saved]) -> Sequence[EngineOutput]:
-        """Record a written checkpoint, and return the acknowledgements of its samples; empty if
-        another trainer is active, or the disk is full.
+        """Make a written checkpoint visible, and return the acknowledgements of its samples.
+
+        Raises: Overtaken if another trainer is active.
         """
-        records = self._records
-        assert records is not None, "a trainer without records"
-        try:
-            saved = saving.result()
-        except OSError as error:
-            log.error("no checkpoint can be written to %s: %s; trying again", self._folder, error)
-            self._retry_s = self._clock() + RETRY_S
-            return ()
-        if not records.note_checkpoint(saved.name):
-            log.warning("another trainer is active: the checkpoint %s is not used", saved.name)
-            self._retry_s = self._clock() + RETRY_S
-            return ()
-        self._name, self._contained = saved.name, saved.samples.contained
+        saved = saving.result()
+        self._checkpoints.publish(saved.written)
+        self._contained = saved.samples.contained
         self._num_saved, self._num_since = saved.windows, 0
-        version = records.add_version(saved.version) if saved.version is not None else None
-        if version is not None:
-            log.info(
-                "version %d of the draft head: %d windows, acceptance %s",
-                version.number,
-                version.windows,
-                version.acceptance,
-            )
-            promote_if_better(
-                records, version, saved.present, saved.present_acceptance, self._schedule.margin
-            )
-        self._checkpoints.keep_only(saved.name)
-        number = version.number if version is not None else 0
+        number = self._publish_version(saved, saved.version) if saved.version is not None else 0
         arrays = {
             WINDOWS: np.array([saved.windows], np.int64),
             VERSION: np.array([number], np.int64),
         }
-        done = [each for each in saved.done if self._waiting.pop(each.request, None) is not None]
+        done = [each for each in saved.done if self._held.waiting.pop(each.request, None)]
         return [
             EngineOutput(request_id=each.request, walk=each.walk, arrays=arrays, final=True)
             for each in done
         ]
 
-    def _follow_checkpoint(self) -> None:
-        """Load the last durable checkpoint if another trainer made it."""
-        if self._records is None or (name := self._records.checkpoint()) == self._name:
-            return
-        if name:
-            self._restored(self._checkpoints.restore(name))
-            log.info("training continues from the checkpoint %s", name)
-        elif self._trainer.num_windows:
-            self._trainer.reset()
-            self._restored(TrainedSamples())
-        self._name, self._num_saved = name, self._trainer.num_windows
-
-    def _forget(self) -> None:
-        """Forget all samples, after the thread has ended its present work."""
-        self._await_work(None)
-        self._arriving.clear()
-        self._waiting.clear()
-        self._queue.clear()
-        self._trainer.buffer.clear()
-        self._outputs.clear()
-        self._window = self._saving = None
-        self._owed, self._num_since = 0.0, 0
-        self._name = UNKNOWN
+    def _publish_version(self, saved: _Saved, written: WrittenVersion) -> int:
+        """Make a written version visible, and promote it if it is better; return its number."""
+        version = self._checkpoints.publish_version(written)
+        log.info(
+            "version %d of the draft head: %d windows, acceptance %s",
+            version.number,
+            version.windows,
+            version.acceptance,
+        )
+        margin, records = self._schedule.margin, self._checkpoints.records
+        promote_if_better(records, version, saved.present, saved.present_acceptance, margin)
+        return version.number
 
     def forget_samples(self) -> int:
         """Forget every sample that is held for training or evaluation; return their number.
 
         Samples that the trainer's state does not contain yet are refused.
         """
-        num_samples = len(self._trainer.buffer) + len(self._held_out) + len(self._queue)
-        self._trainer.buffer.clear()
-        self._held_out.clear()
-        self._queue.clear()
-        for waiting in [each for each in self._waiting.values() if not each.is_contained]:
-            self._refuse(
-                waiting.request, f"sample {waiting.request}: forgotten by order of an operator"
-            )
+        num_samples = self._held.drop()
+        for request in list(self._held.waiting):
+            message = f"sample {request}: forgotten by order of an operator"
+            self._refuse(request, SampleRefused(message))
         return num_samples
 
     def finish(self, request_id: RequestId) -> None:
@@ -466,34 +454,32 @@ class TrainerEngine(Engine):
 
     def abort(self, request_id: RequestId) -> None:
         self._arriving.pop(request_id, None)
-        if self._waiting.pop(request_id, None) is not None:
-            self._queue.pop(request_id, None)
-            self._trainer.buffer.remove(request_id)
-            self._held_out.pop(request_id, None)
+        self._held.abort(request_id)
 
     def check(self) -> None:
-        """Do nothing: a failed window fails only its samples."""
+        """Raise EngineStopped if another trainer has overtaken this one; a failed window fails only
+        its samples.
+        """
+        if self._overtaken:
+            raise EngineStopped(self._overtaken)
 
     def stats(self) -> EngineStats:
         buffer = self._trainer.buffer
-        loss = self._losses[-1] if self._losses else None
         figures = TrainingFigures(
             windows=self._trainer.num_windows,
-            loss=loss,
+            loss=self._losses[-1] if self._losses else None,
             accepted=self._num_accepted,
             refused=self._num_refused,
-            waiting=len(self._waiting),
-            held_out=len(self._held_out),
+            waiting=len(self._held.waiting),
+            held_out=len(self._held.held_out),
             replay_samples=len(buffer),
             replay_bytes=buffer.num_bytes,
             checkpoint=self._num_saved,
+            checkpoint_name=self._checkpoints.last.name,
+            saved_us=self._checkpoints.last.saved_us,
             acceptance=self._acceptance,
             losses=tuple(self._losses),
             shares=self._shares,
         )
-        num_running = len(self._arriving) + len(self._waiting)
+        num_running = len(self._arriving) + len(self._held.waiting)
         return EngineStats(running=num_running, ready=int(self.is_ready()), training=figures)
-
-    def _restored(self, samples: TrainedSamples) -> None:
-        self._contained = samples.contained
-        self._new = deque(samples.windows, maxlen=MOST_WINDOWS)

@@ -3,6 +3,7 @@ Redis (`fleet.drafts.exchange.records`).
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from fleet.drafts.figures.training import DraftVersion
@@ -11,24 +12,35 @@ log = logging.getLogger(__name__)
 
 
 class TrainingRecords(Protocol):
-    """Training records of a fleet: the last durable checkpoint, and the versions of the draft head.
+    """Training records of a fleet: which trainer may write, and the versions of the draft head.
+    Checkpoints are not recorded: the trainers' folder alone has them.
 
-    Writes return None or False once another trainer is active.
+    Writes return None or False once another trainer is active. Any method may raise
+    RedisUnreachable.
     """
 
-    def checkpoint(self) -> str:
-        """Return the name of the last durable checkpoint; "" before the first one."""
-        ...
-
-    def note_checkpoint(self, name: str) -> bool:
-        """Record that checkpoint `name` is the last durable one; return False if another trainer is
-        active.
+    def claim(self, newest: int) -> int | None:
+        """Become the trainer that writes; return the epoch, or None while another trainer may
+        write. `newest`: newest epoch in the trainers' folder, which the new epoch exceeds.
         """
         ...
 
-    def add_version(self, version: DraftVersion) -> DraftVersion | None:
+    def holds(self) -> bool:
+        """Return True if this is still the trainer that writes, at the epoch of the last claim."""
+        ...
+
+    def versions(self) -> Sequence[DraftVersion]: ...
+
+    def add_version(self, version: DraftVersion, newest: int) -> DraftVersion | None:
         """Add a version, and return it with its number. If a version with the same bytes exists,
-        return the existing one.
+        return the existing one. A version that has a number keeps it, unless another one has it.
+        `newest`: highest number that the folder knows, which a new number exceeds.
+        """
+        ...
+
+    def forget_version(self, version: DraftVersion) -> bool:
+        """Remove a version; return False and remove nothing if it is in use, or was before the
+        present one.
         """
         ...
 

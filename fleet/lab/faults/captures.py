@@ -20,8 +20,8 @@ from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
 from fleet.drafts.capture.pool import prepare
 from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
-from fleet.drafts.trainer.checkpoints import CHECKPOINTS
-from fleet.drafts.trainer.state import TrainedSamples, read_samples
+from fleet.drafts.trainer.checkpoints import newest_whole
+from fleet.drafts.trainer.state import TrainedSamples
 from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.measure.prompts import PROMPTS
@@ -62,7 +62,6 @@ class CaptureLoad:
         self._threads = ClientThreads()
         self._acknowledged: list[str] = []
         self._failed: Counter[str] = Counter()
-        self._checkpoint = ""
         self._error: Exception | None = None
         self._num_begun = 0
 
@@ -103,7 +102,6 @@ class CaptureLoad:
 
         try:
             await asyncio.gather(*(capture_some() for _ in range(config.training.max_in_flight)))
-            self._checkpoint = (await client.training.state()).checkpoint
         finally:
             await client.stop()
 
@@ -118,9 +116,8 @@ class CaptureLoad:
             raise self._error
         if self._threads.is_alive():
             raise ChaosError(f"captures did not end within {ENDS_S:g} s after the last fault")
-        samples = TrainedSamples()
-        if self._checkpoint:
-            samples = read_samples(self._config.drafts_dir / CHECKPOINTS / self._checkpoint)
+        newest = newest_whole(self._config.drafts_dir)
+        samples = newest.trained if newest is not None else TrainedSamples()
         return CaptureReport(
             acknowledged=len(self._acknowledged),
             failed=dict(self._failed),

@@ -30,7 +30,7 @@ class EngineOrders:
         if figures is None or drafters is None:
             return
         name = self._link.chosen_drafter(self._stage) or self._configured
-        refused = f"{name} with version {figures.version}"
+        refused = f"{name} with version {figures.head_sha256}"
         is_in_use = name == figures.ordered and (figures.automatic or not figures.failed)
         if is_in_use or name == figures.failed or refused == self._refused_drafter:
             return

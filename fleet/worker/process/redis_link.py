@@ -225,21 +225,19 @@ class RedisLink:
         """Return the drafter that an operator chose for a stage; "" if none was chosen."""
         return text(cast("bytes | None", self._client.hget(keys.DRAFTERS, stage)))
 
-    def chosen_version(self, stage: StageName) -> int:
-        """Return the number of the draft head version that a stage is to use; 0 is the draft head
+    def chosen_version(self, stage: StageName) -> str:
+        """Return the hash of the draft head version that a stage is to use; "" is the draft head
         with which the workers started.
         """
-        return int(
-            text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version"))) or 0
-        )
+        return text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version")))
 
-    def read_version(self, number: int) -> DraftVersion | None:
-        found = cast("bytes | None", self._client.hget(keys.DRAFT_VERSIONS, str(number)))
+    def read_version(self, sha256: str) -> DraftVersion | None:
+        found = cast("bytes | None", self._client.hget(keys.DRAFT_VERSIONS, sha256))
         return decode_version(found) if found is not None else None
 
-    def find_head_holders(self, number: int, roles: Sequence[RoleName]) -> dict[WorkerId, HeldHead]:
-        """Return the workers of these roles that hold draft head version `number`, and where its
-        weights can be read.
+    def find_head_holders(self, sha256: str, roles: Sequence[RoleName]) -> dict[WorkerId, HeldHead]:
+        """Return the workers of these roles that hold the draft head version with this hash, and
+        where its weights can be read.
         """
         statuses = ("accepting", "standby", "leaving", "ordered_off")
         sets = [keys.role_workers(role, status) for role in roles for status in statuses]
@@ -252,7 +250,7 @@ class RedisLink:
         return {
             worker: head
             for worker, head in held.items()
-            if head is not None and head.version == number
+            if head is not None and head.sha256 == sha256
         }
 
     def _held_head(self, worker: WorkerId) -> HeldHead | None:

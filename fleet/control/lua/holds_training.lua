@@ -1,0 +1,4 @@
+-- holds_training: answers "ok" if the worker has the right to train at this epoch, is listed and does not stand by; else "stale" or
+-- "unlisted".
+-- ARGV: worker, epoch
+return training_refusal(unpack(ARGV)) or 'ok'
