@@ -37,8 +37,11 @@ class TrainingClient:
         self._main_role = config.roles_of(self._main)[0].name
 
     async def has_waiting(self) -> bool:
-        """Return True if a request waits for a worker of the main stage."""
-        return bool(await answer_of(self._redis.xlen(keys.role(self._main_role))))
+        """Return True if a request waits for a worker of the main stage, or for a place."""
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.xlen(keys.role(self._main_role))
+        pipe.exists(keys.WAITING)
+        return any(cast("list[int]", await answer_of(pipe.execute())))
 
     async def count(self, outcome: Outcome) -> None:
         """Count one hidden-state sample by its outcome: `acknowledged` (the trainer has trained on

@@ -14,10 +14,12 @@ from fleet.control.scripts.requests import (
     AUDIO_RETENTION_S,
     EdgePosition,
     StreamPosition,
+    Waits,
     abandon,
     abort,
     admission,
     attach,
+    backlog,
     detach,
     kind_of,
     overdue,
@@ -28,6 +30,7 @@ from fleet.control.scripts.requests import (
     stale_streams,
     submit,
     sweep,
+    take_turns,
 )
 from fleet.control.scripts.sessions import (
     add_version,
@@ -91,6 +94,7 @@ __all__ = [
     "Relocation",
     "SCRIPTS",
     "StreamPosition",
+    "Waits",
     "abandon",
     "abort",
     "ack",
@@ -102,6 +106,7 @@ __all__ = [
     "assume_served",
     "attach",
     "availability",
+    "backlog",
     "cache_prefix",
     "claim",
     "confirm",
@@ -148,4 +153,5 @@ __all__ = [
     "submit",
     "suspect_task",
     "sweep",
+    "take_turns",
 ]
