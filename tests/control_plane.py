@@ -326,6 +326,8 @@ def submission(
     roles: Sequence[RoleName] = (),
     grace_us: int = 0,
     session: str = "",
+    client: str = "",
+    waits: scripts.Waits = "",
 ) -> scripts.Call:
     spec = RequestSpec(
         id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,), session=session
@@ -339,6 +341,8 @@ def submission(
         gateway=GATEWAY,
         roles=roles,
         grace_us=grace_us,
+        client=client,
+        waits=waits,
     )
 
 

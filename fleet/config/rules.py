@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fleet.config import values
 from fleet.config.device_rules import (
     buffer_device_exists,
     device_lists_are_usable,
@@ -184,6 +185,18 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(("stages", stage.name, "sampling", "max_tokens"), message)
 
 
+def share_weights_are_used(config: FleetConfig) -> Iterator[Problem]:
+    limits = config.limits
+    for name in limits.share_weights:
+        try:
+            values.network(name)
+        except ValueError as error:
+            yield Problem(("limits", "share_weights", name), str(error))
+    if limits.share_weights and not limits.fair_shares:
+        message = "fair_shares is false, so the weights have no effect; remove them"
+        yield Problem(("limits", "share_weights"), message)
+
+
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
     """Yield an error for each stage whose KV pool is too small for a single request that the limits
     admit. Workers that fill a GPU with pages check this themselves at start.
@@ -337,6 +350,7 @@ RULES: tuple[Rule, ...] = (
     sampling_is_valid,
     cache_keys_are_used,
     answers_are_within_the_limits,
+    share_weights_are_used,
     requests_fit_the_kv_pool,
     ports_differ,
     leases_agree,

@@ -94,7 +94,12 @@ class TrainingConfig(Strict):
 class Limits(Strict):
     """Limits of a request, and of the load on the deployment.
 
-    `max_requests`: live requests beyond which the gateway answers 429. `speech_piece_tokens`:
+    `max_requests`: live requests of the fleet. Beyond them up to `max_waiting` requests, which hold
+    up to `max_waiting_mib`, wait at each gateway for `max_wait_s` at most; the others are answered
+    429, and all with `max_wait_s` 0. `fair_shares`: requests that wait are admitted in the order of
+    their clients' live requests, fewest first, where a client is an address; otherwise in the order
+    of arrival at each gateway. `share_weights`: shares of addresses or networks in relation to
+    others, which have 1; see `web/gateway/shares.py`. `speech_piece_tokens`:
     longest piece into which a text to speak is split; every piece becomes an answer.
     `max_cached_conversations`: conversations whose KV cache each worker retains for the next turn;
     0 retains none. `max_redis_memory_percent`: share of Redis's `maxmemory`, if set, beyond which
@@ -102,6 +107,11 @@ class Limits(Strict):
     """
 
     max_requests: Items = 64
+    max_wait_s: Annotated[float, Number(0, 3600)] = 10.0
+    max_waiting: Annotated[int, Whole(0, 100_000)] = 1024
+    max_waiting_mib: Mebibytes = 64
+    fair_shares: Switch = True
+    share_weights: dict[str, Annotated[float, Number(0.01, 100)]] = {}
     max_body_bytes: Annotated[int, Whole(1, 2**32)] = 32 * 1024 * 1024
     max_prompt_tokens: Items = 8192
     max_audio_s: Annotated[float, Number(0, 86_400, above=True)] = 120.0

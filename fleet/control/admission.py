@@ -4,7 +4,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
+from typing import Protocol, cast
 
 from redis.asyncio import Redis
 
@@ -13,6 +14,8 @@ from fleet.control import scripts
 from fleet.control.connect import answer_of, run_async
 from fleet.control.membership import Membership, Run
 from fleet.control.redis_status import RedisStatus
+from fleet.control.retry_times import MAX_RETRY_AFTER_S
+from fleet.control.waiting import Applicant, WaitingRequests
 from fleet.core.errors import AlreadySubmitted, FleetError, NoWorker, Overloaded, RedisUnreachable
 from fleet.core.ids import RequestId, RoleName, WorkerId
 
@@ -20,8 +23,17 @@ log = logging.getLogger("fleet.control.client")
 
 REFUSAL_PAUSE_S = 10.0
 
-MAX_RETRY_AFTER_S = 60
-"""Largest `Retry-After` in seconds: OpenAI's older SDKs ignore a longer time."""
+
+class MakeCall(Protocol):
+    """Function that builds a call of the script `submit` or `admission` for a gateway's id.
+    `waits`: what the request waits for if it is refused.
+    """
+
+    def __call__(self, me: WorkerId, *, waits: scripts.Waits) -> scripts.Call: ...
+
+
+def full_cause(max_requests: int) -> str:
+    return f"{max_requests} requests are running or waiting already"
 
 
 def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
@@ -37,21 +49,24 @@ def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
             )
             return NoWorker(f"{message}, then try again in {retry_s} s", retry_after_s=retry_s)
         case ["full", *_]:
-            return Overloaded(
-                f"{max_requests} requests are running or waiting already; try again shortly"
-            )
+            return Overloaded(f"{full_cause(max_requests)}; try again shortly")
         case ["exists", *_]:
             return AlreadySubmitted("a request of this id was submitted before; resume it")
         case _:
             return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 
 
+def client_key(applicant: Applicant | None) -> str:
+    """Return the client among whose live requests a request is counted; "" for the fleet's own."""
+    return applicant.client.key if applicant is not None else ""
+
+
 class RequestAdmission:
     """Admission of requests at one gateway: runs the scripts `submit` and `admission`, and raises
-    the errors of refused requests.
+    the errors of refused requests. `waiting`: the requests that wait for a place.
 
-    Refusals for lack of a worker are logged once per `REFUSAL_PAUSE_S`, so that many requests do
-    not fill the log.
+    Refusals of one kind are logged once per `REFUSAL_PAUSE_S`, so that many requests do not fill
+    the log.
     """
 
     def __init__(
@@ -65,9 +80,10 @@ class RequestAdmission:
         self._config = config
         self._membership = membership
         self._status = status
+        self.waiting = WaitingRequests(client, config, membership)
         self.grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._run_id = ""
-        self._unlogged_until_s = 0.0
+        self._unlogged_until_s: dict[str, float] = {}
 
     async def start(self) -> None:
         """Record the id of the Redis process, by which a later restart of Redis is recognised.
@@ -75,36 +91,103 @@ class RequestAdmission:
         """
         self._run_id, _ = await self._server()
 
-    async def check(self, request: RequestId, roles: Sequence[RoleName]) -> int:
+    async def check(
+        self, request: RequestId, roles: Sequence[RoleName], applicant: Applicant | None = None
+    ) -> int:
         """Return the number of further requests that would be admitted now, this request included.
         Raises: as `admit`.
         """
 
-        def admission(me: WorkerId) -> scripts.Call:
-            bound = self._config.limits.max_requests
+        def admission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
             return scripts.admission(
-                request, bound=bound, gateway=me, roles=roles, grace_us=self.grace_us
+                request,
+                bound=self._config.limits.max_requests,
+                gateway=me,
+                roles=roles,
+                grace_us=self.grace_us,
+                client=client_key(applicant),
+                waits=waits,
             )
 
-        _, answer = await self.admit(request, admission)
+        _, answer = await self.admit(request, roles, admission, applicant=applicant)
         return int(answer[1])
 
     async def admit(
-        self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
+        self,
+        request: RequestId,
+        roles: Sequence[RoleName],
+        call: MakeCall,
+        run: Run | None = None,
+        applicant: Applicant | None = None,
     ) -> tuple[WorkerId, list[str]]:
-        """Run the script `submit` or `admission` as `Membership.call` does; return the gateway's id
-        and the answer. Raises: NoWorker, Overloaded, AlreadySubmitted, RedisUnreachable, and the
-        errors of `run`.
+        """Run the script `submit` or `admission` as `Membership.call` does, again and again while
+        `applicant` waits for its turn; return the gateway's id and the answer.
+
+        Raises: NoWorker, Overloaded, AlreadySubmitted, RedisUnreachable, and the errors of `run`.
         """
-        self._status.check_memory()
-        gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
-        if answer[0] == "no_worker" and await self._assume_served():
-            gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
+        if applicant is None:
+            gateway, answer = await self._call(partial(call, waits=""), run)
+        else:
+            applicant.roles = tuple(roles)
+            try:
+                gateway, answer = await self._call_in_turn(request, applicant, call, run)
+            finally:
+                self.waiting.leave(applicant)
         if answer[0] != "ok":
             error = refusal_of(answer, self._config.limits.max_requests)
             if isinstance(error, NoWorker):
                 self._log(request, error)
             raise error
+        return gateway, answer
+
+    async def _call_in_turn(
+        self,
+        request: RequestId,
+        applicant: Applicant,
+        call: MakeCall,
+        run: Run | None,
+    ) -> tuple[WorkerId, list[str]]:
+        """Run a script when it is the turn of `applicant`, until the answer is not "full"."""
+        cause = full_cause(self._config.limits.max_requests)
+        while self._config.limits.max_wait_s:
+            if not self.waiting.is_behind(applicant):
+                gateway, answer = await self._call(partial(call, waits="soon"), run)
+                if answer[0] != "full":
+                    return gateway, answer
+            found = await self.waiting.wait(applicant)
+            if found == "no room":
+                # beyond what the queue holds, places are taken as they are free, in turns
+                gateway, answer = await self._call(partial(call, waits="turn"), run)
+                if answer[0] == "full":
+                    raise await self._refusal(request, cause)
+                return gateway, answer
+            if found == "late":
+                break
+        # its time is over: it takes any place that is free
+        gateway, answer = await self._call(partial(call, waits=""), run)
+        if answer[0] == "full":
+            raise await self.waiting.refusal(cause)
+        return gateway, answer
+
+    async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
+        """Wait until it may be the turn of `applicant`. Raises: Overloaded with `cause`, if the
+        queue has no room or its time is over; GatewayStopping.
+        """
+        if await self.waiting.wait(applicant) != "turn":
+            raise await self._refusal(request, cause)
+
+    async def _refusal(self, request: RequestId, cause: str) -> Overloaded:
+        error = await self.waiting.refusal(cause)
+        self._log(request, error)
+        return error
+
+    async def _call(
+        self, call: Callable[[WorkerId], scripts.Call], run: Run | None
+    ) -> tuple[WorkerId, list[str]]:
+        self._status.check_memory()
+        gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
+        if answer[0] == "no_worker" and await self._assume_served():
+            gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
         return gateway, answer
 
     async def _assume_served(self) -> bool:
@@ -127,10 +210,10 @@ class RequestAdmission:
         info = cast("dict[str, str | int]", await self._redis.info("server"))
         return str(info["run_id"]), int(info["uptime_in_seconds"])
 
-    def _log(self, request: RequestId, error: NoWorker) -> None:
-        if time.monotonic() < self._unlogged_until_s:
+    def _log(self, request: RequestId, error: FleetError) -> None:
+        if time.monotonic() < self._unlogged_until_s.get(error.code, 0.0):
             return
-        self._unlogged_until_s = time.monotonic() + REFUSAL_PAUSE_S
+        self._unlogged_until_s[error.code] = time.monotonic() + REFUSAL_PAUSE_S
         log.warning(
             "request %s is refused: %s; more such refusals at this gateway within %.0f s are "
             "not logged",

@@ -26,6 +26,10 @@ other keys, which are on the same server.
 """
 WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
+LIVE_CLIENTS = PREFIX + "live:clients"
+WAITING = PREFIX + "waiting"
+WAITING_NUMBERS = PREFIX + "waiting:numbers"
+WAITING_GATEWAYS = PREFIX + "waiting:gateways"
 EVENTS = PREFIX + "events"
 CONDUCTOR = PREFIX + "conductor"
 DEAD = PREFIX + "dead_letters"
@@ -224,6 +228,17 @@ inbox:{id} | stream | lease | append
     notices: small chunks, indices of large ones, credit, ends, walks, orders, revoked tasks
 live | set | forever | submit
     requests that have not ended
+live:clients | hash | live | submit
+    client -> number of its live requests
+waiting | zset | live | take_turns
+    client with requests that wait at gateways for a place -> its turn: live requests by weight,
+    and the time of its last turn
+waiting:numbers | hash | live | take_turns
+    client -> number of these requests; * -> number of all
+waiting:gateways | zset | live | take_turns
+    gateway with such requests -> time of its last call, us
+waiting:at:{gateway} | hash | live | take_turns
+    client -> number of its requests that wait at this gateway
 req:{r} | hash | retention | submit
     request, state, error, durations of its retention
 req:{r}:blob | string | retention | submit

@@ -5,6 +5,7 @@ of their answers arrive as notices.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import cast
 
 from redis.asyncio import Redis
@@ -12,7 +13,7 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.admission import RequestAdmission
+from fleet.control.admission import RequestAdmission, client_key
 from fleet.control.connect import (
     Reply,
     answer_of,
@@ -34,13 +35,10 @@ from fleet.control.notices import (
 )
 from fleet.control.outage import is_away
 from fleet.control.redis_status import RedisStatus
+from fleet.control.replication import Replication
 from fleet.control.stream import ClientStream
-from fleet.core.errors import (
-    GatewayStopping,
-    NotReplicated,
-    RedisUnreachable,
-    ResumedElsewhere,
-)
+from fleet.control.waiting import Applicant
+from fleet.core.errors import GatewayStopping, NotReplicated, RedisUnreachable, ResumedElsewhere
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
@@ -53,10 +51,6 @@ waiting longer than a few milliseconds.
 MAX_DELIVERED = 4096
 """Number of delivered answers that are remembered: more than a gateway delivers in a second, the
 period whose writes Redis may lose.
-"""
-MAX_REPLICATING = 8
-"""Number of concurrent submissions that wait for replicas, each on its own connection. The rest of
-the pool is kept for acknowledgements.
 """
 
 
@@ -91,7 +85,7 @@ class GatewayRequests:
         """Number of chunks by edge of answers that clients have received whole, latest last. Redis
         may lose the last acknowledgement of such an answer.
         """
-        self._replicating = asyncio.Semaphore(MAX_REPLICATING)
+        self._replicate = Replication(config.redis).run
         membership.rejoined = self.reattach
 
     async def start(self) -> None:
@@ -103,13 +97,22 @@ class GatewayRequests:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._admission.waiting.stop()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait at this gateway for a place."""
+        return self._admission.waiting.num_waiting
 
     @property
     def num_held(self) -> int:
         return len(self._streams)
 
-    async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
+    async def submit(
+        self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None
+    ) -> ClientStream:
         """Admit a request and return the stream of its answer. `blob`: samples of its audio prompt.
+        At the limit of requests, one with an `applicant` waits for its turn.
 
         A request whose role has no worker waits if a worker is starting, or if the last one was
         lost less than `lease.no_worker_timeout_s` ago.
@@ -118,12 +121,15 @@ class GatewayRequests:
         NotReplicated.
         """
         stream = ClientStream(spec, blob, self._config, self._redis)
-        self._hold(stream)
-        self._submitting.add(spec.id)
+        stream.client_key = client_key(applicant)
         stream.on_lost = lambda: self._resubmit(stream)
         try:
             gateway, answer = await self._admission.admit(
-                spec.id, lambda me: self._submission(spec, blob, me, checked=True), self._replicate
+                spec.id,
+                self._roles_of(spec.outputs),
+                partial(self._submission, stream, checked=True),
+                partial(self._run_held, stream),
+                applicant,
             )
         # a cancellation too: a stream without a reader would be held indefinitely
         except BaseException as error:
@@ -138,17 +144,41 @@ class GatewayRequests:
         stream.held_by(gateway, Epoch(int(answer[1])))
         return stream
 
+    async def _run_held(self, stream: ClientStream, client: Redis, call: scripts.Call) -> Reply:
+        """Run a submission, with its stream held unless the request is refused."""
+        self._hold(stream)
+        self._submitting.add(stream.request_id)
+        reply = await self._replicate(client, call)
+        if first_text(reply) != "ok":
+            self._streams.pop(stream.request_id, None)
+        return reply
+
     async def submit_without_client(self, spec: RequestSpec, blob: bytes | None) -> None:
         """Submit a request without a client: its answer is read and acknowledged until a client
         resumes it. Raises: as `submit`.
         """
         self._drain(await self.submit(spec, blob))
 
-    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
+    async def check_admission(
+        self,
+        request: RequestId,
+        outputs: tuple[EdgeName, ...],
+        applicant: Applicant | None = None,
+    ) -> int:
         """Return the number of further requests that `submit` would admit now, this request
-        included. Raises: as `submit`.
+        included. One with an `applicant` waits as in `submit`. Raises: as `submit`.
         """
-        return await self._admission.check(request, self._roles_of(outputs))
+        return await self._admission.check(request, self._roles_of(outputs), applicant)
+
+    async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
+        """Wait until it may be the turn of `applicant`, which then tries again. `cause`: reason of
+        the refusal. Raises: Overloaded with `cause`, GatewayStopping.
+        """
+        await self._admission.wait_for_turn(request, applicant, cause)
+
+    def count_preparing(self, by: int) -> None:
+        """Add to the number of requests that are prepared for a place that they do not hold yet."""
+        self._admission.waiting.count_preparing(by)
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over a request's client edges, to read the answer again from its first chunk. The
@@ -211,8 +241,9 @@ class GatewayRequests:
 
     def detach_all(self) -> None:
         """End every stream with GatewayStopping. The requests continue, and wait for another
-        gateway after `FleetClient.stop`.
+        gateway after `FleetClient.stop`. Those that wait for a place are refused.
         """
+        self._admission.waiting.close()
         for stream in list(self._streams.values()):
             stream.fail(
                 GatewayStopping("this gateway stops; another continues the answer (Last-Event-ID)")
@@ -345,7 +376,7 @@ class GatewayRequests:
             return
         log.warning("Redis lost request %s; it is submitted again", stream.request_id)
         gateway = self._membership.id
-        call = self._submission(stream.spec, stream.blob, gateway)
+        call = self._submission(stream, gateway)
         answer = texts(await run_async(self._redis, call))
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
@@ -415,6 +446,7 @@ class GatewayRequests:
                     self._delivered[request] = counts
                 if len(self._delivered) > MAX_DELIVERED:
                     del self._delivered[next(iter(self._delivered))]
+                self._admission.waiting.wake()
 
         stream.on_close = forget
         stream.on_stale = lambda: self._reattach_one(stream)
@@ -434,43 +466,35 @@ class GatewayRequests:
         draining.add_done_callback(lambda _: self._draining.pop(request, None))
 
     def _submission(
-        self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False
+        self,
+        stream: ClientStream,
+        me: WorkerId,
+        *,
+        checked: bool = False,
+        waits: scripts.Waits = "",
     ) -> scripts.Call:
         """Return the call that submits a request. `checked`: refuse the request if one of its roles
         has no worker and expects none; False for a request that was admitted before.
         """
+        spec = stream.spec
         graph = self._config.graph_declaration()
         stages = graph.stages_for(spec.outputs)
         return scripts.submit(
             spec,
-            blob,
+            stream.blob,
             bound=self._config.limits.max_requests,
             stages=stages,
             roles=self._roles_of(spec.outputs) if checked else (),
             grace_us=self._admission.grace_us,
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
-            gateway=gateway,
+            gateway=me,
             audio=[edge for edge in spec.outputs if graph.media.get(edge) == "audio"],
             retention_s=self._config.retention_s,
             first_roles=[self._config.roles_of(stage)[0].name for stage in stages],
+            client=stream.client_key,
+            waits=waits,
         )
 
     def _roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
         stages = self._config.graph_declaration().stages_for(outputs)
         return [role.name for role in self._config.roles() if role.stage in stages]
-
-    async def _replicate(self, client: Redis, call: scripts.Call) -> Reply:
-        """Run a submission, and wait until an accepted one is on `redis.wait_replicas` replicas.
-        Raises: NotReplicated, redis errors.
-        """
-        options = self._config.redis
-        if not options.wait_replicas:
-            return await run_async(client, call)
-        async with self._replicating:
-            reply, answer = await run_with(
-                client, call, "WAIT", options.wait_replicas, options.wait_timeout_ms
-            )
-        num_synced = answer if isinstance(answer, int) else 0  # Redis may refuse to wait
-        if first_text(reply) == "ok" and num_synced < options.wait_replicas:
-            raise NotReplicated.of(num_synced, options.wait_replicas, options.wait_timeout_ms)
-        return reply

@@ -55,6 +55,7 @@ class ClientStream:
         self.request_id: RequestId = spec.id
         self.spec = spec
         self.blob = blob
+        self.client_key = ""
         self.epoch = Epoch(0)
         self.gateway = WorkerId("")
         self._receipts = Receipts()

@@ -36,9 +36,12 @@ class TrainingClient:
         self._main_role = config.roles_of(self._main)[0].name
 
     async def has_waiting(self) -> bool:
-        """Return True if a request waits for a worker of the main stage."""
-        streams = keys.role_streams(self._main_role)
-        return any([await answer_of(self._redis.xlen(stream)) for stream in streams])
+        """Return True if a request waits for a worker of the main stage, or for a place."""
+        pipe = self._redis.pipeline(transaction=False)
+        for stream in keys.role_streams(self._main_role):
+            pipe.xlen(stream)
+        pipe.exists(keys.WAITING)
+        return any(cast("list[int]", await answer_of(pipe.execute())))
 
     async def count(self, outcome: Outcome) -> None:
         """Count one hidden-state sample by its outcome: `acknowledged` (the trainer has trained on

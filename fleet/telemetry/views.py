@@ -191,6 +191,16 @@ class RoleQueue(RoleView, frozen=True, kw_only=True):
     pending: tuple[PendingGrant, ...] = ()
 
 
+class WaitingClient(msgspec.Struct, frozen=True, kw_only=True):
+    """A client with requests that wait at gateways for a place. `client`: its name, with its weight
+    after `*` unless that is 1; "" stands for everybody.
+    """
+
+    client: str
+    num_waiting: int
+    num_live: int
+
+
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was given up after workers of `stage` died over it. `readable`: True if this
     version of Fleet can send the request again.

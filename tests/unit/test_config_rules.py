@@ -391,7 +391,20 @@ NAMES: tuple[Case, ...] = (
         "graph: unknown graph 'other'; use one of qwen3_omni, text",
     ),
 )
-CASES = (*NAMES, *TOGETHER, *TRAINING)
+SHARES: tuple[Case, ...] = (
+    (
+        "a weight of no address",
+        "limits: {share_weights: {somebody: 2}}",
+        "limits.share_weights.somebody: must be an IP address or a network, such as 127.0.0.1 or "
+        "10.0.0.0/8",
+    ),
+    (
+        "weights without shares",
+        "limits: {fair_shares: false, share_weights: {10.0.0.1: 2}}",
+        "limits.share_weights: fair_shares is false, so the weights have no effect; remove them",
+    ),
+)
+CASES = (*NAMES, *TOGETHER, *TRAINING, *SHARES)
 
 
 @pytest.fixture(autouse=True)

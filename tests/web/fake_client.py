@@ -14,9 +14,10 @@ from tokenizers import Tokenizer
 
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
+from fleet.control.waiting import Applicant
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
-from fleet.core.errors import Aborted, FleetError, GatewayStopping
+from fleet.core.errors import Aborted, FleetError, GatewayStopping, Overloaded
 from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
@@ -140,7 +141,13 @@ class FakeRequests(GatewayRequests):
     def __init__(self, fleet: "FakeClient") -> None:
         self._fleet = fleet
 
-    async def submit(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
+    @property
+    def num_waiting(self) -> int:
+        return 0
+
+    async def submit(
+        self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None
+    ) -> FakeStream:
         fleet, script = self._fleet, self._fleet.script
         while script.submit_gate is not None and not script.submit_gate.is_set():
             await _wait(0.01)
@@ -149,12 +156,22 @@ class FakeRequests(GatewayRequests):
             raise script.refusal
         return fleet.start(spec, blob)
 
-    async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
+    async def check_admission(
+        self,
+        request: RequestId,
+        outputs: tuple[EdgeName, ...],
+        applicant: Applicant | None = None,
+    ) -> int:
         self._fleet.check_reachable()
         self._fleet.num_checked += 1
         if self._fleet.script.admission is not None:
             raise self._fleet.script.admission
         return self._fleet.script.places
+
+    async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
+        raise Overloaded(cause)
+
+    def count_preparing(self, by: int) -> None: ...
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
         """Return a new stream of a running request; the former stream receives no more chunks."""

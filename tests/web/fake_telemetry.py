@@ -46,6 +46,7 @@ from fleet.telemetry.views import (
     RoleView,
     SeriesPoint,
     Transfers,
+    WaitingClient,
     WorkerOrder,
     WorkerView,
 )
@@ -69,6 +70,7 @@ class FakeTelemetry(Telemetry):
     worker_list: list[WorkerView] = field(default_factory=list[WorkerView])
     queue_list: list[RoleQueue] = field(default_factory=list[RoleQueue])
     role_list: list[RoleView] = field(default_factory=list[RoleView])
+    waiting: list[WaitingClient] = field(default_factory=list[WaitingClient])
     letters: list[DeadLetterView] = field(default_factory=list[DeadLetterView])
     transfer_view: Transfers = Transfers(edges=(), workers=())
     points: list[SeriesPoint] = field(default_factory=list[SeriesPoint])
@@ -207,6 +209,10 @@ class FakeTelemetry(Telemetry):
     async def queues(self) -> list[RoleQueue]:
         self.check_reachable()
         return self.queue_list
+
+    async def waiting_clients(self) -> list[WaitingClient]:
+        self.check_reachable()
+        return self.waiting
 
     async def dead_letters(self) -> list[DeadLetterView]:
         self.check_reachable()

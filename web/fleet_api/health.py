@@ -89,6 +89,7 @@ class HealthRoutes:
         now and left out while Redis is unreachable.
         """
         metrics = self._gateway.metrics
+        metrics.waiting.set(self._gateway.client.requests.num_waiting)
         try:
             workers = await self._gateway.client.telemetry.workers()
             roles = await self._gateway.client.telemetry.roles()

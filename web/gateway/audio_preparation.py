@@ -8,7 +8,7 @@ import asyncio
 import numpy as np
 
 from fleet.config.schema import Limits
-from fleet.core.errors import Overloaded
+from fleet.control.client import Applicant
 from fleet.processing import ChatRequest, Frontend, Recording
 from fleet.processing.audio import decode_parts, needs_decoder
 from fleet.processing.base import AudioSource, Samples
@@ -31,8 +31,9 @@ class AudioPreparation:
         self._pool = DecoderPool()
         self._num_preparing = 0
 
-    async def decode(self, chat: ChatRequest) -> ChatRequest:
-        """Return the chat with its audio decoded. Cancelling the caller ends the decoding.
+    async def decode(self, chat: ChatRequest, applicant: Applicant) -> ChatRequest:
+        """Return the chat with its audio decoded, once it is the turn of `applicant`. Cancelling
+        the caller ends the decoding.
 
         Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
         """
@@ -44,17 +45,27 @@ class AudioPreparation:
         if not parts or not self._frontend.audio_rate_hz:
             return chat
         self._frontend.voice(chat.voice, chat.voice_where)
-        num_admissible = await self._client.requests.check_admission(chat.id, chat.outputs)
-        if self._num_preparing >= num_admissible:
-            raise Overloaded(
-                f"{self._num_preparing} requests with audio are being prepared already; try "
-                "again shortly"
-            )
-        self._num_preparing += 1
+        applicant.num_bytes = sum(_num_bytes(data) for _, data in parts)
+        await self._wait_until_admissible(chat, applicant)
+        self._count(1)
         try:
             return chat.with_samples(await self._samples(parts))
         finally:
-            self._num_preparing -= 1
+            self._count(-1)
+
+    async def _wait_until_admissible(self, chat: ChatRequest, applicant: Applicant) -> None:
+        """Wait until the fleet would admit the request beside those that are being prepared."""
+        requests = self._client.requests
+        while True:
+            num_admissible = await requests.check_admission(chat.id, chat.outputs, applicant)
+            if self._num_preparing < num_admissible:
+                return
+            cause = f"{self._num_preparing} requests with audio are being prepared already"
+            await requests.wait_for_turn(chat.id, applicant, cause)
+
+    def _count(self, by: int) -> None:
+        self._num_preparing += by
+        self._client.requests.count_preparing(by)
 
     async def _samples(self, parts: list[tuple[str, AudioSource]]) -> list[Samples]:
         rate_hz = self._frontend.audio_rate_hz
@@ -71,3 +82,7 @@ class AudioPreparation:
     def close(self) -> None:
         """End the decoder processes, after the last request."""
         self._pool.close()
+
+
+def _num_bytes(data: AudioSource) -> int:
+    return data.samples.nbytes if isinstance(data, Recording) else len(data)

@@ -1,6 +1,7 @@
 """Submission of checked chat requests, shared by all endpoints. Knows no HTTP."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
-from fleet.control.client import ClientStream
+from fleet.control.client import Applicant, ClientStream
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     BadInput,
@@ -33,8 +34,10 @@ from web.gateway.live_captures import NO_STORE, LiveCaptures
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
+from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
 from web.http.offload import INLINE_BYTES, prepare_in_thread
+from web.http.refused_work import current_sender
 from web.schema.chat import (
     AudioUrlPartBody,
     ChatBody,
@@ -52,13 +55,14 @@ log = logging.getLogger("fleet.web")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedChat:
     """A checked chat request that is not submitted yet. `blob` is the audio of its prompt, float32
-    mono; `spoken` is True if the answer has audio.
+    mono; `spoken` is True if the answer has audio; `applicant` is its place in the queue.
     """
 
     spec: RequestSpec
     blob: bytes | None
     seed: int
     spoken: bool
+    applicant: Applicant
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
         """Return the response headers of the answer. `ignored` lists fields of the request that
@@ -105,6 +109,7 @@ class Gateway:
         at another gateway.
         """
         self.audio = AudioPreparation(client, frontend, config.limits)
+        self._shares = FairShares(config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
         self.captures = LiveCaptures(client, config)
@@ -164,6 +169,7 @@ class Gateway:
         where: str = "messages",
         voice_where: str = "audio.voice",
         continues: bool = False,
+        arrived_s: float | None = None,
     ) -> PreparedChat:
         """Check a chat and decode its audio, for `submit_prepared`.
 
@@ -171,7 +177,8 @@ class Gateway:
         messages. `kind` is the kind of request that lists show, by default speech or text. `given`
         is text or tokens with which the answer begins, or the whole answer. `where` and
         `voice_where` name the fields of prompt and voice in errors. If the answer `continues` other
-        audio, its leading silence is not trimmed.
+        audio, its leading silence is not trimmed. `arrived_s` is the place of the request among the
+        waiting ones of its client, by default the time of its arrival.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -192,7 +199,9 @@ class Gateway:
             where=where,
             voice_where=voice_where,
         )
-        decoded = await self.audio.decode(chat)
+        applicant = Applicant(self._shares.client_at(current_sender()))
+        applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
+        decoded = await self.audio.decode(chat, applicant)
         spec, blob = await prepare_in_thread(
             num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
         )
@@ -207,14 +216,16 @@ class Gateway:
         )
         if isinstance(given, TextPart):
             spec = self._with_length_of_given(spec)
-        return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken)
+        return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
 
     async def submit_prepared(self, chat: PreparedChat) -> ActiveRequest:
-        """Submit a prepared request. If the caller is cancelled meanwhile, the request is aborted.
+        """Submit a prepared request, when it is its turn. If the caller is cancelled meanwhile, the
+        request is aborted.
 
         Raises: Overloaded, NoWorker, RedisUnreachable.
         """
-        stream = await self._submit_spec(chat.spec, chat.blob)
+        chat.applicant.num_bytes = num_bytes(chat.spec, chat.blob)
+        stream = await self._submit_spec(chat)
         return ActiveRequest(chat=chat, answer=self._answer(chat.spec, stream))
 
     def _leading_silence_param(self) -> dict[str, str]:
@@ -275,14 +286,17 @@ class Gateway:
         )
         return min(sum(cached), len(spec.prompt_ids))
 
-    async def _submit_spec(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
-        submitting = asyncio.ensure_future(self.client.requests.submit(spec, blob))
+    async def _submit_spec(self, chat: PreparedChat) -> ClientStream:
+        submitting = asyncio.ensure_future(
+            self.client.requests.submit(chat.spec, chat.blob, chat.applicant)
+        )
         try:
             return await asyncio.shield(submitting)
         except asyncio.CancelledError:
             # the script may have written the request: wait for its result before the abort
-            stream = await submitting
-            await stream.abort("the client left")
+            chat.applicant.withdraw()
+            with contextlib.suppress(FleetError):
+                await (await submitting).abort("the client left")
             raise
 
     def outputs(self, *, spoken: bool) -> tuple[EdgeName, ...]:
@@ -360,6 +374,14 @@ MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS, WARNED = (
     "max_leading_silence_ms",
     "warned",
 )
+
+BYTES_PER_TOKEN = 36
+"""Memory of a token id in a list of Python numbers."""
+
+
+def num_bytes(spec: RequestSpec, blob: bytes | None) -> int:
+    """Estimate the memory that a prepared request takes."""
+    return len(blob or b"") + BYTES_PER_TOKEN * len(spec.prompt_ids) + len(spec.body)
 
 
 def num_chars(chat: ChatRequest) -> int:

@@ -61,6 +61,9 @@ class Metrics:
         self.requests = self._counter("requests", "Ended requests, by outcome.", "outcome")
         self.in_flight = self._gauge("requests_in_flight", "Answers that this gateway is sending.")
         self.live = self._gauge("requests_live", "Live requests in the fleet.")
+        self.waiting = self._gauge(
+            "requests_waiting", "Requests that wait at this gateway for a place in the fleet."
+        )
         self.success = self._counter(
             "requests_success", "Complete answers, by finish reason.", "model_name finished_reason"
         )

@@ -81,3 +81,11 @@ def charging(work: RefusedWork, sender: str) -> Iterator[None]:
         yield
     finally:
         charged.reset(token)
+
+
+def current_sender() -> str:
+    """Return the client address of the request in whose context, or whose task's, the caller runs;
+    "" outside of requests.
+    """
+    now = charged.get()
+    return now.sender if now is not None else ""

@@ -7,6 +7,7 @@ long text is split into pieces, with one request after another. Knows no stage.
 import asyncio
 import base64
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Literal
@@ -34,8 +35,8 @@ from web.schema.fields.audio import SPEECH
 log = logging.getLogger("fleet.web")
 
 RETRY_S = 0.25
-MAX_RETRIES = 120
-"""Number of retries to submit a further piece of a text while the queue is full."""
+PATIENCE_S = 30.0
+"""Time in seconds for which a further piece of a text is submitted again while it is refused."""
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ class SpeechStream:
             seed=body.seed,
             fleet=body.fleet,
         )
+        self._arrived_s = time.monotonic()
         self._num_input, self._num_output = 0, 0
 
     async def begin(self, request_id: RequestId) -> ActiveRequest:
@@ -109,12 +111,14 @@ class SpeechStream:
         )
 
     async def _submit_with_retries(self, piece: str) -> ActiveRequest:
-        for _ in range(MAX_RETRIES):
+        give_up_s = time.monotonic() + PATIENCE_S
+        while True:
             try:
                 return await self._submit(piece, new_request_id(), continues=True)
             except Overloaded:
-                await asyncio.sleep(RETRY_S)
-        return await self._submit(piece, new_request_id(), continues=True)
+                if time.monotonic() > give_up_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     async def _submit(
         self, piece: str, request_id: RequestId, *, continues: bool = False
@@ -132,6 +136,7 @@ class SpeechStream:
             where="input",
             voice_where="voice",
             continues=continues,
+            arrived_s=self._arrived_s,
         )
         active = await self._gateway.submit_prepared(chat)
         await self._answer.enter_async_context(active.answer)

@@ -11,6 +11,9 @@ from web.gateway.gateway import ActiveRequest, Gateway
 from web.gateway.sampling import new_seed
 from web.schema.chat import AudioOptions, ChatOptions
 
+BEFORE_OTHERS_S = 0.0
+"""Arrival of a response among the waiting requests of its client: somebody listens for it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -24,7 +27,12 @@ class Prompt:
         """
         gateway.check_num_messages(len(self.messages))
         chat = await gateway.prepare_chat(
-            self.options, self.messages, request_id, kind="voice", where="conversation"
+            self.options,
+            self.messages,
+            request_id,
+            kind="voice",
+            where="conversation",
+            arrived_s=BEFORE_OTHERS_S,
         )
         return await gateway.submit_prepared(chat)
 

@@ -394,12 +394,32 @@ local function caching_worker(r, s, role)
   local has_room = call('SCARD', tasks_of(w)) < tonumber(is[4] or '0')
   return is[1] == role and is[2] ~= '1' and is[3] ~= '1' and has_room and w or nil
 end
+-- The order of the clients whose requests wait at gateways for a place: fewest live requests by its weight first, among equal ones the
+-- client whose last turn was longest ago. A client's name ends in `*` and its weight, unless the weight is 1.
+local TURN = 2147483648
+local function turn_length(client) return TURN / (tonumber(string.match(client, '%*([%d.]+)$')) or 1) end
+local function turn_of(client, live) return int(live * turn_length(client) + math.floor(now_us() / 1000) % TURN) end
+local function num_live_of(client) return tonumber(call('HGET', P .. 'live:clients', client) or '0') end
+-- Add to the number of a client's live requests. A new one costs the client its turn.
+local function count_live(client, by)
+  local live = call('HINCRBY', P .. 'live:clients', client, by)
+  if live <= 0 then call('HDEL', P .. 'live:clients', client) end
+  if by > 0 then call('ZADD', P .. 'waiting', 'XX', turn_of(client, live), client)
+  else call('ZADD', P .. 'waiting', 'XX', 'INCR', int(by * turn_length(client)), client) end
+end
+-- Return true if fewer clients than there are `free` places wait for an earlier turn than the client's.
+local function has_turn(client, free)
+  if call('ZCARD', P .. 'waiting') < free then return true end
+  local turn = call('ZSCORE', P .. 'waiting', client) or turn_of(client, num_live_of(client))
+  return call('ZCOUNT', P .. 'waiting', '-inf', '(' .. turn) < free
+end
 -- Close request r: end every right, notify every holder, give every key its time to live, as submitted. Answers "ended" if it has ended.
 local function close(r, state, code, message, param)
   local rk = P .. 'req:' .. r
   if call('SREM', P .. 'live', r) == 0 then return 'ended' end
   set_state(r, state)
-  local of = call('HMGET', rk, 'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s')
+  local of = call('HMGET', rk, 'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s', 'share')
+  if of[6] then count_live(of[6], -1) end
   local brief, retention_s, brief_s = of[3], of[4], of[5]
   call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
@@ -582,10 +602,19 @@ local function stop_granting(w)
   end
   if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
 end
+-- Return how many more tasks each of `roles` may be granted now, so that its workers soon claim them: tasks are claimed in the order of
+-- their grants, whoever's they are.
+local MAX_UNCLAIMED = 16
+local function num_claimed_soon(roles, live)
+  local soon = {}
+  for i, role in ipairs(roles) do soon[i] = MAX_UNCLAIMED - (live >= MAX_UNCLAIMED and call('XLEN', P .. 'role:' .. role) or 0) end
+  return soon
+end
 -- Return the answer for a request that is refused, nil if it is admitted: each of `roles` must have or expect a worker, and fewer
--- than `bound` requests be live. A refusal for the bound is logged, at most once in some seconds: a flood of requests must not fill
--- the log. A refusal for a role is logged by the gateway, which may call again.
-local function admission_refusal(r, gateway, bound, roles, grace_us)
+-- than `bound` requests be live. A request that `waits` until it is admitted must have its turn too ("turn"), and workers that soon
+-- claim its tasks ("soon"). The refusal of another one is logged, at most once in some seconds: a flood of requests must not fill the
+-- log. A refusal for a role is logged by the gateway, which may call again.
+local function admission_refusal(r, gateway, bound, roles, grace_us, client, waits)
   local wanted, missing, retry_us = roles ~= '' and split(roles) or {}, {}, 0
   for i, of in ipairs(availability(wanted, tonumber(grace_us))) do
     if not of.admits then
@@ -595,8 +624,10 @@ local function admission_refusal(r, gateway, bound, roles, grace_us)
   end
   if #missing > 0 then return {'no_worker', int(retry_us), unpack(missing)} end
   local live = call('SCARD', P .. 'live')
-  if live < tonumber(bound) then return nil end
-  if call('SET', P .. 'refusal_logged', r, 'NX', 'EX', REFUSING_S) then
+  local free = tonumber(bound) - live
+  if waits == 'soon' then free = math.min(free, unpack(num_claimed_soon(wanted, live))) end
+  if free > 0 and (waits == '' or has_turn(client, free)) then return nil end
+  if waits == '' and call('SET', P .. 'refusal_logged', r, 'NX', 'EX', REFUSING_S) then
     log_line('warning', 'web', gateway, '', r, 'request ' .. r .. ' is refused: ' .. live .. ' requests are live, and ' ..
       'limits.max_requests allows ' .. bound .. '; more such refusals within ' .. REFUSING_S .. ' s are not logged')
   end

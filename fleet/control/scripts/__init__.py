@@ -14,10 +14,12 @@ from fleet.control.scripts.requests import (
     AUDIO_RETENTION_S,
     EdgePosition,
     StreamPosition,
+    Waits,
     abandon,
     abort,
     admission,
     attach,
+    backlog,
     detach,
     kind_of,
     overdue,
@@ -28,6 +30,7 @@ from fleet.control.scripts.requests import (
     stale_streams,
     submit,
     sweep,
+    take_turns,
 )
 from fleet.control.scripts.sessions import (
     ANY_VERSION,
@@ -97,6 +100,7 @@ __all__ = [
     "Relocation",
     "SCRIPTS",
     "StreamPosition",
+    "Waits",
     "abandon",
     "abort",
     "ack",
@@ -108,6 +112,7 @@ __all__ = [
     "assume_served",
     "attach",
     "availability",
+    "backlog",
     "cache_prefix",
     "claim",
     "claim_training",
@@ -158,4 +163,5 @@ __all__ = [
     "submit",
     "suspect_task",
     "sweep",
+    "take_turns",
 ]

@@ -1,7 +1,7 @@
 """Calls of the scripts that write whole requests: submission, client attachment, end, retention."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fleet.control.scripts.calls import Arg, Call, script
 from fleet.core.events import RequestSubmitted, encode_event
@@ -15,6 +15,12 @@ client edges.
 RETENTION_S, AUDIO_RETENTION_S = 600, 60
 """Default retention in seconds of a request's keys after its end. Audio, in edge logs and prompts,
 is large and retained for less time.
+"""
+
+
+Waits = Literal["", "turn", "soon"]
+"""What a request waits for that is refused: "" for nothing, its turn among the waiting clients, or
+its turn and workers that will soon claim its tasks.
 """
 
 
@@ -36,10 +42,16 @@ def submit(
     grace_us: int = 0,
     retention_s: int = RETENTION_S,
     first_roles: Sequence[RoleName] = (),
+    client: str = "",
+    waits: Waits = "",
 ) -> Call:
     """Submit a request, with `blob` as the samples of its audio prompt. Refused at `bound` live
     requests, and unless every role in `roles` has a worker, is starting one, or lost its last one
     less than `grace_us` ago.
+
+    `client`: client whose live requests the request is counted among. `waits`: the request waits if
+    it is refused at the bound. So it is refused too while it is the turn of other waiting clients
+    ("turn", "soon"), and while its roles have enough unclaimed tasks ("soon").
 
     `stages`, `edges`: stages and edges of its graph that it uses. `first_roles`: role to which each
     stage's task is granted first; by default the stages' own names.
@@ -67,16 +79,47 @@ def submit(
         retention_s,
         AUDIO_RETENTION_S,
         ",".join(first_roles or stages),
+        client,
+        waits,
     )
 
 
 def admission(
-    request: RequestId, *, bound: int, gateway: WorkerId, roles: Sequence[RoleName], grace_us: int
+    request: RequestId,
+    *,
+    bound: int,
+    gateway: WorkerId,
+    roles: Sequence[RoleName],
+    grace_us: int,
+    client: str = "",
+    waits: Waits = "",
 ) -> Call:
     """Ask whether a request would be admitted now, without submitting it. Answers the refusal that
     `submit` would give, or "ok" with the number of further requests allowed below `bound`.
     """
-    return Call.of("admission", bound, request, gateway, ",".join(roles), grace_us)
+    return Call.of("admission", bound, request, gateway, ",".join(roles), grace_us, client, waits)
+
+
+def take_turns(
+    gateway: WorkerId,
+    *,
+    bound: int,
+    roles: Sequence[RoleName],
+    numbers: Mapping[str, int],
+    is_all: bool,
+) -> Call:
+    """Report a gateway's waiting requests, and ask which clients' turn it is. `numbers`: change of
+    the number of waiting requests by client; with `is_all`, all of the gateway's waiting requests.
+    """
+    return Call.of("take_turns", gateway, bound, is_all, ",".join(roles), numbers)
+
+
+@script
+def backlog() -> Call:
+    """Read the numbers of waiting requests, of gateways where they wait, and of live requests, and
+    the recent rate of endings in thousandths per second.
+    """
+    ...
 
 
 @script

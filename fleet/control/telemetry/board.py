@@ -32,7 +32,13 @@ from fleet.control.telemetry.logs import (
     read_trimmed_facts,
     says,
 )
-from fleet.control.telemetry.queues import letter_view, read_letters_async, read_queues, read_roles
+from fleet.control.telemetry.queues import (
+    letter_view,
+    read_letters_async,
+    read_queues,
+    read_roles,
+    read_waiting_clients,
+)
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
 from fleet.control.telemetry.workers import (
@@ -58,6 +64,7 @@ from fleet.telemetry.views import (
     RoleView,
     SeriesPoint,
     Transfers,
+    WaitingClient,
     WorkerView,
 )
 
@@ -119,6 +126,12 @@ class Telemetry:
     async def num_live(self) -> int:
         """Return the number of live requests in the whole fleet."""
         return int(await answer_of(self._redis.scard(keys.LIVE)))
+
+    async def waiting_clients(self) -> list[WaitingClient]:
+        """Return the clients whose requests wait for a place, at any gateway; the largest numbers
+        first.
+        """
+        return await answer_of(read_waiting_clients(self._redis))
 
     async def record_playback(
         self, request: RequestId, *, played_samples: int, underruns: int

@@ -1,4 +1,6 @@
-"""Reads of the pending grants of each role, and of dead letters. Knows no internals of workers."""
+"""Reads of the pending grants of each role, of waiting requests, and of dead letters. Knows no
+internals of workers.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -12,7 +14,14 @@ from fleet.control.dead_letters import DeadLetter, letters_of, spec_of
 from fleet.control.telemetry.workers import read_workers
 from fleet.core.errors import NotFound, UnknownWireVersion
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName
-from fleet.telemetry.views import DeadLetterView, PendingGrant, RoleQueue, RoleView, WorkerView
+from fleet.telemetry.views import (
+    DeadLetterView,
+    PendingGrant,
+    RoleQueue,
+    RoleView,
+    WaitingClient,
+    WorkerView,
+)
 
 MAX_PENDING = 100
 Rates = Mapping[str, Mapping[str, float]]
@@ -54,6 +63,20 @@ def _role(
         starting=starting,
         loaded_percent=loaded if isinstance(loaded, int) else None,
     )
+
+
+async def read_waiting_clients(client: Redis) -> list[WaitingClient]:
+    """Read the clients with requests that wait for a place, those with the most first."""
+    found = cast("dict[bytes, bytes]", await client.hgetall(keys.WAITING_NUMBERS))
+    waiting = {text(name): int(value) for name, value in found.items() if name != b"*"}
+    if not waiting:
+        return []
+    live = cast("list[bytes | None]", await client.hmget(keys.LIVE_CLIENTS, list(waiting)))
+    clients = [
+        WaitingClient(client=name, num_waiting=count, num_live=int(text(num_live) or 0))
+        for (name, count), num_live in zip(waiting.items(), live, strict=True)
+    ]
+    return sorted(clients, key=lambda each: -each.num_waiting)
 
 
 async def read_queues(

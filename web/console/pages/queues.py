@@ -1,10 +1,11 @@
-"""The Queues page: the tasks that wait for each role, and the dead letters. Knows no stage by
+"""The Queues page: the tasks that wait for each role, the requests that wait for a place, and the
+dead letters. Knows no stage by
 name.
 """
 
 from dataclasses import dataclass
 
-from fleet.telemetry.views import DeadLetterView, PendingGrant, RoleQueue
+from fleet.telemetry.views import DeadLetterView, PendingGrant, RoleQueue, WaitingClient
 from web.console.missing_roles import describe_missing
 from web.console.page_context import LivePage, PageContext, Query
 
@@ -14,11 +15,15 @@ MAX_ROWS = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuesContext(PageContext):
     """Data of the Queues page. `pending` lists granted tasks that no worker has claimed, the oldest
-    first, and `letters` dead letters, each up to `MAX_ROWS`; `num_pending` and `num_letters` are
-    the full numbers.
+    first, `letters` dead letters, and `clients` those whose requests wait for a place, each up to
+    `MAX_ROWS`; `num_pending`, `num_letters` and `num_clients` are the full numbers, `num_waiting`
+    that of the clients' requests.
     """
 
     queues: tuple[RoleQueue, ...] = ()
+    clients: tuple[WaitingClient, ...] = ()
+    num_clients: int = 0
+    num_waiting: int = 0
     pending: tuple[PendingGrant, ...] = ()
     num_pending: int = 0
     letters: tuple[DeadLetterView, ...] = ()
@@ -28,13 +33,14 @@ class QueuesContext(PageContext):
 class QueuesPage(LivePage):
     key = active = "queues"
     path = "/queues"
-    live = ("trouble", "queues", "pending", "letters")
+    live = ("trouble", "queues", "clients", "pending", "letters")
     context = QueuesContext
 
     async def read(self, query: Query) -> QueuesContext:
         telemetry = self._gateway.client.telemetry
         queues = await telemetry.queues()
         letters = await telemetry.dead_letters()
+        clients = await telemetry.waiting_clients()
         waiting = sorted(
             (grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s
         )
@@ -46,6 +52,9 @@ class QueuesPage(LivePage):
             trouble=f"Tasks wait. {trouble}" if trouble else "",
             remedy=remedy,
             queues=tuple(queues),
+            clients=tuple(clients[:MAX_ROWS]),
+            num_clients=len(clients),
+            num_waiting=sum(client.num_waiting for client in clients),
             pending=tuple(waiting[:MAX_ROWS]),
             num_pending=sum(max(queue.queue_depth, len(queue.pending)) for queue in queues),
             letters=tuple(letters[:MAX_ROWS]),
