@@ -74,10 +74,8 @@ class GrantIntake:
         A worker that hands its tasks off claims only what was reserved for it, since the
         reservation compares how many tasks the next role has room for.
         """
-        reserved = {(grant.request, grant.epoch) for grant in result.grants}
-        woken = [grant for grant in result.woken if (grant.request, grant.epoch) not in reserved]
         num_free = 0 if self._hands_off else self.free_slots() - len(result.grants)
-        return result.grants + woken[: max(0, num_free)]
+        return result.grants + result.woken[: max(0, num_free)]
 
     def accept(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         """Claim grants and open their tasks. `deliver`: function that handles notices which arrive

@@ -61,7 +61,8 @@ class TurnResult:
     in `ask_live`, True if the request is live.
 
     `grants`: grants reserved for this worker. `woken`: grants that ended the wait for the role's
-    streams; the role's other workers may read them too, and whoever claims one first has it.
+    streams, for slots for which the streams had no grants before; the role's other workers may read
+    them too, and whoever claims one first has it.
 
     `refusal`: error with which Redis refused writes, or None. A refused call has such an error as
     its reply; it has changed nothing, and may be sent again.
@@ -131,6 +132,7 @@ class RedisLink:
         if is_due and not isinstance(replies[len(sent)], ResponseError):
             self._read_up_to, self._num_untrimmed = None, 0
         grants = _grants(replies[len(calls)]) if num_free else []
+        is_served = num_free > 0 and isinstance(replies[len(calls)], list)
         received, woken, num_entries = self._parse(
             [] if isinstance(replies[-1], ResponseError) else replies[-1]
         )
@@ -146,7 +148,7 @@ class RedisLink:
             refusal=refusal,
             notices=notices,
             grants=grants + [notice for notice in received if isinstance(notice, Grant)],
-            woken=woken,
+            woken=_new_among(woken, grants)[: num_free - len(grants)] if is_served else [],
             still_live=live,
         )
 
@@ -300,6 +302,11 @@ def _grants(reply: Reply) -> list[Grant]:
     """Parse grants from entries of a role's streams; a refused read has none."""
     entries = stream_entries(reply) if isinstance(reply, list) else ()
     return [parse_grant(fields, entry) for entry, fields in entries]
+
+
+def _new_among(woken: Sequence[Grant], grants: Sequence[Grant]) -> list[Grant]:
+    read = {(grant.request, grant.epoch) for grant in grants}
+    return [grant for grant in woken if (grant.request, grant.epoch) not in read]
 
 
 def _after(entry: str) -> str:
