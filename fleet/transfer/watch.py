@@ -29,8 +29,10 @@ STALLED_CPU_S, STUCK_CPU_S = 2.0, 10.0
 """CPU time of a progress thread without a sleep or an ended read, after which its agent is
 reported, and after which it counts as stuck.
 """
-STUCK_CLOSE_S = 30.0
-"""Time after which an agent that has not closed counts as stuck."""
+STUCK_S = 60.0
+"""Time without a sleep or an ended read after which a reported agent counts as stuck, on a machine
+where its thread gets less CPU time; also the time after which an agent that has not closed does.
+"""
 _numbers = count(1)
 
 
@@ -54,6 +56,18 @@ class AgentReport:
     stuck: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Counts of a thread and its agent, and their times, when one of the counts was last seen to
+    change.
+    """
+
+    num_sleeps: int
+    num_ended: int
+    cpu_s: float
+    at_s: float
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class WatchedAgent:
     """An agent that is not closed. `threads`: kernel ids of its threads. `num_ended`: number of its
@@ -65,25 +79,25 @@ class WatchedAgent:
     num_ended: int = 0
     closing: AgentClosing | None = None
     _is_logged: bool = False
-    _at_rest: dict[int, tuple[ThreadUse, int]] = field(
-        default_factory=dict[int, tuple[ThreadUse, int]]
-    )
-    """Use of each thread, and `num_ended`, when it was last seen to sleep or progress."""
+    _at_rest: dict[int, _Rest] = field(default_factory=dict[int, _Rest])
 
-    def spun_s(self) -> float:
+    def spun_s(self) -> tuple[float, float]:
         """Return the CPU time that one of the agent's threads has used without a sleep or an ended
-        read.
+        read, and the time that has passed since.
         """
-        longest_s = 0.0
+        longest_s = (0.0, 0.0)
         for thread in self.threads:
-            use, ended = read_use(thread), self.num_ended
-            before = self._at_rest.get(thread)
+            use, now_s = read_use(thread), time.monotonic()
             if use is None:
                 continue
-            if before is None or (use.num_sleeps, ended) != (before[0].num_sleeps, before[1]):
-                self._at_rest[thread] = (use, ended)
+            rest = self._at_rest.get(thread)
+            if rest is None or (rest.num_sleeps, rest.num_ended) != (
+                use.num_sleeps,
+                self.num_ended,
+            ):
+                self._at_rest[thread] = _Rest(use.num_sleeps, self.num_ended, use.cpu_s, now_s)
             else:
-                longest_s = max(longest_s, use.cpu_s - before[0].cpu_s)
+                longest_s = max(longest_s, (use.cpu_s - rest.cpu_s, now_s - rest.at_s))
         return longest_s
 
     def log_once(self, spun_s: float, closing_s: float) -> None:
@@ -128,11 +142,12 @@ class AgentWatch:
         stalled: list[str] = []
         stuck: list[str] = []
         for agent in agents:
-            spun_s, closing_s = agent.spun_s(), agent.closing_s()
-            if spun_s >= STALLED_CPU_S or closing_s >= closing.CLOSE_S:
-                stalled.append(agent.name)
-                agent.log_once(spun_s, closing_s)
-            if spun_s >= STUCK_CPU_S or closing_s >= STUCK_CLOSE_S:
+            (spun_s, since_s), closing_s = agent.spun_s(), agent.closing_s()
+            if spun_s < STALLED_CPU_S and closing_s < closing.CLOSE_S:
+                continue
+            stalled.append(agent.name)
+            agent.log_once(spun_s, closing_s)
+            if spun_s >= STUCK_CPU_S or max(since_s, closing_s) >= STUCK_S:
                 stuck.append(agent.name)
         return AgentReport(stalled=tuple(stalled), stuck=tuple(stuck))
 

@@ -145,18 +145,16 @@ def survivors(redis_url: str, folder: Path) -> Iterator[Survivors]:
 
 
 def main(rounds: int, pairs: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
         server = RedisProcess(Path(folder))
         server.start()
-        try:
-            with survivors(server.url, Path(folder)) as alive:
-                for number in range(1, rounds + 1):
-                    alive.kill_peers(pairs)
-                    with suppress(AssertionError):  # printed nevertheless
-                        wait_until(alive.are_settled, "the dead to be forgotten", SETTLE_S)
-                    print(2 * pairs * number, "deaths:", *alive.open_resources(), flush=True)
-        finally:
-            server.stop()
+        closing.callback(server.stop)
+        alive = closing.enter_context(survivors(server.url, Path(folder)))
+        for number in range(1, rounds + 1):
+            alive.kill_peers(pairs)
+            with suppress(AssertionError):  # printed nevertheless
+                wait_until(alive.are_settled, "the dead to be forgotten", SETTLE_S)
+            print(2 * pairs * number, "deaths:", *alive.open_resources(), flush=True)
 
 
 if __name__ == "__main__":
