@@ -13,11 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fleet.transfer.watch import ThreadUse, read_use
+from tests.support import wait_until
+
 SEGMENT = "ucx_shm_posix"
 HEAD = struct.Struct("<QIH")
 """Start of a queue (`uct_mm_fifo_ctl_t`): head, then length and family of its Unix socket's
 address.
 """
+SPUN_S = 0.03
+"""CPU time of a thread without a sleep after which it is taken to spin."""
 ARMED = 1 << 63
 """Bit of the head that is set while the receiver sleeps."""
 
@@ -38,7 +43,8 @@ class ReceiveQueue:
 
     def withdraw_entry(self) -> None:
         """Undo `begin_entry`, after which the agent works again."""
-        self._write_head((self._head() & ~ARMED) - 1)
+        with suppress(OSError):  # an agent that has closed nevertheless
+            self._write_head((self._head() & ~ARMED) - 1)
 
     def _head(self) -> int:
         return HEAD.unpack(read_memory(self.pid, self.address, HEAD.size))[0]
@@ -47,6 +53,33 @@ class ReceiveQueue:
         with Path(f"/proc/{self.pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(self.address)
             memory.write(struct.pack("<Q", head))
+
+
+def threads_of_agents() -> list[int]:
+    """Return the kernel ids of the threads that agents of this process have started."""
+    return [
+        int(task.name)
+        for task in Path("/proc/self/task").iterdir()
+        if (task / "comm").read_text().startswith("nixl-")
+    ]
+
+
+def wait_until_spinning(num_agents: int) -> None:
+    """Wait until the threads of `num_agents` agents of this process have met their incomplete
+    entries. An agent that closes before that closes completely.
+    """
+    at_rest: dict[int, ThreadUse] = {}
+
+    def num_spinning() -> int:
+        num = 0
+        for thread in threads_of_agents():
+            use = read_use(thread)
+            if use is not None and at_rest.setdefault(thread, use).num_sleeps != use.num_sleeps:
+                at_rest[thread] = use
+            num += use is not None and use.cpu_s > at_rest[thread].cpu_s + SPUN_S
+        return num
+
+    wait_until(lambda: num_spinning() == num_agents, f"{num_agents} agents to spin")
 
 
 def read_memory(pid: int, address: int, num_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ from fleet.spans.net import ring
 from fleet.spans.net.connection import CLOSED_BY_PEER, CLOSED_HERE, FrameReceived, SpanArrivals
 from fleet.spans.net.frames import BLOCK_AT, PREFIX
 from fleet.spans.net.ring import BLOCK, BlockPort, BlockReads, RingSpace
-from tests.contract.incomplete_entries import receive_queues
+from tests.contract.incomplete_entries import receive_queues, wait_until_spinning
 from tests.span_peers import (
     KEY,
     WAIT_S,
@@ -249,6 +249,7 @@ def test_agents_that_cannot_close_do_not_hold_up_the_end_of_a_connection(
         for queue in queues:
             queue.begin_entry()
         try:
+            wait_until_spinning(len(queues))
             pair.dialer.close()
             assert take_closed(pair.dialer_arrivals) == CLOSED_HERE
             assert take_closed(pair.acceptor_arrivals) == CLOSED_BY_PEER

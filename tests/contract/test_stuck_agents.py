@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
@@ -21,7 +20,7 @@ from fleet.transfer.agent import DIGEST_BYTES, Agent
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
 from fleet.transfer.watch import WATCH, AgentReport, check_agents
-from tests.contract.incomplete_entries import receive_queues
+from tests.contract.incomplete_entries import receive_queues, threads_of_agents, wait_until_spinning
 from tests.contract.transfer_peer import PeerProcess, pattern, peer_process, ref_of
 from tests.support import wait_until
 
@@ -61,15 +60,6 @@ def open_files_and_threads() -> tuple[int, int]:
     return process.num_fds(), process.num_threads()
 
 
-def threads_of_agents() -> list[int]:
-    """Return the kernel ids of the threads that agents of this process have started."""
-    return [
-        int(task.name)
-        for task in Path("/proc/self/task").iterdir()
-        if (task / "comm").read_text().startswith("nixl-")
-    ]
-
-
 def cpu_of_agents_s() -> float:
     """Return the largest CPU time of a thread of an agent."""
     uses = [watch.read_use(thread) for thread in threads_of_agents()]
@@ -91,6 +81,7 @@ def peer_that_dies_within_a_message(
         queue.begin_entry()
         mortal.kill()
         try:
+            wait_until_spinning(1)
             yield mortal, ref
         finally:
             queue.withdraw_entry()
