@@ -172,11 +172,12 @@ def found_threads() -> Iterator[list[int]]:
     found: list[int] = []
     own = threading.get_native_id()
     name_file = TASKS / str(own) / "comm"
-    if not name_file.exists():
-        yield found  # not Linux
+    former, name = _read(own, "comm"), f"nixl-{next(_numbers)}"
+    try:
+        name_file.write_text(name)
+    except OSError:  # another system than Linux, or a process that may not write to its own /proc
+        yield found
         return
-    former, name = name_file.read_text(), f"nixl-{next(_numbers)}"
-    name_file.write_text(name)
     try:
         yield found
     finally:
@@ -204,8 +205,10 @@ def read_use(thread: int) -> ThreadUse | None:
 
 
 def _read(thread: int, name: str) -> str:
-    """Return the content of a thread's file in `/proc`; "" if the thread has ended."""
+    """Return the content of a thread's file in `/proc`; "" if the thread has ended, or the system
+    has no such files.
+    """
     try:
         return (TASKS / str(thread) / name).read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return ""
