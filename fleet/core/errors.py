@@ -215,6 +215,14 @@ class TransferError(FleetError):
     retryable = True
 
 
+class TransferStopped(FleetError):
+    """Transfers of this process neither progress nor can be closed. Its worker leaves, and its
+    keeper starts it again.
+    """
+
+    code = "transfer_stopped"
+
+
 class SpanUnreachable(FleetError):
     """Two workers that have layers of one model cannot connect: no listener answers, or a worker
     does not have the fleet's secret.

@@ -4,10 +4,10 @@ neither slots nor requests.
 NIXL's bindings are called without its Python wrapper, for two reasons. The wrapper fixes the
 progress thread's delay at 0, which spins (0.95 of a core per idle agent, measured with 1.5.1; 0.007
 at 10 ms, at the same latency, since traffic wakes the thread). And its transfer handles keep the
-agent alive, while the end of an agent must be certain here. Descriptors are (address, length,
-device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle. Reads of GPU
-memory have never run on a GPU: this code was tested with doubles, and with a NIXL that refuses to
-register GPU memory.
+agent alive, while the end of an agent must be certain here (see `closing`). Descriptors are
+(address, length, device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a
+pickle. Reads of GPU memory have never run on a GPU: this code was tested with doubles, and with a
+NIXL that refuses to register GPU memory.
 """
 
 import hashlib
@@ -15,15 +15,17 @@ import importlib
 import logging
 import os
 import struct
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import distributions
 from typing import Protocol, cast
 
 from fleet.core.errors import TransferError
 from fleet.core.pages import Memory, Span
+from fleet.transfer import closing
+from fleet.transfer.closing import AgentClosing, destroy
 from fleet.transfer.reach import LOCAL, Reach
+from fleet.transfer.watch import WATCH, WatchedAgent, found_threads
 
 BACKEND = "UCX"
 HOST_DEVICE = 0
@@ -132,9 +134,9 @@ def has_cuda_transports() -> bool:
 class Agent:
     """A NIXL agent over regions of memory, with its progress thread.
 
-    Invariants: after `close`, reads that the agent started can no longer write to the memory. No
-    other call ensures that: with NIXL 1.5.1 over TCP, a read in progress completes even after its
-    handle was released and the remote agent removed.
+    Invariants: once the agent has closed, reads that it started can no longer write to the memory.
+    No other call ensures that: with NIXL 1.5.1 over TCP, a read in progress completes even after
+    its handle was released and the remote agent removed.
     Raises: TransferError from every method when NIXL fails.
     """
 
@@ -151,12 +153,23 @@ class Agent:
         config.useProgThread = True
         config.useListenThread = False
         config.pthrDelay = PROGRESS_DELAY_US
-        with self._translating_errors("start an agent"):
-            self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
-            self._backends = [self._nixl.createBackend(BACKEND, {})]
+        self._nixl: _NixlAgent | None = None
+        self._closing: AgentClosing | None = None
+        self._watched = WATCH.add(WatchedAgent(name=name))
         self._address = regions[0].address if regions else 0
-        for region in regions:
-            self.register(region)
+        try:
+            self._start(config)
+            for region in regions:
+                self.register(region)
+        except BaseException:
+            self.begin_close()
+            raise
+
+    def _start(self, config: _Config) -> None:
+        with self._translating_errors("start an agent"), found_threads() as threads:
+            self._nixl = self._bindings.nixlAgent(self._name, config)
+            self._backends = [self._nixl.createBackend(BACKEND, {})]
+        self._watched.threads = tuple(threads)
 
     def register(self, region: Memory) -> None:
         """Register a memory region, which peers may then read and into which reads may write.
@@ -189,19 +202,27 @@ class Agent:
         """Begin to copy spans of a peer's memory, all on one device, to local memory; return the
         handle for `is_done`.
         """
-        with self._translating_errors(f"start a read from {peer}"):
+        handle = self.prepare_read(peer, spans)
+        self.post_read(handle)
+        return handle
+
+    def prepare_read(self, peer: str, spans: Sequence[Span]) -> int:
+        """Prepare a read for `post_read`; nothing is read yet. Return its handle."""
+        with self._translating_errors(f"prepare a read from {peer}"):
             local = self._descriptors(
                 [(span.local_address, span.length_bytes) for span in spans], spans[0].local_device
             )
             remote = self._descriptors(
                 [(span.remote_address, span.length_bytes) for span in spans], spans[0].remote_device
             )
-            # No local variable for the agent: a stored traceback would keep it alive.
-            handle = self._open().createXferReq(
+            return self._open().createXferReq(
                 self._bindings.NIXL_READ, local, remote, peer, b"", self._backends
             )
+
+    def post_read(self, handle: int) -> None:
+        """Begin a prepared read. If this raises, a part of it may have begun."""
+        with self._translating_errors("start a read"):
             self._open().postXferReq(handle, b"")
-            return handle
 
     def is_done(self, handle: int) -> bool:
         with self._translating_errors("finish a read"):
@@ -209,25 +230,36 @@ class Agent:
 
     def release(self, handle: int) -> None:
         """Forget a finished read. Releasing a read in progress would not stop it."""
+        self._watched.num_ended += 1
         with self._translating_errors("release a read"):
             self._open().releaseXferReq(handle)
 
-    def close(self) -> None:
-        """Close the agent with every read in progress. Idempotent.
+    def begin_close(
+        self, before: Callable[[], None] | None = None, keep: object = None
+    ) -> AgentClosing:
+        """Begin to close the agent with every read in progress, without waiting; return its close.
+        Only `before` may use the agent from now on. Idempotent.
 
-        With NIXL 1.5.1 over shared memory this call once did not return, after a peer was killed:
-        NIXL's thread called `ucp_worker_arm` again and again, presumably since the peer had begun
-        to write a message.
+        `before`: called first, on the thread that closes. `keep`: object that owns memory into
+        which the agent reads; it is kept until the agent has closed.
         """
-        if self._nixl is None:
-            return
-        agent = weakref.ref(self._nixl)
-        # The bindings have no call for it: dropping the only reference joins the thread and closes
-        # the sockets.
-        self._nixl = None
-        assert agent() is None, (
-            "another reference keeps the NIXL agent alive; its reads could still complete"
-        )
+        if self._closing is None:
+            self._closing = AgentClosing(self._name, lambda: self._close(before, keep))
+            self._watched.closing = self._closing
+        return self._closing
+
+    def close(self) -> bool:
+        """Close the agent and wait for it; return False if it does not close, which is logged."""
+        return self.begin_close().wait(closing.CLOSE_S)
+
+    def _close(self, before: Callable[[], None] | None, _kept: object) -> None:
+        if before is not None:
+            before()
+        nixl, self._nixl = self._nixl, None
+        if nixl is not None:
+            destroy(nixl, self._bindings)
+        del nixl
+        WATCH.remove(self._watched)
 
     def _open(self) -> _NixlAgent:
         if self._nixl is None:

@@ -114,15 +114,20 @@ class Transfer(Protocol):
         """Free every slot of the request. Idempotent."""
         ...
 
-    def stalled_peers(self) -> list[WorkerId]:
-        """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` for
-        a peer that is gone for good.
+    def peers(self) -> list[WorkerId]:
+        """Return the peers to which there is a connection; call `forget_peer` for a peer that is
+        gone for good.
         """
         ...
 
+    def stalled_peers(self) -> list[WorkerId]:
+        """Return the peers whose abandoned reads still occupy a destination."""
+        ...
+
     def forget_peer(self, peer: WorkerId) -> None:
-        """Drop the agent of a peer that is gone for good, and free the destinations of its
-        reads.
+        """End the connection to a peer that is gone for good, in the background. Its reads fail;
+        their destinations are freed once nothing can write to them any more. No further read from
+        the peer begins.
         """
         ...
 
@@ -149,4 +154,8 @@ class Transfer(Protocol):
         """Name of the transport (for example `redis`), for display."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> bool:
+        """Close every connection. Return False, after some seconds, if one cannot be closed: memory
+        that it reads into must not be used for anything else before the process ends.
+        """
+        ...

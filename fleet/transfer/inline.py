@@ -62,6 +62,9 @@ class InlineTransfer:
     def release(self, request: RequestId) -> None:
         self.arena.free_request(request)
 
+    def peers(self) -> list[WorkerId]:
+        return []
+
     def stalled_peers(self) -> list[WorkerId]:
         return []
 
@@ -86,5 +89,6 @@ class InlineTransfer:
     def backend(self) -> str:
         return REDIS
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Do nothing: nothing is open."""
+        return True

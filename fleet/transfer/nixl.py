@@ -13,17 +13,24 @@ from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, Span
+from fleet.transfer import closing, peer_link
 from fleet.transfer.agent import BACKEND, HOST_DEVICE, Agent
 from fleet.transfer.arena import Arena
 from fleet.transfer.memory import HostMemory, flat_bytes, stored_bytes
 from fleet.transfer.peer_link import NixlBlockRead, NixlPull, PeerLink
 from fleet.transfer.reach import LOCAL, Reach
 
+MAX_FORGOTTEN = 1024
+"""Number of the latest forgotten peers that are refused by their id. Older ones are refused since
+they are not listed.
+"""
+
 
 class NixlTransfer:
     """Implements `base.Transfer` by NIXL.
 
     Invariants: a slot is in use only while a request has published it or a read may write to it.
+    Links close in the background, so no call but `close` waits for that.
     Raises: ImportError where NIXL is missing, TransferError where it does not start.
     """
 
@@ -38,7 +45,9 @@ class NixlTransfer:
         self._metadata = self._server.metadata()
         self._more: list[Memory] = []
         self._links: dict[WorkerId, PeerLink] = {}
-        self._forgotten: set[WorkerId] = set()
+        self._ending: list[PeerLink] = []
+        """Closed links whose agents have not closed yet."""
+        self._forgotten: dict[WorkerId, None] = {}
 
     def register(self, memory: Memory) -> bool:
         assert not self._links, "memory is registered before anything is pulled"
@@ -72,7 +81,6 @@ class NixlTransfer:
         return WireTensor(dtype=dtype, shape=shape, ref=ref)
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> NixlPull:
-        self.reap()
         return self._link(ref.agent, peer_metadata).pull(ref, time.monotonic() + deadline_s)
 
     def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
@@ -81,12 +89,15 @@ class NixlTransfer:
     def read_blocks(
         self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
     ) -> NixlBlockRead:
-        self.reap()
         return self._link(peer, peer_metadata).read_blocks(spans, time.monotonic() + deadline_s)
 
     def release(self, request: RequestId) -> None:
         for slot in self.arena.free_request(request):
             self.memory.wipe(slot)
+
+    def peers(self) -> list[WorkerId]:
+        self.reap()
+        return list(self._links)
 
     def stalled_peers(self) -> list[WorkerId]:
         self.reap()
@@ -97,10 +108,13 @@ class NixlTransfer:
         ]
 
     def forget_peer(self, peer: WorkerId) -> None:
-        self._forgotten.add(peer)
+        self._forgotten[peer] = None
+        for oldest in list(self._forgotten)[:-MAX_FORGOTTEN]:
+            del self._forgotten[oldest]
         link = self._links.pop(peer, None)
         if link is not None:
-            link.close(f"{peer} is gone")
+            link.close_in_order(f"{peer} is gone")
+            self._ending.append(link)
 
     def used_slots(self) -> int:
         self.reap()
@@ -127,18 +141,25 @@ class NixlTransfer:
             link.reap()
             if link.closed:
                 del self._links[peer]
+                self._ending.append(link)
+        self._ending = [link for link in self._ending if not link.settle()]
 
-    def close(self) -> None:
-        for link in self._links.values():
+    def close(self) -> bool:
+        closings = [
             link.close_in_order(f"{self.agent} is closing")
-        self._links.clear()
-        self._server.close()
+            for link in (*self._links.values(), *self._ending)
+        ]
+        until_s = time.monotonic() + peer_link.ANSWER_S + closing.CLOSE_S
+        have_closed = [each.wait(until_s - time.monotonic()) for each in closings]
+        self.reap()
+        return self._server.close() and all(have_closed)
 
     def _link(self, peer: WorkerId, peer_metadata: bytes) -> PeerLink:
         if peer in self._forgotten:
             raise TransferError(f"{peer} is gone; a worker that joins again has a new id")
+        self.reap()
         link = self._links.get(peer)
-        if link is None or link.closed:
+        if link is None:
             link = self._links[peer] = PeerLink(
                 f"{self.agent}<{peer}",
                 peer,

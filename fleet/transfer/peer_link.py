@@ -2,13 +2,14 @@
 stop a late write.
 
 A read into the arena has a destination slot, which `pull` allocates. The slot is freed when the
-bytes were copied, when the abandoned read has completed, or when the agent is closed; it is
+bytes were copied, when the abandoned read has completed, or when the agent has closed; it is
 quarantined while its read is abandoned and may still complete. A read of blocks writes to memory of
-the caller, who must not reuse it before the read is `settled`. Knows no requests.
+the caller, who must not reuse it before the read is `settled`. An agent closes in the background,
+and may never do so: its destinations then stay reserved. Knows no requests.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fleet.core.chunk import TensorRef
@@ -17,12 +18,13 @@ from fleet.core.ids import WorkerId
 from fleet.core.pages import Memory, Span
 from fleet.transfer.agent import Agent, check_metadata, readable_address
 from fleet.transfer.arena import Arena, ArenaSlot
+from fleet.transfer.closing import AgentClosing
 from fleet.transfer.memory import HostMemory, stored_bytes
 from fleet.transfer.reach import LOCAL, Reach
 
 FIRST_READ_BYTES = 8
 ANSWER_S = 1.0
-"""Longest time that a link which closes in good order waits for the peer's answer to its request to
+"""Longest time that the close of a link in good order waits for the peer's answer to its request to
 connect.
 """
 POLL_S = 0.001
@@ -119,7 +121,8 @@ class PeerLink:
     request to connect. If this end closed earlier, the peer would crash when the request arrives:
     UCX 1.23 handles the error by a configuration that the endpoint does not have.
 
-    Invariants: NIXL may still be writing for `reads`, which is empty after `close`.
+    Invariants: NIXL may still be writing for `reads`. A closed link is kept until `settle` has
+    settled them.
     """
 
     def __init__(
@@ -138,23 +141,31 @@ class PeerLink:
         Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
         """
         self.peer = peer
-        self.closed = False
         self.reads: set[RemoteRead] = set()
         self.memory = memory
         self.arena = arena
+        self._closing: AgentClosing | None = None
         check_metadata(peer, peer_metadata)
         self._first_bytes = HostMemory(FIRST_READ_BYTES)
         self._agent = Agent(name, [memory.region, self._first_bytes.region, *more], reach)
-        named = self._agent.add_peer(peer_metadata)
-        if named != peer:
-            self._agent.close()
-            raise TransferError(f"the metadata registered for {peer} is that of {named}")
-        first = Span(readable_address(peer_metadata), self._first_bytes.address, FIRST_READ_BYTES)
+        self._first_read: int | None = None
         try:
-            self._first_read: int | None = self._agent.start_read(peer, [first])
-        except TransferError:
-            self._agent.close()
+            self._connect(peer_metadata)
+        except BaseException:
+            self.close("the peer cannot be read")
             raise
+
+    def _connect(self, peer_metadata: bytes) -> None:
+        named = self._agent.add_peer(peer_metadata)
+        if named != self.peer:
+            raise TransferError(f"the metadata registered for {self.peer} is that of {named}")
+        first = Span(readable_address(peer_metadata), self._first_bytes.address, FIRST_READ_BYTES)
+        self._first_read = self._agent.start_read(self.peer, [first])
+
+    @property
+    def closed(self) -> bool:
+        """True once the link is closed: no read begins or succeeds any more."""
+        return self._closing is not None
 
     def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
         """Begin to read a tensor into a slot of the arena. Raises: TransferError when the arena is
@@ -163,31 +174,37 @@ class PeerLink:
         num_bytes = stored_bytes(ref.length_bytes)
         slot = self.arena.allocate(num_bytes)
         try:
-            handle = self._start([Span(ref.address, self.memory.address + slot.offset, num_bytes)])
+            handle = self._prepare(
+                [Span(ref.address, self.memory.address + slot.offset, num_bytes)]
+            )
         except TransferError:
             self.arena.free(slot)
             raise
-        return self._track(NixlPull(self, ref, slot, handle, deadline_s))
+        return self._post(NixlPull(self, ref, slot, handle, deadline_s))
 
     def read_blocks(self, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
         """Begin to read blocks into memory that the caller reserves. Raises: TransferError when
         NIXL refuses the read, which closes the link.
         """
-        return self._track(
-            NixlBlockRead(
-                self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s
-            )
-        )
+        what = f"{len(spans)} blocks of {self.peer}"
+        return self._post(NixlBlockRead(self, what, self._prepare(spans), deadline_s))
 
-    def _start(self, spans: Sequence[Span]) -> int:
+    def _prepare(self, spans: Sequence[Span]) -> int:
         try:
-            return self._agent.start_read(self.peer, spans)
+            return self._agent.prepare_read(self.peer, spans)
         except TransferError as error:
             self.close_in_order(error.message)
             raise
 
-    def _track(self, read: ReadT) -> ReadT:
+    def _post(self, read: ReadT) -> ReadT:
+        """Begin a read. If that fails, close the link: the read has failed, but its destination
+        stays reserved until the agent has closed, since a part of it may have begun.
+        """
         self.reads.add(read)
+        try:
+            self._agent.post_read(read.handle)
+        except TransferError as error:
+            self.close_in_order(error.message)
         return read
 
     def advance(self, read: RemoteRead) -> None:
@@ -214,14 +231,27 @@ class PeerLink:
             if not read.is_wanted() and not self.closed and self._has_landed(read):
                 self._end(read)
 
-    def close_in_order(self, reason: str) -> None:
-        """Close the link once the peer has answered the request to connect, or after `ANSWER_S`.
-        Idempotent.
+    def settle(self) -> bool:
+        """Settle every read if the agent of the closed link has closed, so that nothing writes for
+        it any more; return False if it has not.
         """
+        if self._closing is None or not self._closing.is_done:
+            return False
+        for read in self.reads:
+            read.settle()
+        self.reads.clear()
+        return True
+
+    def close_in_order(self, reason: str) -> AgentClosing:
+        """Close the link, its agent once the peer has answered the request to connect, or after
+        `ANSWER_S`. Idempotent.
+        """
+        return self.close(reason, before=self._await_answer)
+
+    def _await_answer(self) -> None:
         deadline_s = time.monotonic() + ANSWER_S
-        while not self.closed and not self._is_answered() and time.monotonic() < deadline_s:
+        while not self._is_answered() and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-        self.close(reason)
 
     def _is_answered(self) -> bool:
         """Return True if the peer has answered the request to connect, or can no longer answer
@@ -238,15 +268,16 @@ class PeerLink:
         self._first_read = None
         return True
 
-    def close(self, reason: str) -> None:
-        """Close the agent, then settle every read; reads that are still wanted fail. Idempotent."""
-        self.closed = True
-        self._agent.close()
-        for read in self.reads:
-            if read.is_wanted():
-                read.failure = reason
-            read.settle()
-        self.reads.clear()
+    def close(self, reason: str, before: Callable[[], None] | None = None) -> AgentClosing:
+        """Fail every read that is still wanted, and begin to close the agent; return its close.
+        Idempotent. `before`: see `Agent.begin_close`.
+        """
+        if self._closing is None:
+            for read in self.reads:
+                if read.is_wanted():
+                    self.give_up(read, reason)
+            self._closing = self._agent.begin_close(before, keep=self)
+        return self._closing
 
     def _has_landed(self, read: RemoteRead) -> bool:
         """Return True if NIXL has completed a read. A failed read closes the link, since its

@@ -10,11 +10,12 @@ import redis
 
 from fleet.control import scripts
 from fleet.control.connect import run
-from fleet.core.errors import ConfigError, EngineStopped
+from fleet.core.errors import ConfigError, EngineStopped, TransferStopped
 from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import REDIS
+from fleet.transfer.watch import check_agents
 from fleet.worker.arena_size import arena_size, check_inline
 from fleet.worker.context import WorkerContext, WorkerSettings
 from fleet.worker.loop.loop import WorkerLoop
@@ -71,7 +72,7 @@ class WorkerProcess(RegisteredProcess):
             self.loop.hand_offs.close()
         with ExitStack() as closing:
             transfer = self._open_transfer(worker)
-            closing.callback(transfer.close)
+            closing.callback(self._close_transfer, transfer)
             try:
                 self._check_transfer(transfer)
                 context = WorkerContext(
@@ -94,6 +95,7 @@ class WorkerProcess(RegisteredProcess):
                     route.start()
                 self._serve(self.loop, client, lease_client)
                 run(client, scripts.fence_worker("", worker))
+                check_agents(self.loop.maintenance.agents)
             except EngineStopped:
                 # its tasks continue elsewhere, and none is suspected
                 run(client, scripts.fence_worker("", worker))
@@ -108,6 +110,13 @@ class WorkerProcess(RegisteredProcess):
         return open_transfer(
             given.kind, worker, self.arena.arena_bytes, self.arena.request_cap_bytes, reach
         )
+
+    def _close_transfer(self, transfer: Transfer) -> None:
+        """Close an incarnation's transfer. Raises: TransferStopped if it cannot be closed, so that
+        no other incarnation may begin in this process.
+        """
+        if not transfer.close() and not self.stop.is_set():
+            raise TransferStopped("the transfer of an earlier incarnation cannot be closed")
 
     def _check_transfer(self, transfer: Transfer) -> None:
         """Check that a transfer through Redis can carry what this worker sends. Raises:
@@ -138,10 +147,12 @@ class WorkerProcess(RegisteredProcess):
         )
         try:
             loop.run(
-                lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(),
+                lambda: (
+                    self.stop.is_set() or lease.lost.is_set() or loop.may_leave() or loop.is_stuck()
+                ),
                 lease.progress,
             )
-            if loop.may_leave():
+            if loop.may_leave() or loop.is_stuck():
                 self.stop.set()
             if lease.lost.is_set():
                 log.warning(

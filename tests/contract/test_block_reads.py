@@ -185,7 +185,7 @@ def test_block_read_from_forgotten_frozen_peer_writes_nothing(
     tcp_peer.freeze()
     read = tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer), SHORT_S)
     tcp_reader.transfer.forget_peer(tcp_peer.worker)
-    assert read.settled
+    tcp_reader.wait_settled(read)
     with pytest.raises(TransferError, match="gone"):
         read.poll()
     tcp_reader.paint()

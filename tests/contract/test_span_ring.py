@@ -2,6 +2,7 @@
 the connection alone, or the connection ends.
 """
 
+import os
 import socket
 import subprocess
 import sys
@@ -14,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import TransferError
+from fleet.spans.net import ring
 from fleet.spans.net.connection import CLOSED_BY_PEER, CLOSED_HERE, FrameReceived, SpanArrivals
 from fleet.spans.net.frames import BLOCK_AT, PREFIX
 from fleet.spans.net.ring import BLOCK, BlockPort, BlockReads, RingSpace
+from tests.contract.incomplete_entries import receive_queues, wait_until_spinning
 from tests.span_peers import (
     KEY,
     WAIT_S,
@@ -225,6 +228,34 @@ def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -
         ]
         assert all(block == payload for block in blocks) and (blocks or dies_while == "it reads")
         assert connection.num_blocks[1] > 0
+
+
+def test_agents_that_cannot_close_do_not_hold_up_the_end_of_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of a connection is reported although the agents of both ends cannot close, since a
+    message to each was begun and never completed.
+    """
+    monkeypatch.setattr(ring, "AGENT_CLOSE_S", 0.1)
+    before = receive_queues(os.getpid())
+    with serving(blocks=small_blocks()) as served, connected(served, small_blocks()) as pair:
+        pair.acceptor.send(b"first")
+        take_frames(pair.dialer_arrivals, 1)
+        pair.dialer.send(b"", bytes(2000))
+        take_frames(pair.acceptor_arrivals, 1)
+        assert pair.acceptor.num_blocks == (1, 0)
+        queues = receive_queues(os.getpid()) - before
+        assert len(queues) == 2
+        for queue in queues:
+            queue.begin_entry()
+        try:
+            wait_until_spinning(len(queues))
+            pair.dialer.close()
+            assert take_closed(pair.dialer_arrivals) == CLOSED_HERE
+            assert take_closed(pair.acceptor_arrivals) == CLOSED_BY_PEER
+        finally:
+            for queue in queues:
+                queue.withdraw_entry()
 
 
 @given(st.lists(st.one_of(st.integers(1, 40), st.none()), max_size=60))

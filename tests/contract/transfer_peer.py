@@ -45,8 +45,9 @@ def ref_of(tensor: WireTensor) -> TensorRef:
 
 class PeerCommand(msgspec.Struct, kw_only=True):
     """Command to a peer process. `op`: publish, release, used (count used slots), scribble (change
-    the first published byte), republish (free and refill, `rounds` times), or lend (fill the first
-    bytes of the registered memory beside the arena).
+    the first published byte), republish (free and refill, `rounds` times), lend (fill the first
+    bytes of the registered memory beside the arena), or read (pull `ref` from the worker with this
+    `metadata`, `rounds` times).
     """
 
     op: str
@@ -54,6 +55,8 @@ class PeerCommand(msgspec.Struct, kw_only=True):
     seed: int = 0
     length_bytes: int = 0
     rounds: int = 0
+    ref: TensorRef | None = None
+    metadata: bytes = b""
 
 
 class PeerReply(msgspec.Struct, kw_only=True):
@@ -103,6 +106,11 @@ class PeerProcess:
         self.call(PeerCommand(op="lend", seed=seed, length_bytes=length_bytes))
         assert self.lent is not None, "this kind of transfer lends nothing"
         return self.lent.address
+
+    def read(self, ref: TensorRef, metadata: bytes, rounds: int = 1) -> None:
+        """Let the peer pull a tensor of another worker, `rounds` times."""
+        answer = self.call(PeerCommand(op="read", ref=ref, metadata=metadata, rounds=rounds))
+        assert not answer.error, answer.error
 
     def release(self, request: str) -> int:
         """Release the tensors of a request; return the number of slots still in use."""
@@ -207,6 +215,15 @@ def execute(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> Pee
         view[HEADER.size] ^= 0xFF
     elif command.op == "lend":
         memory.view[: command.length_bytes] = pattern(command.seed, command.length_bytes)
+    elif command.op == "read":
+        assert command.ref is not None
+        try:
+            for _ in range(command.rounds):
+                pull = transfer.pull(command.ref, command.metadata, ANSWER_S)
+                while pull.poll() is None:
+                    continue
+        except TransferError as error:
+            return PeerReply(error=error.message)
     elif command.op == "republish":
         for number in range(command.rounds):
             transfer.release(command.request)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from fleet.core.errors import (
     EngineStopped,
     FleetError,
     OutOfMemory,
+    TransferStopped,
     failure_of,
     from_code,
 )
@@ -34,7 +36,8 @@ from fleet.engine.fake import FakeEngine, FakeKVTransfer
 from fleet.stages.base import BuiltStage
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlPull
-from fleet.worker.loop import grants
+from fleet.transfer.watch import AgentReport
+from fleet.worker.loop import grants, maintenance
 from fleet.worker.main import build_stage
 from fleet.worker.worker_process import WorkerProcess
 from tests.harness import (
@@ -389,7 +392,7 @@ def worker_process(
     def serve() -> None:
         try:
             process.run()
-        except EngineStopped as error:
+        except (EngineStopped, TransferStopped) as error:
             ended_by.append(error)
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -429,6 +432,45 @@ async def test_worker_with_a_broken_device_leaves_and_its_tasks_continue_elsewhe
                 deaths = fleet.clients[0].hget(keys.task(spec.id, STAGE), "deaths")
                 assert text(deaths or b"0") == "0", "the request is suspected"
     assert broken.num_tasks, "no task ran on the broken device"
+
+
+async def test_worker_with_a_stuck_agent_leaves_and_its_tasks_continue_elsewhere(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of which NIXL is stuck leaves in the middle of its tasks, with an error for its
+    keeper; no death is counted.
+    """
+    report = AgentReport()
+
+    class StuckAfterSteps(FakeEngine):
+        num_steps = 0
+
+        def step(self) -> Sequence[EngineOutput]:
+            nonlocal report
+            self.num_steps += 1
+            if self.num_steps < NUM_STEPS:
+                return super().step()
+            report = AgentReport(stalled=("an agent",), stuck=("an agent",))
+            return ()
+
+    monkeypatch.setattr(maintenance, "WATCH", SimpleNamespace(observe=lambda: report))
+    with thread_fleet(redis_url, "graph=text", without=ROLE) as fleet:
+        async with gateway(fleet) as client:
+            with worker_process(fleet, StuckAfterSteps(max_batch=16, source=True)) as (
+                thread,
+                ended_by,
+            ):
+                await ready(client)
+                spec = fake_spec(fleet)
+                answered = asyncio.create_task(answer(client, spec))
+                await asyncio.to_thread(thread.join, 20)
+                assert [type(error) for error in ended_by] == [TransferStopped]
+                assert await client.telemetry.missing_roles() == [ROLE]
+            fleet.add_worker(ROLE)
+            received = await answered
+            assert_same(received, await answer(client, fake_spec(fleet)))
+            deaths = fleet.clients[0].hget(keys.task(spec.id, STAGE), "deaths")
+            assert text(deaths or b"0") == "0", "the request is suspected"
 
 
 async def test_failure_of_one_request_on_a_sound_device_leaves_the_worker_serving(

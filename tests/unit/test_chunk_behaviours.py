@@ -259,13 +259,16 @@ class PullDouble:
 @dataclass(slots=True)
 class TransferDouble:
     """Transfer double: a read returns a pull whose outcome the test sets. `failing`: whether every
-    new pull fails.
+    new pull fails. `max_pulls`: number of pulls after which the transfer refuses further ones.
     """
 
     pulls: list[PullDouble] = field(default_factory=list[PullDouble])
     failing: bool = False
+    max_pulls: int = 1000
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> PullDouble:
+        if len(self.pulls) >= self.max_pulls:
+            raise TransferError("the arena has no room")
         error = TransferError("the read timed out") if self.failing else None
         self.pulls.append(PullDouble(error=error))
         return self.pulls[-1]
@@ -309,17 +312,20 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
     return opened
 
 
-def open_talker(request: RequestId, *, remote: bool = True) -> Task:
-    """Open a Talker's task whose first chunk has arrived. `remote`: whether the chunk's hidden
-    states are in the peer's memory.
+def open_talker(
+    request: RequestId, *, remote: bool = True, names: Sequence[str] = ("rows",)
+) -> Task:
+    """Open a Talker's task whose first chunk has arrived. `remote`: whether the chunk's tensors,
+    with these `names`, are in the peer's memory.
     """
     config = load_config(None, ("engine=fake", "device=cpu"))
     spec = RequestSpec(
         id=request, graph="qwen3_omni", prompt_ids=(1,), outputs=(EdgeName("audio"),)
     )
-    tensors = {"rows": WireTensor(dtype="float32", shape=(1, 2), data=None if remote else bytes(8))}
+    tensor = WireTensor(dtype="float32", shape=(1, 2), data=None if remote else bytes(8))
+    tensors = dict.fromkeys(names, tensor)
     chunk = Chunk(request=request, edge=THOUGHT, index=0, epoch=Epoch(1), tensors=tensors)
-    location: Location = {"rows": REF} if remote else {}
+    location: Location = dict.fromkeys(names, REF) if remote else {}
     logs = TaskLogs(
         inputs={THOUGHT: [(chunk, location)]}, outputs={}, consumed={}, blob=None, offer=None
     )
@@ -360,6 +366,13 @@ def test_forgotten_request_leaves_no_reads_and_no_timers(arrivals: Arrivals) -> 
     )
     arrivals.advance(open_talker(ONE))
     assert len(arrivals.transfer.pulls) == 2, "no pause is left from the failed read"
+
+
+def test_chunk_of_which_one_read_is_refused_leaves_no_other_read(arrivals: Arrivals) -> None:
+    arrivals.transfer.max_pulls = 1
+    assert not arrivals.advance(open_talker(ONE, names=("rows", "more")))
+    assert [pull.cancelled for pull in arrivals.transfer.pulls] == [True]
+    assert not arrivals.receiver.pulling()
 
 
 def test_forgotten_request_leaves_no_report_of_lost_tensors(arrivals: Arrivals) -> None:

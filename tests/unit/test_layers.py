@@ -69,8 +69,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "fleet.worker.process",
     ),
     "fleet.spans.host": (
-        *BASE, *TORCH, "fleet.control", "fleet.spans.net", "fleet.spans.torch", "fleet.stages",
-        "fleet.worker.process", "fleet.spans.route",
+        *BASE, *TORCH, "fleet.control", "fleet.transfer", "fleet.spans.net", "fleet.spans.torch",
+        "fleet.stages", "fleet.worker.process", "fleet.spans.route",
     ),
     "fleet.drafts.exchange": (
         *BASE, "fleet.control", "fleet.transfer", "fleet.drafts", "fleet.stages",

@@ -50,6 +50,12 @@ def service() -> SessionService:
 
 def asked(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
     """Connect to a session service, and send a command to save."""
+    connection, arrivals = connected(service)
+    connection.send(encode_session_message(SaveSession(session="s")))
+    return connection, arrivals
+
+
+def connected(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
     fields = {
         name: value.encode() if isinstance(value, str) else value
         for name, value in service.fields.items()
@@ -64,7 +70,6 @@ def asked(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
         arrivals=arrivals,
         timeout_s=WAIT_S,
     )
-    connection.send(encode_session_message(SaveSession(session="s")))
     return connection, arrivals
 
 
@@ -82,6 +87,21 @@ def test_refused_save_is_answered_with_the_code_of_its_error() -> None:
         session="s", error="no rows of the session s are cached", code="invalid_value"
     )
     assert decode_session_message(received.frame.header) == refused
+    connection.close()
+    served.close()
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_connection_of_a_silent_client_is_closed(
+    monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """A connection is closed when its client, whose turn it is, has sent nothing for long."""
+    served = service()
+    connection, arrivals = asked(served) if is_answered else connected(served)
+    if is_answered:
+        wait_until(lambda: served.advance() or arrivals.take(0), "an answer")
+    monkeypatch.setattr(session_service, "SILENT_S", 0.0)
+    wait_until(lambda: served.advance() or connection.is_closed, "the connection to be closed")
     connection.close()
     served.close()
 

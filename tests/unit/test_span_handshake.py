@@ -46,6 +46,7 @@ from tests.span_peers import (
     dial_as,
     is_ended,
     serving,
+    span_threads,
     take_frames,
 )
 from tests.support import wait_until
@@ -267,6 +268,37 @@ def test_silent_clients_cost_no_threads_and_few_files(served: ListenerUnderTest)
     )
     for sock in silent:
         sock.close()
+
+
+@pytest.mark.parametrize("refused", ["span-writer", "span-reader"])
+@pytest.mark.parametrize("end", ["dialer", "acceptor"])
+def test_connection_that_cannot_start_its_threads_leaves_nothing_open(
+    served: ListenerUnderTest, monkeypatch: pytest.MonkeyPatch, end: str, refused: str
+) -> None:
+    """A connection whose threads cannot be started, at the limit of threads, leaves nothing open,
+    and the listener accepts the next one.
+    """
+    start, peer_of = threading.Thread.start, {"dialer": "acceptor", "acceptor": "dialer"}
+    this, refusals = psutil.Process(), list[str]()
+    num_files = this.num_fds()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == f"{refused}-{peer_of[end]}" and not refusals:
+            refusals.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with suppress(SpanUnreachable):
+        dial_as("dialer", served.listener.address, SpanArrivals()).close()
+    wait_until(lambda: refusals and not span_threads_of_connections(), "the threads to end")
+    wait_until(lambda: this.num_fds() <= num_files, "the sockets to be closed")
+    served.arrivals.take(0)
+    assert served.accepts_another()
+
+
+def span_threads_of_connections() -> list[str]:
+    return [name for name in span_threads() if not name.startswith("span-listener")]
 
 
 @pytest.mark.parametrize(

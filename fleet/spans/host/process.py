@@ -33,6 +33,7 @@ from fleet.spans.route.records import SpanRecords
 from fleet.stages.builders import SpanBuilder, span_builder
 from fleet.stages.options import BuildOptions
 from fleet.telemetry.vitals import Vitals
+from fleet.transfer.watch import WATCH, AgentReport, check_agents
 from fleet.worker.process.availability import Availability
 from fleet.worker.process.device import DeviceMonitor
 from fleet.worker.process.endpoints import endpoint_fields, new_token
@@ -131,6 +132,7 @@ class SpanWorkerProcess(RegisteredProcess):
         )
         self._availability = Availability()
         self._hosting: SpanHosting | None = None
+        self._agents = AgentReport()
         self._leave_by_s: float | None = None
 
     def drop_work(self) -> None:
@@ -161,6 +163,7 @@ class SpanWorkerProcess(RegisteredProcess):
             self._leave_by_s = None
             self._serve(worker, client, lease, arrivals)
             run(client, scripts.fence_worker("", worker))
+            check_agents(self._agents)
         finally:
             listener.close()
             if self._hosting is not None:
@@ -180,7 +183,9 @@ class SpanWorkerProcess(RegisteredProcess):
             recent=recent,
         )
         memory = psutil.Process().memory_info().rss
-        vitals = Vitals(memory_bytes=memory, span_figures=figures)
+        vitals = Vitals(
+            memory_bytes=memory, span_figures=figures, stalled_agents=len(self._agents.stalled)
+        )
         return {**self._device_monitor.read(), **vitals.encode()}
 
     def _serve(
@@ -203,6 +208,7 @@ class SpanWorkerProcess(RegisteredProcess):
                 lease.progress()
                 if time.monotonic() - polled_s >= INBOX_POLL_S:
                     polled_s = time.monotonic()
+                    self._agents = WATCH.observe()
                     self._follow_orders(link)
         finally:
             lease.stop()
@@ -213,7 +219,7 @@ class SpanWorkerProcess(RegisteredProcess):
         """Return True if the process is to stop, and has left its route or waited `DRAIN_S` for its
         anchor.
         """
-        if self._availability.may_leave(holds_anything=hosting.is_in_route):
+        if self._agents.stuck or self._availability.may_leave(holds_anything=hosting.is_in_route):
             self.stop.set()
         if not self.stop.is_set():
             return False

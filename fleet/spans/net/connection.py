@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from typing import Final
 
-from fleet.core.errors import TransferError
+from fleet.core.errors import SpanUnreachable, TransferError
 from fleet.spans.net import frames
 from fleet.spans.net.addresses import PEER_SILENT_S, SOCKET_BUFFER_BYTES, set_options
 from fleet.spans.net.frames import (
@@ -187,7 +187,8 @@ class SpanConnection:
         """Take over a socket after its handshake.
 
         `peer`: proven name of the peer. `arrivals`: queue for what arrives. `accepted_for`: purpose
-        that the dialer announced; None if this side dialed.
+        that the dialer announced; None if this side dialed. Raises: SpanUnreachable, after closing
+        the socket, if the process can start no more threads.
         """
         set_options(sock)
         self.peer: Final = peer
@@ -212,8 +213,22 @@ class SpanConnection:
         if self._blocks is not None:
             # the first frame: what follows may depend on it
             self._send(frames.READS_BLOCKS, b"", (), None)
-        self._writer.start()
-        self._reader.start()
+        try:
+            self._writer.start()
+            self._reader.start()
+        except RuntimeError as error:
+            self._end_unstarted()
+            raise SpanUnreachable(
+                f"no span connection to {peer}: {error}; raise the limit of threads (ulimit -u)"
+            ) from error
+
+    def _end_unstarted(self) -> None:
+        with self._lock:
+            self._stop(CLOSED_HERE)
+        if self._writer.is_alive():
+            self._writer.join()
+        self._socket.close()
+        self._arrivals.end(self, CLOSED_HERE)
 
     def __repr__(self) -> str:
         return f"SpanConnection({self.peer!r})"

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from fleet.core.errors import SpanUnreachable
 from fleet.spans.net.addresses import address_text, listen
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.handshake import (
@@ -202,7 +203,13 @@ class SpanListener:
         else:
             if peer is not None:
                 self._forget(pending)
-                SpanConnection(pending.socket, peer.name, self._arrivals, accepted_for=peer.purpose)
+                self._open(pending.socket, peer)
+
+    def _open(self, sock: socket.socket, peer: ProvenPeer) -> None:
+        try:
+            SpanConnection(sock, peer.name, self._arrivals, accepted_for=peer.purpose)
+        except SpanUnreachable as error:
+            self._log("%s", error.message)
 
     def _refuse(self, pending: PendingHandshake, cause: str) -> None:
         self._log("refused the span connection from %s: %s", pending.client, cause)

@@ -46,6 +46,7 @@ BLOCK = struct.Struct("<QQQ")
 """Place of a block: its address in the sender's memory, payload length, and the stamp at both ends.
 """
 READ_TIMEOUT_S = 5.0
+AGENT_CLOSE_S = 2.0
 PAUSE_S = 60.0
 """Time in which new connections use no blocks, after a live peer's memory could not be read."""
 NUM_BUSY_POLLS, MIN_POLL_S, MAX_POLL_S = 20, 20e-6, 1e-3
@@ -300,9 +301,9 @@ class BlockPort:
 
     def close(self) -> None:
         """Close the NIXL agent: no read of this end can write to memory any more, and the peer
-        cannot begin a read.
+        cannot begin a read. After `AGENT_CLOSE_S` it continues to close in the background.
         """
         with self.writing, self._lock:
             self._is_closed = True
-            if self._agent is not None:
-                self._agent.close()
+        if self._agent is not None:
+            self._agent.begin_close(keep=(self._ring, self._inbox)).wait(AGENT_CLOSE_S)

@@ -75,6 +75,10 @@ class WorkerLoop:
     def may_leave(self) -> bool:
         return self.availability.may_leave(holds_anything=self.tasks.holds_anything())
 
+    def is_stuck(self) -> bool:
+        """Return True if the process must start again, since NIXL in it is beyond repair."""
+        return bool(self.maintenance.agents.stuck)
+
     def computes(self) -> bool:
         """Return True if this worker has tasks or accepts new ones. Any thread may call this."""
         return self.availability.accepts_tasks or bool(self.tasks)

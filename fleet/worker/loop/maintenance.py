@@ -7,6 +7,7 @@ import time
 
 from fleet.core.ids import RequestId
 from fleet.drafts.exchange.follower import HeadFollower
+from fleet.transfer.watch import WATCH, AgentReport
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.engine_orders import EngineOrders
 from fleet.worker.loop.grants import GrantIntake
@@ -17,6 +18,10 @@ from fleet.worker.loop.vitals import read_vitals
 from fleet.worker.task.pending_calls import ignore_reply
 
 INTERVAL_S = 0.5
+PEERS_S = 2.0
+"""Interval at which the worker checks whether the peers that it is connected to are still
+listed.
+"""
 
 
 class Maintenance:
@@ -45,7 +50,8 @@ class Maintenance:
         self._orders = EngineOrders(context)
         edges = context.graph.edges_from(context.stage)
         self._consumers = {edge.name: edge.target for edge in edges}
-        self.next_poll_s = -math.inf
+        self.next_poll_s = self._next_peers_s = -math.inf
+        self.agents = AgentReport()
         self.vitals: dict[str, int | str] = {}
 
     def poll(self) -> list[RequestId]:
@@ -60,7 +66,7 @@ class Maintenance:
         self._follow_head()
         self.read_vitals()
         self._parts.cached_sessions.expire()
-        self._forget_fenced_peers()
+        self._forget_unlisted_peers(now_s)
         self._find_consumers()
         for task in self._tasks.values():
             task.dirty = task.ack_due = True
@@ -78,7 +84,10 @@ class Maintenance:
             self._outbox.add([(call, ignore_reply) for call in calls])
 
     def read_vitals(self) -> None:
-        self.vitals = read_vitals(self._context, self._parts, self._heads)
+        self.agents = WATCH.observe()
+        self.vitals = read_vitals(
+            self._context, self._parts, self._heads, num_stalled=len(self.agents.stalled)
+        )
 
     def _find_consumers(self) -> None:
         """Find tasks that wait for credit from a consumer without an owner, and let them produce
@@ -96,10 +105,12 @@ class Maintenance:
         for (task, name), owner in zip(waiting, owners, strict=True):
             task.outbound[name].consumer_unassigned = not owner
 
-    def _forget_fenced_peers(self) -> None:
-        """Free the destinations of abandoned reads from peers that have lost their rights; until
-        then a frozen peer might still complete the reads.
+    def _forget_unlisted_peers(self, now_s: float) -> None:
+        """End the connections to peers that are no longer listed. If abandoned reads occupy memory,
+        which a frozen peer might still write to, this is checked at every poll.
         """
-        for peer in self._transfer.stalled_peers():
-            if not self._link.is_registered(peer):
-                self._transfer.forget_peer(peer)
+        if now_s < self._next_peers_s and not self._transfer.stalled_peers():
+            return
+        self._next_peers_s = now_s + PEERS_S
+        for peer in self._link.find_unlisted(self._transfer.peers()):
+            self._parts.receiver.forget_peer(peer)

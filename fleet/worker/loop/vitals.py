@@ -9,9 +9,11 @@ from fleet.worker.loop.parts import WorkerParts
 
 
 def read_vitals(
-    context: WorkerContext, parts: WorkerParts, heads: HeadFollower | None
+    context: WorkerContext, parts: WorkerParts, heads: HeadFollower | None, *, num_stalled: int
 ) -> dict[str, int | str]:
-    """Return the fields of the worker's record in Redis that change while it runs."""
+    """Return the fields of the worker's record in Redis that change while it runs. `num_stalled`:
+    number of NIXL agents that make no progress.
+    """
     stats, transfer = context.engine.stats(), context.transfer
     return Vitals(
         running=len(parts.tasks),
@@ -23,6 +25,7 @@ def read_vitals(
         hops=context.link.hops,
         pulls=parts.pull_tally.counts(parts.receiver.in_flight()),
         used_bytes=transfer.used_bytes(),
+        stalled_agents=num_stalled,
         # Not a constant of this module, which the fork server imports: it would be the server.
         memory_bytes=psutil.Process().memory_info().rss,
         speculation=stats.speculation,

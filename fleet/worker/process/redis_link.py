@@ -265,8 +265,18 @@ class RedisLink:
         """
         return int(text(cast("bytes | None", self._client.hget(keys.TRAINING, PURGES))) or 0)
 
-    def is_registered(self, worker: WorkerId) -> bool:
-        return bool(self._client.exists(keys.worker(worker)))
+    def find_unlisted(self, workers: Sequence[WorkerId]) -> list[WorkerId]:
+        """Return those of `workers` that are no longer listed, in one round trip. Their ids are
+        never used again.
+        """
+        if not workers:
+            return []
+        (leases,) = exchange(self._client, (), ("ZMSCORE", keys.WORKERS, *workers))
+        return [
+            worker
+            for worker, lease in zip(workers, cast("list[object]", leases), strict=True)
+            if lease is None
+        ]
 
     def read_peer_metadata(self, worker: WorkerId) -> bytes | None:
         """Return the metadata needed to read from a peer; None if the peer is gone.

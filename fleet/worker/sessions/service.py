@@ -6,6 +6,7 @@ limits before it is kept; a connection with an unexpected message is closed.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,10 @@ log = logging.getLogger(__name__)
 MAX_LOADS = 4
 """Largest number of sessions that are received at one time; a session may be as large as the KV
 pool.
+"""
+SILENT_S = 300.0
+"""Time in which a client must send a whole message, or close an answered connection. A frozen
+client would otherwise count against `MAX_LOADS` until it ends.
 """
 
 
@@ -125,6 +130,8 @@ class SessionService:
         self._idle: set[SpanConnection] = set()
         self._incoming: dict[SpanConnection, IncomingSession] = {}
         self._waiting: dict[str, list[SpanConnection]] = {}
+        self._heard_s: dict[SpanConnection, float] = {}
+        """Time of the last message on each connection whose client's turn it is."""
 
     @property
     def fields(self) -> dict[str, str | bytes]:
@@ -144,18 +151,28 @@ class SessionService:
             self._handle(arrival)
         for copied in self._sessions.take_copied():
             self._answer(copied)
+        self._close_silent(time.monotonic())
+
+    def _close_silent(self, now_s: float) -> None:
+        for connection, heard_s in list(self._heard_s.items()):
+            if now_s - heard_s > SILENT_S and not connection.backlog_bytes:
+                del self._heard_s[connection]
+                self._end(connection, f"its client has sent nothing for {SILENT_S:g} s")
 
     def _handle(self, arrival: Arrival) -> None:
         connection = arrival.connection
         match arrival:
             case ConnectionOpened(purpose=purpose):
                 self._idle.add(connection)
+                self._heard_s[connection] = time.monotonic()
                 if purpose != PURPOSE:
                     self._end(connection, f"its purpose is {purpose[:64]!r}")
             case ConnectionClosed():
                 self._idle.discard(connection)
                 self._incoming.pop(connection, None)
+                self._heard_s.pop(connection, None)
             case FrameReceived(frame=frame):
+                self._heard_s[connection] = time.monotonic()
                 try:
                     message = decode_session_message(frame.header)
                 except UnknownWireVersion as error:
@@ -177,7 +194,7 @@ class SessionService:
                 case SaveSession(session=session) if connection in self._idle:
                     self._idle.discard(connection)
                     self._sessions.begin_save(session)
-                    self._waiting.setdefault(session, []).append(connection)
+                    self._await_engine(session, connection)
                 case LoadSession(info=info) if connection in self._idle:
                     self._idle.discard(connection)
                     self._check(info)
@@ -186,7 +203,7 @@ class SessionService:
                     self._incoming[connection].add(name, payload)
                 case SessionEnd(session=session) if connection in self._incoming:
                     self._sessions.begin_load(session, self._incoming.pop(connection).saved())
-                    self._waiting.setdefault(session, []).append(connection)
+                    self._await_engine(session, connection)
                 case SessionPart() | SessionEnd() if connection not in self._idle:
                     return  # of a session that was refused
                 case _:
@@ -198,6 +215,10 @@ class SessionService:
                     SessionEnd(session=message.session, error=error.message, code=error.code)
                 )
             )
+
+    def _await_engine(self, session: str, connection: SpanConnection) -> None:
+        self._waiting.setdefault(session, []).append(connection)
+        self._heard_s.pop(connection, None)
 
     def _check(self, info: SessionInfo) -> None:
         """Check a session's description before its parts are received. Raises: BadInput if it is of
@@ -222,6 +243,8 @@ class SessionService:
         if copied.error is None and copied.saved is None:
             self._on_loaded(copied.session)
         for connection in waiting:
+            if not connection.is_closed:
+                self._heard_s[connection] = time.monotonic()
             if copied.saved is not None:
                 self._send(connection, copied.session, copied.saved)
             error, code = (

@@ -5,7 +5,7 @@ after a pull. Knows no engine.
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -182,18 +182,24 @@ class Receiver:
         if now - since > 2 * self._deadline_s:
             return False
         if key in self._pulling:
-            self._cancel(self._pulling.pop(key))
+            _cancel(self._pulling.pop(key).pulls)
         for ref in _refs(location).values():
             self._metadata.pop(ref.agent, None)
         self._failing[key] = _Failing(since, now + RETRY_S)
         return True
 
     def _begin(self, location: Location) -> dict[str, Pull]:
-        refs = _refs(location)
-        return {
-            name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s)
-            for name, ref in refs.items()
-        }
+        """Begin the reads of a chunk's remote tensors. If one is refused, the others are cancelled:
+        their destinations would stay reserved until the deadline, and further ones with each retry.
+        """
+        pulls: dict[str, Pull] = {}
+        try:
+            for name, ref in _refs(location).items():
+                pulls[name] = self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s)
+        except TransferError:
+            _cancel(pulls)
+            raise
+        return pulls
 
     def peer(self, worker: WorkerId) -> bytes:
         """Return the transfer metadata needed to read from a worker. Raises: TransferError if the
@@ -202,10 +208,15 @@ class Receiver:
         if worker not in self._metadata:
             metadata = self._link.read_peer_metadata(worker)
             if metadata is None:
-                self._transfer.forget_peer(worker)
+                self.forget_peer(worker)
                 raise _PeerGone(f"worker {worker}, which holds the tensors, is gone")
             self._metadata[worker] = metadata
         return self._metadata[worker]
+
+    def forget_peer(self, worker: WorkerId) -> None:
+        """Forget a worker that is no longer listed: its metadata, and the connection to it."""
+        self._metadata.pop(worker, None)
+        self._transfer.forget_peer(worker)
 
     def can_advance(self, tasks: Iterable[Task]) -> bool:
         """Return True if a chunk of one of the tasks can be delivered without waiting for a
@@ -234,13 +245,14 @@ class Receiver:
 
     def _forget_key(self, key: _Key) -> None:
         if key in self._pulling:
-            self._cancel(self._pulling.pop(key))
+            _cancel(self._pulling.pop(key).pulls)
         self._failing.pop(key, None)
         self._lost.pop(key, None)
 
-    def _cancel(self, pulling: _Pulling) -> None:
-        for pull in pulling.pulls.values():
-            pull.cancel()
+
+def _cancel(pulls: Mapping[str, Pull]) -> None:
+    for pull in pulls.values():
+        pull.cancel()
 
 
 def _refs(location: Location) -> dict[str, TensorRef]:
