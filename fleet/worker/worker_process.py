@@ -129,6 +129,7 @@ class WorkerProcess(RegisteredProcess):
             loop.worker,
             ttl_s,
             lambda: {**loop.maintenance.vitals, **self.device_monitor.read()},
+            max_step_s=self.config.lease.max_step_s,
         )
         lease.start()
         log.info(
@@ -140,6 +141,7 @@ class WorkerProcess(RegisteredProcess):
             loop.run(
                 lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(),
                 lease.progress,
+                lease,
             )
             if loop.may_leave():
                 self.stop.set()
