@@ -19,7 +19,7 @@ from fleet.control.connect import connect, first_text, load_scripts, run, text, 
 from fleet.control.connect import stream_entries as entries_of
 from fleet.control.telemetry.logs import line_of
 from fleet.core.chunk import Chunk, Location, TensorRef
-from fleet.core.events import Event, decode_event
+from fleet.core.events import Event, TaskFailed, decode_event
 from fleet.core.ids import (
     CLIENT,
     EdgeName,
@@ -42,6 +42,8 @@ OTHER, OTHER_GATEWAY = WorkerId("lm@test:2:b"), WorkerId("gateway@test:2:b")
 CONDUCTOR = WorkerId("conductor@test")
 HALVES = (RoleName("lm.prefill"), RoleName("lm.decode"))
 KEEP_S, LEASE_US = 600, 60_000_000
+MAX_DEATHS = 2
+"""Deaths over a task before it runs alone, as in `common.lua`."""
 E = TypeVar("E", bound=Event)
 
 
@@ -86,8 +88,27 @@ class Control:
         """Submit a request; return all words of the answer."""
         return texts(run(self.client, submission(request, **options)))
 
-    def grant(self, expected: Epoch, *, alone: bool = False, request: RequestId = REQUEST) -> str:
-        return self.run(scripts.grant(self.leader, request, STAGE, ROLE, expected, alone=alone))
+    def grant(self, request: RequestId = REQUEST) -> Epoch:
+        """Take the task from its owner, if it has one, and grant it again; return the epoch."""
+        assert self.redeliver(request=request) == "ok"
+        return self.epoch(request=request)
+
+    def grant_alone(self) -> Epoch:
+        """Let the task, which is granted, run alone, as after deaths over it; return the epoch."""
+        old, epoch = self.task(), self.epoch()
+        if old.get("reserved_for"):
+            self.grant()
+            old, epoch = self.task(), self.epoch()
+        self.client.xdel(keys.role(ROLE), old["entry"])
+        entry = text(
+            self.client.xadd(keys.role(ROLE), {"r": REQUEST, "s": STAGE, "e": epoch, "a": "1"})
+        )
+        self.client.hset(keys.task(REQUEST, STAGE), mapping={"entry": entry, "alone": "1"})
+        return epoch
+
+    def watch(self, *, timeout_us: int = 0, grace_us: int | None = None) -> str:
+        """Decide about unclaimed grants, in the role of the leader."""
+        return self.run(scripts.overdue(self.leader, timeout_us, grace_us))
 
     def claim(
         self, epoch: Epoch | None = None, worker: WorkerId = WORKER, request: RequestId = REQUEST
@@ -101,9 +122,10 @@ class Control:
         return self.run(scripts.claim(worker, ROLE, entry, request, STAGE, epoch))
 
     def own(self, worker: WorkerId = WORKER, *, alone: bool = False) -> Epoch:
-        """Grant and claim the task; return the epoch at which the worker owns it."""
-        assert self.grant(self.epoch(), alone=alone) == "ok"
-        epoch = self.epoch()
+        """Claim the task, which is granted; return the epoch at which the worker owns it. `alone`:
+        True if the grant is first replaced by a grant to run alone.
+        """
+        epoch = self.grant_alone() if alone else self.epoch()
         assert self.claim(epoch, worker) == "ok"
         return epoch
 
@@ -173,13 +195,27 @@ class Control:
     def abort(self, request: RequestId = REQUEST, right: str | Epoch = scripts.API_RIGHT) -> str:
         return self.run(scripts.abort(request, right, "stop"))
 
-    def end(self, message: str = "it failed", dead_stage: StageName | None = None) -> str:
-        """End the request as failed, in the role of the leader."""
-        code = "engine_error" if dead_stage is None else "worker_lost"
-        call = scripts.end_request(
-            self.leader, REQUEST, "failed", code, message, None, dead_stage=dead_stage
+    def fail(self, message: str = "it failed", epoch: Epoch | None = None) -> str:
+        """Fail the request as the owner of its task, which it is at `epoch`; by default at the
+        present epoch, after a claim if the task does not run.
+        """
+        if epoch is None:
+            epoch = self.epoch() if self.task()["state"] == "running" else self.own()
+        failed = TaskFailed(
+            request=REQUEST,
+            stage=STAGE,
+            epoch=epoch,
+            code="engine_error",
+            message=message,
         )
-        return self.run(call)
+        return self.run(scripts.fail(failed))
+
+    def condemn(self) -> None:
+        """Let the task kill its workers until its request becomes a dead letter."""
+        for _ in range(MAX_DEATHS + 1):
+            assert self.claim() == "ok"
+            self.kill()
+            self.register(WORKER)
 
     def register(
         self,
@@ -205,12 +241,12 @@ class Control:
         return self.run(scripts.drain(worker))
 
     def kill(self, worker: WorkerId = WORKER) -> None:
-        """Let the worker's lease lapse and have the leader fence it."""
-        assert self.fence(worker) == "ok"
+        """End the worker as its keeper does, which sees its process die."""
+        assert self.leave(worker, died=True) == "ok"
 
     def fence(self, worker: WorkerId = WORKER) -> str:
-        """Fence the worker in the role of a leader that has watched the worker's current deadline
-        for a whole lease duration.
+        """Fence the worker, whose lease lapsed, in the role of a leader that has watched its
+        current deadline for a whole lease duration.
         """
         deadline_us = int(self.client.zscore(keys.WORKERS, worker) or 0)
         return self.run(scripts.fence_worker(self.leader, worker, deadline_us=deadline_us))

@@ -1,3 +1,4 @@
-"""The conductor, the process that decides about requests and tasks. `step` is pure: (state, event)
--> (state, commands); `driver` has all I/O. Holds no tensors.
+"""The conductor. `states` declares the state machines of requests and tasks, which the scripts in
+Redis enforce. `driver` is the process that decides what is a matter of time: lapsed leases, overdue
+grants, deserted roles, absent gateways and the end of retention. It holds no state of requests.
 """

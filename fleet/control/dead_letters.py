@@ -1,8 +1,9 @@
 """Dead letters: requests that were given up because workers died over them, stored whole so that
 they can be sent again.
 
-The script `end_request` writes dead letters, and removes the oldest beyond 1,000 letters or 64 MiB.
-No process owns a letter, so dropping one needs no fencing. Knows no stage's work.
+The script that counts the last death writes a dead letter, and removes the oldest beyond 1,000
+letters or 64 MiB. No process owns a letter, so dropping one needs no fencing. Knows no stage's
+work.
 """
 
 from collections.abc import Sequence

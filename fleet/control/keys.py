@@ -32,6 +32,9 @@ RETAINED_AUDIO = PREFIX + "retained_audio"
 GONE = PREFIX + "gone"
 PLACES = PREFIX + "places"
 FENCING = PREFIX + "fencing"
+BOUNDARIES = PREFIX + "boundaries"
+GRANTED = PREFIX + "granted"
+WITHOUT_GATEWAY = PREFIX + "without_gateway"
 SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
 """Statuses by which the workers of a role are indexed; the same list as `STATUSES` in `common.lua`.
@@ -127,6 +130,10 @@ def gone(worker_id: WorkerId) -> str:
     return f"{PREFIX}gone:{worker_id}"
 
 
+def gone_tasks(worker_id: WorkerId) -> str:
+    return f"{PREFIX}gone:{worker_id}:tasks"
+
+
 def series(step: int) -> str:
     """Return the key of one step of the time series. `step`: seconds since 1970 divided by the
     length of a step.
@@ -194,7 +201,7 @@ settings_group:{group} | zset | index | register, renew, fence_worker
 places | hash | index | register
     index: host:pid of a process -> its listed worker or gateway
 fencing | hash | lease | fence_worker
-    fenced worker or gateway of which tasks are left to revoke -> 1 if it died
+    fenced worker or gateway of which tasks are left to revoke -> how it ended
 role:{role} | stream | forever | submit
     grants waiting for a claim
 availability:{role} | hash | forever | register
@@ -219,6 +226,16 @@ gone | zset | forever | fence_worker
     former workers -> time of the end, us
 gone:{id} | hash | retention | fence_worker
     last content of worker:{id}
+gone:{id}:tasks | hash | retention | fence_worker, suspect_task
+    request|stage for which a process was silent -> chunks appended before, and whether it ran
+    alone; counts against the task once the end of the process is observed
+granted | zset | live | submit
+    index: request|stage of each unclaimed grant -> time of the grant, or of the conductor's last
+    look at it, us
+without_gateway | zset | live | fence_worker, detach
+    index: live requests that no gateway reads -> time of the loss, us
+boundaries | stream | live | append
+    chunks at which the conductor is to decide the walk of their consumer
 logs | stream | forever | all processes
     log lines, trimmed
 logs:facts | stream | forever | scripts that log a fact
@@ -258,13 +275,13 @@ secret:{name} | string | retention | gateway
 logins | zset | retention | gateway
     MAC of a console login's cookie under the API key -> time of expiry, us; bounded
 events | stream | forever | all scripts
-    events of the fleet, trimmed; a conductor that missed any reads hashes
-dead_letters | stream | forever | end_request
+    events of the fleet, trimmed; a trace that no process depends on
+dead_letters | stream | forever | fence_worker, lose_task
     requests that were given up: stage, cause, request, size with its audio; bounded in number
     and bytes
-dead_letter:{r}:blob | string | forever | end_request
+dead_letter:{r}:blob | string | forever | fence_worker, lose_task
     audio prompt of a dead letter, float32; deleted with its entry
-retained_audio | zset | forever | append, ack, end_request, abort
+retained_audio | zset | forever | append, ack, fail, abort
     ended request|its audio edges -> time at which that audio and its prompt's are deleted, us
 refused | zset | forever | register
     worker and cause of refusal -> time, us; of the last hour, bounded
@@ -301,8 +318,8 @@ def row_of(key: str) -> Row | None:
     """Return the row of the table that describes a key; None for a key that no row describes."""
     for row in sorted(TABLE, key=lambda r: -len(r.pattern)):
         shape = re.sub(r"\\{[a-z]+\\}", "[^{}]+?", re.escape(row.pattern))
-        if row.pattern == "worker:{id}":
-            shape = "worker:(?!.*:tasks$).+"
+        if row.pattern in ("worker:{id}", "gone:{id}"):
+            shape = row.pattern.replace("{id}", "(?!.*:tasks$).+")
         elif row.pattern == "req:{r}":
             shape = "req:[^:]+"
         if re.fullmatch(re.escape(PREFIX) + shape, key):

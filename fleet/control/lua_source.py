@@ -1,15 +1,17 @@
-"""The text of the Lua scripts: each script with the definitions of `lua/common.lua` that it uses.
-Knows no call.
+"""The text of the Lua scripts: each script with the definitions of `lua/common.lua` that it uses,
+and with the tables of `fleet.conductor.states` as Lua tables. Knows no call.
 
 Redis runs the whole text of a script at each call, so each definition in the text costs time, even
 if unused: all of them together took five times as long as the commands of an append.
 """
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fleet.conductor.states import REQUEST_MOVES, TASK_MOVES
 from fleet.control.undeclared_keys import UNDECLARED_FLAG
 
 _DEFINITION = re.compile(r"local (?:function (?P<function>\w+)|(?P<values>\w+(?:, \w+)*) = )")
@@ -31,20 +33,37 @@ def source(name: str) -> str:
     """Return the Lua text of a script: first the flag for servers that require it, then the common
     definitions that the script uses, then the script.
     """
-    body = _read(name)
+    return UNDECLARED_FLAG + with_definitions(read(name))
+
+
+def with_definitions(body: str) -> str:
+    """Return Lua text behind the common definitions that it uses."""
     wanted, used = _words(body), list[str]()
     for definition in reversed(_common()):  # each uses only earlier ones
         if definition.names & wanted:
             wanted |= _words(definition.text)
             used.append(definition.text)
-    return UNDECLARED_FLAG + "".join(reversed(used)) + body
+    return "".join(reversed(used)) + body
 
 
 @cache
 def _common() -> tuple[_Definition, ...]:
     """Return the definitions in `common.lua`, each of which begins at the start of a line."""
-    parts = re.split(r"^(?=local )", _read("common"), flags=re.MULTILINE)
-    return tuple(_Definition(_names(part), part) for part in parts if part)
+    parts = re.split(r"^(?=local )", read("common"), flags=re.MULTILINE)
+    tables = {"TASK_MOVES": TASK_MOVES, "REQUEST_MOVES": REQUEST_MOVES}
+    return (
+        *(_Definition(frozenset({name}), _table(name, of)) for name, of in tables.items()),
+        *(_Definition(_names(part), part) for part in parts if part),
+    )
+
+
+def _table(name: str, moves: Mapping[Any, Mapping[Any, str]]) -> str:
+    """Return a Lua table of tables."""
+    rows: list[str] = []
+    for key, row in moves.items():
+        entries = ", ".join(f"['{state}'] = '{after}'" for state, after in row.items())
+        rows.append(f"['{key}'] = {{{entries}}}")
+    return f"local {name} = {{{', '.join(rows)}}}\n"
 
 
 def _names(part: str) -> frozenset[str]:
@@ -57,6 +76,6 @@ def _words(text: str) -> set[str]:
     return set(_WORD.findall(text))
 
 
-def _read(name: str) -> str:
+def read(name: str) -> str:
     """Return the text of a script file without its comments."""
     return _COMMENT.sub("", (resources.files("fleet.control") / "lua" / f"{name}.lua").read_text())

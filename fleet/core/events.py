@@ -1,5 +1,5 @@
-"""Events, named in the past tense. Events wake the conductor and feed the console; the hashes in
-Redis are authoritative.
+"""Events, named in the past tense: a trace of the fleet for the console and the laboratory. The
+hashes in Redis are authoritative.
 """
 
 import msgspec
@@ -75,11 +75,11 @@ class TaskFailed(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskLost(TaskEvent, frozen=True, kw_only=True):
-    """Event: the task's owner was fenced, and the task's epoch was raised. TaskGranted follows,
-    unless the conductor must decide.
+    """Event: the task lost its owner, and its epoch was raised. TaskGranted follows, unless the
+    request becomes a dead letter or the task is the client's.
 
-    `deaths`: number of workers that died over the task since its last append. `alone`: True if the
-    lost owner ran no other task.
+    `deaths`: number of workers that were seen dying over the task since its last append. `alone`:
+    True if the task ran alone when its owner died.
     """
 
     deaths: int = 0
@@ -90,15 +90,6 @@ class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
     """Event: the task's owner handed it off at `epoch`, for a worker of `role` to continue."""
 
     role: RoleName
-
-
-class ClientGone(Event, frozen=True, kw_only=True):
-    """Event: no gateway has attached to the client edges since the last one was lost. `epoch`:
-    epoch of the client edges. Produced by the driver's clock, never stored.
-    """
-
-    request: RequestId
-    epoch: Epoch
 
 
 class RequestEnded(Event, frozen=True, kw_only=True):
@@ -126,27 +117,6 @@ class WorkerLeft(Event, frozen=True, kw_only=True):
     cause: str = ""
 
 
-class GrantOverdue(TaskEvent, frozen=True, kw_only=True):
-    """Event: no worker claimed the task's grant in time. Produced by the driver's clock, never
-    stored.
-    """
-
-
-class RoleDeserted(TaskEvent, frozen=True, kw_only=True):
-    """Event: the role to which the task was granted has had no worker for
-    `lease.no_worker_timeout_s`. Produced by the driver's clock, never stored.
-    """
-
-
-class WorkerExpired(Event, frozen=True, kw_only=True):
-    """Event: a worker's lease was not renewed for its whole duration. `deadline_us`: deadline of
-    the lapsed lease. Produced by the driver's clock, never stored.
-    """
-
-    worker: WorkerId
-    deadline_us: int
-
-
 AnyEvent = (
     RequestSubmitted
     | TaskGranted
@@ -159,10 +129,6 @@ AnyEvent = (
     | RequestEnded
     | WorkerJoined
     | WorkerLeft
-    | GrantOverdue
-    | RoleDeserted
-    | WorkerExpired
-    | ClientGone
 )
 
 _encoder = msgspec.json.Encoder()

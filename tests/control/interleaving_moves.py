@@ -1,13 +1,11 @@
-"""Possible next moves of a small fleet in the interleaving check: moves of its workers, client and
-conductor, and faults while the budget lasts.
+"""Possible next moves of a small fleet in the interleaving check: moves of its workers, their
+keepers, the client and the leading conductor, and faults while the budget lasts.
 
 `interleaving_search` tries the moves in every order.
 """
 
 from collections.abc import Iterator
 
-from fleet.core.commands import FenceWorker
-from tests.control.interleaving_conductor import Conductor, acts, tidy
 from tests.control.interleaving_store import (
     CONSUMER,
     PRODUCER,
@@ -17,14 +15,14 @@ from tests.control.interleaving_store import (
     Store,
     submitted,
 )
-from tests.control.interleaving_world import Budget, MirrorConductor, MirrorWorker, Move, World
+from tests.control.interleaving_world import Budget, MirrorWorker, Move, World
 
 SECOND_HALVES = "XYZxyz"
 """Letters of the worker places that serve the second role of a split stage."""
 
 
-class Fleet(Conductor):
-    """Possible moves of one fleet: its worker places, and the models of scripts and conductor."""
+class Fleet:
+    """Possible moves of one fleet: its worker places, and the models of the scripts."""
 
     def __init__(
         self,
@@ -43,19 +41,21 @@ class Fleet(Conductor):
         `places`: one letter per worker, upper case for the producer's stage. `faulty`: places that
         may have faults. `sizes`: number of chunks that each stage produces. `credits`: number of
         chunks by which the producer may be ahead. `reports_once`: whether a consumer reports lost
-        tensors only once.
+        tensors only once. `split`: stage that has two roles, if any.
         """
-        super().__init__(scripts or Scripts(), split)
+        self.scripts, self.split = scripts or Scripts(), split
         self.faulty = faulty
         self.credits = credits
         self.reports_once = reports_once
         workers = tuple(
             MirrorWorker(place, _stage_of(place), self.role_of(place)) for place in places
         )
-        roles = self.empty_state.first_roles
-        store = submitted(self.scripts, sizes, [roles.get(stage, stage) for stage in STAGES])
+        roles = [
+            f"{name}.prefill" if stage == split else str(name) for stage, name in enumerate(STAGES)
+        ]
+        store = submitted(self.scripts, sizes, roles)
         store = store._replace(listed=frozenset(worker.id for worker in workers))
-        self.start = World(store, workers, self.initial, budget)
+        self.start = World(store, workers, budget)
 
     def role_of(self, place: str) -> str:
         stage = _stage_of(place)
@@ -63,34 +63,17 @@ class Fleet(Conductor):
         return f"{STAGES[stage]}.{half}" if stage == self.split else str(STAGES[stage])
 
     def ended(self, world: World) -> bool:
-        """Return True if the request has ended and the conductor has read that event."""
-        return (
-            bool(world.store.end)
-            and world.conductor.phase == "up"
-            and not self.states[world.conductor.known].requests
-        )
+        return bool(world.store.end)
 
     def faults(self, world: World) -> Iterator[Move]:
         """Yield the faults that the budget still allows."""
-        budget, conductor = world.budget, world.conductor
+        budget = world.budget
         if world.store.end == "":
             yield from self._worker_faults(world)
-        if budget.crashes and conductor.phase != "down":
-            after = budget._replace(crashes=budget.crashes - 1)
-            yield (
-                "the conductor dies",
-                tidy(world._replace(conductor=MirrorConductor(phase="down"), budget=after)),
-            )
-        if budget.repeats and conductor.read and conductor.is_idle():
-            after = budget._replace(repeats=budget.repeats - 1)
-            yield (
-                "events are delivered again",
-                world._replace(conductor=conductor._replace(read=0), budget=after),
-            )
-        if budget.early_grants and conductor.is_idle():
+        if budget.early_grants:
             after = budget._replace(early_grants=budget.early_grants - 1)
-            for label, late in self.overdue(world, early_grants=True):
-                yield label, late._replace(budget=after)
+            for label, early in self._overdue(world):
+                yield label, early._replace(budget=after)
 
     def _worker_faults(self, world: World) -> Iterator[Move]:
         store, budget = world.store, world.budget
@@ -125,40 +108,69 @@ class Fleet(Conductor):
             after, answer = self.scripts.fail(world.store, worker.stage, worker.run_epoch)
             yield (
                 f"{worker.id}: fail -> {answer}",
-                tidy(world.with_worker(n, worker.idle(), after)._replace(budget=left)),
+                world.with_worker(n, worker.idle(), after)._replace(budget=left),
             )
         if budget.steps:
             left = budget._replace(steps=budget.steps - 1)
             after, answer = self.scripts.lose_task(world.store, worker.stage, worker.run_epoch)
             yield (
                 f"{worker.id}: lose_task -> {answer}",
-                tidy(world.with_worker(n, worker.idle(), after)._replace(budget=left)),
+                world.with_worker(n, worker.idle(), after)._replace(budget=left),
             )
 
     def fault_free_moves(self, world: World) -> Iterator[Move]:
         """Yield all possible moves that are not faults."""
-        for label, after in self._fault_free_moves(world):
-            yield label, tidy(after)
-
-    def _fault_free_moves(self, world: World) -> Iterator[Move]:
-        yield from self.moves(world)
         if world.store.end:
             return
+        yield from self._leader_moves(world)
         for n, worker in enumerate(world.workers):
             if worker.id not in world.store.listed:
                 yield from self._fenced_moves(world, n, worker)
-            elif not worker.dead:
+            elif worker.dead:
+                yield self._end(world, worker)
+            else:
                 yield from self._worker_moves(world, n, worker)
         size = world.store.sizes[CONSUMER]
         if world.store.consumed_by_client < world.store.tasks[CONSUMER].produced == size:
             store, answer = self.scripts.ack_by_client(world.store, size)
             yield f"the client received all chunks -> {answer}", world._replace(store=store)
 
+    def _leader_moves(self, world: World) -> Iterator[Move]:
+        """Yield the moves of the leading conductor, which remembers nothing between them."""
+        store = world.store
+        for worker in sorted(store.late):
+            after, answer = self.scripts.fence_worker(store, store.term, worker)
+            yield f"the lease of {worker} lapses -> {answer}", world._replace(store=after)
+        held = any(
+            task.state == "granted"
+            and not task.waits
+            and any(
+                w.granted_epoch == task.epoch and w.stage == stage and acts(world, w)
+                for w in world.workers
+            )
+            for stage, task in enumerate(store.tasks)
+        )
+        if not held:
+            yield from self._overdue(world)
+
+    def _overdue(self, world: World) -> Iterator[Move]:
+        """Yield the move that repeats the grants that left their streams unclaimed, if any."""
+        after, answer = self.scripts.overdue(world.store, world.store.term)
+        if after != world.store:
+            yield f"overdue grants -> {answer}", world._replace(store=after)
+
+    def _end(self, world: World, worker: MirrorWorker) -> Move:
+        """Return the move of a keeper that sees its worker's process end."""
+        after, answer = self.scripts.end_worker(world.store, worker.id)
+        return f"the end of {worker.id} is observed -> {answer}", world._replace(store=after)
+
     def _fenced_moves(self, world: World, n: int, worker: MirrorWorker) -> Iterator[Move]:
         reborn = MirrorWorker(worker.place, worker.stage, worker.role, worker.born + 1)
         store = world.store._replace(listed=world.store.listed | {reborn.id})
         yield f"{reborn.id} joins", world.with_worker(n, reborn, store)
         if worker.dead:
+            if any(each[0] == worker.id for each in world.store.evidence):
+                yield self._end(world, worker)
             return
         if worker.run_epoch and worker.stage == PRODUCER:
             yield from self._relocate(world, n, worker)
@@ -287,7 +299,7 @@ class Fleet(Conductor):
         for worker_id, kind in sorted(world.store.notices):
             if worker_id == worker.id:
                 store = world.store._replace(notices=world.store.notices - {(worker_id, kind)})
-                after = worker.idle() if kind == "x" else worker._replace(lends=False)
+                after = worker.idle() if kind in ("x", "y") else worker._replace(lends=False)
                 yield f"{worker.id} reads {kind}", world.with_worker(n, after, store)
         if worker.lends:
             store, answer = self.scripts.release(world.store, worker.id, worker.stage)
@@ -356,15 +368,12 @@ class Fleet(Conductor):
         """Return True if no pending move would restore the consumer's input, so that its wait
         counts as long.
         """
-        idle = world.conductor.is_idle() and world.conductor.read == len(world.store.events)
         under_way = any(
             worker.again or (worker.pull and worker.stage == PRODUCER) for worker in world.workers
         )
         task = world.store.tasks[PRODUCER]
-        return (
-            idle
-            and not under_way
-            and (task.state == "finished" or (self.split == PRODUCER and task.state == "running"))
+        return not under_way and (
+            task.state == "finished" or (self.split == PRODUCER and task.state == "running")
         )
 
     def _is_spare(self, world: World, n: int) -> bool:
@@ -373,14 +382,15 @@ class Fleet(Conductor):
         """
         if n == 0 or world.workers[n].role != world.workers[n - 1].role:
             return False
-        fencing = any(isinstance(order, FenceWorker) for order in world.conductor.orders)
-        return not fencing and all(
-            _is_untouched(world, worker) for worker in world.workers[n - 1 : n + 1]
-        )
+        return all(_is_untouched(world, worker) for worker in world.workers[n - 1 : n + 1])
 
 
 def _stage_of(place: str) -> int:
     return PRODUCER if place.isupper() else CONSUMER
+
+
+def acts(world: World, worker: MirrorWorker) -> bool:
+    return worker.id in world.store.listed and not worker.dead
 
 
 def _has_notices(store: Store, worker: MirrorWorker) -> bool:

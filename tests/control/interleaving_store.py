@@ -10,9 +10,7 @@ calls is not modelled here.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fleet.conductor.step import MAX_DEATHS
-from fleet.core import events as ev
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName
 from fleet.graphs import Edge, Graph, Stage
 
 R = RequestId("r")
@@ -28,7 +26,8 @@ PAIR = Graph(
         Edge(name=EdgeName("out"), source=STAGES[CONSUMER], target=CLIENT),
     ),
 )
-SUBMITTED = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=(EdgeName("out"),))
+MAX_DEATHS = 2
+"""Deaths over a task without progress before it runs alone, as in `common.lua`."""
 
 
 class MirrorTask(NamedTuple):
@@ -53,7 +52,6 @@ class MirrorTask(NamedTuple):
     deaths: int = 0
     produced_at_death: int = -1
     alone: bool = False
-    died_alone: bool = False
     offer: str = ""
     source: str = ""
     confirmed_epoch: int = 0
@@ -68,8 +66,9 @@ class Store(NamedTuple):
 
     `sizes`: number of chunks that each stage is to produce. `at`: incarnation that holds the
     tensors of each logged producer chunk. `listed`: workers. `late`: workers whose lease was not
-    renewed. `notices`: inbox entries as (worker, kind): "x" drops the task, "f" frees the blocks,
-    which were imported.
+    renewed. `notices`: inbox entries as (worker, kind): "x" and "y" drop the task, "f" frees the
+    blocks, which were imported. `evidence`: workers whose lease lapsed over a task, as worker,
+    stage, number of chunks appended before, and whether the task ran alone.
     """
 
     sizes: tuple[int, int]
@@ -81,14 +80,11 @@ class Store(NamedTuple):
     late: frozenset[str] = frozenset()
     notices: frozenset[tuple[str, str]] = frozenset()
     term: int = 0
-    events: tuple[ev.Event, ...] = ()
+    evidence: frozenset[tuple[str, int, int, bool]] = frozenset()
 
     def with_task(self, stage: int, task: MirrorTask) -> "Store":
         tasks = self.tasks
         return self._replace(tasks=(task, tasks[1]) if stage == PRODUCER else (tasks[0], task))
-
-    def with_event(self, event: ev.Event) -> "Store":
-        return self._replace(events=(*self.events, event))
 
 
 Answer = tuple[Store, str]
@@ -96,7 +92,7 @@ Answer = tuple[Store, str]
 
 def submitted(scripts: "Scripts", sizes: tuple[int, int], roles: Sequence[str] = STAGES) -> Store:
     """Model of submit.lua: return a store in which both tasks are granted to their first roles."""
-    store = Store(sizes, events=(SUBMITTED,))
+    store = Store(sizes)
     for stage, role in enumerate(roles):
         store = scripts.grant_task(store, stage, store.tasks[stage], role, alone=False, by="grant")
     return store
@@ -123,20 +119,18 @@ class Scripts:
         """Model of `raise` in common.lua, as the script `by` calls it."""
         return task.epoch + 1
 
-    def grant(
-        self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool
-    ) -> Answer:
-        """Model of grant.lua."""
-        task = store.tasks[stage]
+    def overdue(self, store: Store, term: int) -> Answer:
+        """Model of overdue.lua, when all unclaimed grants are overdue and every role has workers: a
+        grant that left its stream is lost.
+        """
         if term != store.term:
             return store, "not_leader"
-        if store.end:
-            return store, "ended"
-        if task.epoch != expected:
-            return store, "stale"
-        if task.state in ("running", "finished"):
-            return store, "owned"
-        return self.grant_task(store, stage, task, role, alone=alone, by="grant"), "ok"
+        for stage, task in enumerate(store.tasks):
+            if not store.end and task.state == "granted" and not task.waits:
+                store = self.grant_task(
+                    store, stage, task, task.role, alone=task.alone, by="overdue"
+                )
+        return store, "ok"
 
     def grant_task(
         self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str
@@ -146,9 +140,7 @@ class Scripts:
         task = task._replace(
             state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone
         )
-        return store.with_task(stage, task).with_event(
-            ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))
-        )
+        return store.with_task(stage, task)
 
     def claim(self, store: Store, worker: str, stage: int, epoch: int) -> Answer:
         """Model of claim.lua; the grant's entry left the stream when it was delivered."""
@@ -159,12 +151,8 @@ class Scripts:
             return store, "ended"
         if task.epoch != epoch or task.state != "granted":
             return store, "stale"
-        fact = ev.TaskClaimed(
-            request=R, stage=STAGES[stage], epoch=Epoch(epoch), owner=WorkerId(worker)
-        )
-        return store.with_task(
-            stage, task._replace(state="running", owner=worker, idle_consumed=0)
-        ).with_event(fact), "ok"
+        claimed = task._replace(state="running", owner=worker, idle_consumed=0)
+        return store.with_task(stage, claimed), "ok"
 
     def may_append(self, task: MirrorTask, epoch: int) -> bool:
         return task.epoch == epoch
@@ -190,9 +178,6 @@ class Scripts:
                 store = store._replace(at=(*store.at, worker))
         if finish and task.state in ("running", "finished"):
             task = task._replace(state="finished", owner="")
-            store = store.with_event(
-                ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch))
-            )
             return self.close_if_complete(store.with_task(stage, task)), answer
         return store.with_task(stage, task), answer
 
@@ -221,10 +206,7 @@ class Scripts:
             confirmed_epoch=0,
             begun=task.produced,
         )
-        fact = ev.TaskHandedOff(
-            request=R, stage=STAGES[stage], epoch=Epoch(task.epoch), role=RoleName(role)
-        )
-        return store.with_task(stage, task).with_event(fact), "ok"
+        return store.with_task(stage, task), "ok"
 
     def may_take(self, store: Store, task: MirrorTask) -> bool:
         return task.offer == "offered" and task.source in store.listed
@@ -267,7 +249,7 @@ class Scripts:
             ), "ok"
         if self.skips(task):
             notified = store._replace(notices=store.notices | {(task.owner, "x")})
-            return self._lose(notified, PRODUCER, task, died=False), "ok"
+            return self._lose(notified, PRODUCER, task, how="left"), "ok"
         return store, "ok"
 
     def lose_task(self, store: Store, stage: int, epoch: int) -> Answer:
@@ -275,7 +257,7 @@ class Scripts:
         task = store.tasks[stage]
         if why := refused(store, task, epoch):
             return store, why
-        return self._lose(store, stage, task, died=True), "ok"
+        return self._lose(store, stage, task, how="failed"), "ok"
 
     def report_idle(self, store: Store, epoch: int, consumed: int) -> Answer:
         """Model of report_idle.lua, called by the consumer."""
@@ -305,27 +287,57 @@ class Scripts:
         task = store.tasks[stage]
         if why := refused(store, task, epoch):
             return store, why
-        fact = ev.TaskFailed(
-            request=R, stage=STAGES[stage], epoch=Epoch(epoch), code="engine_error", message=""
-        )
-        return store.with_task(stage, task._replace(state="failed", owner="")).with_event(
-            fact
-        ), "ok"
+        store = store.with_task(stage, task._replace(state="failed", owner=""))
+        return self.close(store, "failed")[0], "ok"
 
     def fence_worker(self, store: Store, term: int, worker: str) -> Answer:
-        """Model of fence_worker.lua, called by the leader."""
+        """Model of fence_worker.lua, called by the leader: the worker's lease lapsed."""
         if term != store.term:
             return store, "not_leader"
         if worker not in store.late:
             return store, "alive"
+        return self._fence(store, worker, "lapsed"), "ok"
+
+    def end_worker(self, store: Store, worker: str) -> Answer:
+        """Model of fence_worker.lua, called by the worker's keeper, which saw its process end."""
+        return self._settle(self._fence(store, worker, "died"), worker), "ok"
+
+    def _fence(self, store: Store, worker: str, how: str) -> Store:
         inboxes = frozenset(notice for notice in store.notices if notice[0] != worker)
         store = store._replace(
             listed=store.listed - {worker}, late=store.late - {worker}, notices=inboxes
         )
         for stage, task in enumerate(store.tasks):
-            if task.owner == worker:
-                store = self._lose(store, stage, task, died=True)
-        return store, "ok"
+            if task.owner == worker and not store.end:
+                store = self._lose(store, stage, task, how=how)
+        return store
+
+    def counts(self, how: str) -> bool:
+        """Return True if such an end of an owner counts against its task."""
+        return how in ("died", "failed")
+
+    def _settle(self, store: Store, worker: str) -> Store:
+        """Model of `settle_evidence` in common.lua."""
+        held = sorted(each for each in store.evidence if each[0] == worker)
+        store = store._replace(evidence=store.evidence - set(held))
+        for _, stage, produced, was_alone in held:
+            task = store.tasks[stage]
+            if task.state not in ("granted", "running") or task.produced != produced:
+                continue
+            task = self._with_death(task)
+            store = store.with_task(stage, task)
+            if was_alone and task.deaths > MAX_DEATHS:
+                return self.close(store, "failed")[0]
+            if task.deaths >= MAX_DEATHS and not task.alone:
+                if task.owner:
+                    store = store._replace(notices=store.notices | {(task.owner, "y")})
+                store = self._lose(store, stage, task, how="revoked")
+        return store
+
+    def _with_death(self, task: MirrorTask) -> MirrorTask:
+        """Model of `count_death` in common.lua."""
+        deaths = task.deaths + 1 if task.produced_at_death == task.produced else 1
+        return task._replace(deaths=deaths, produced_at_death=task.produced)
 
     def had_work(self, store: Store, stage: int) -> bool:
         """Model of `had_work` in common.lua."""
@@ -334,41 +346,27 @@ class Scripts:
             or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
         )
 
-    def _lose(self, store: Store, stage: int, task: MirrorTask, *, died: bool) -> Store:
+    def _lose(self, store: Store, stage: int, task: MirrorTask, *, how: str) -> Store:
         """Model of `lose_owner` in common.lua."""
-        epoch, deaths, produced_at_death = (
-            self.raised(task, "lose"),
-            task.deaths,
-            task.produced_at_death,
-        )
-        over = died and self.had_work(store, stage)
-        if over:
-            deaths, produced_at_death = (
-                (deaths + 1 if produced_at_death == task.produced else 1),
-                task.produced,
-            )
-        alone = over and task.alone
-        task = task._replace(
-            state="lost",
-            epoch=epoch,
-            owner="",
-            deaths=deaths,
-            produced_at_death=produced_at_death,
-            died_alone=alone,
-        )
-        fact = ev.TaskLost(
-            request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone
-        )
-        store = store.with_task(stage, task).with_event(fact)
-        if alone and deaths > MAX_DEATHS:
-            return store
+        is_evidence = self.counts(how) and self.had_work(store, stage)
+        if how == "lapsed" and self.had_work(store, stage):
+            noted = (task.owner, stage, task.produced, task.alone)
+            kept = {each for each in store.evidence if each[:2] != noted[:2]}
+            store = store._replace(evidence=frozenset(kept | {noted}))
+        if is_evidence:
+            task = self._with_death(task)
+        was_alone = is_evidence and task.alone
+        task = task._replace(state="lost", epoch=self.raised(task, "lose"), owner="")
+        store = store.with_task(stage, task)
+        if was_alone and task.deaths > MAX_DEATHS:
+            return self.condemn(store)
         return self.grant_task(
-            store, stage, task, task.role, alone=deaths >= MAX_DEATHS, by="regrant"
+            store, stage, task, task.role, alone=task.deaths >= MAX_DEATHS, by="regrant"
         )
 
-    def end_request(self, store: Store, term: int, state: str) -> Answer:
-        """Model of end_request.lua."""
-        return self.close(store, state) if term == store.term else (store, "not_leader")
+    def condemn(self, store: Store) -> Store:
+        """Model of `condemn` in common.lua."""
+        return self.close(store, "failed")[0]
 
     def is_complete(self, store: Store) -> bool:
         delivered = store.consumed_by_client == store.sizes[CONSUMER]
@@ -383,11 +381,7 @@ class Scripts:
         if store.end:
             return store, "ended"
         for stage, task in enumerate(store.tasks):
-            left = (
-                task.state
-                if task.state == "finished"
-                else ("finished" if state == "finished" else "aborted")
-            )
+            left = task.state if task.state in ("finished", "failed") else "aborted"
             task = task._replace(
                 state=left,
                 epoch=self.raised(task, "close"),
@@ -398,4 +392,4 @@ class Scripts:
                 confirmed_epoch=0,
             )
             store = store.with_task(stage, task)
-        return store._replace(end=state).with_event(ev.RequestEnded(request=R, state=state)), "ok"
+        return store._replace(end=state), "ok"

@@ -4,8 +4,6 @@ faults that may still happen.
 
 from typing import NamedTuple
 
-from fleet.core import events as ev
-from fleet.core.commands import Command
 from tests.control.interleaving_store import Store
 
 
@@ -55,34 +53,14 @@ class MirrorWorker(NamedTuple):
         return self == MirrorWorker(self.place, self.stage, self.role)
 
 
-class MirrorConductor(NamedTuple):
-    """The conductor's process. `phase`: down, noted (has the last event's id), read (has the
-    hashes), missed (has derived events from them), or up.
-
-    `known`: number of its state. `read`: number of events read. `facts`: events derived from the
-    hashes. `orders`: commands not yet sent.
-    """
-
-    phase: str = "up"
-    known: int = 0
-    facts: tuple[ev.Event, ...] = ()
-    orders: tuple[Command, ...] = ()
-    read: int = 0
-
-    def is_idle(self) -> bool:
-        return self.phase == "up" and not self.orders and not self.facts
-
-
 class Budget(NamedTuple):
     """Numbers of faults that may still happen: deaths and freezes of workers that hold something,
-    crashes of the conductor, repeated deliveries of events, grants repeated although their worker
-    is only slow, failures of a task, and failures of a whole step.
+    grants repeated although their worker is only slow, failures of a task, and failures of a whole
+    step.
     """
 
     deaths: int = 0
     freezes: int = 0
-    crashes: int = 0
-    repeats: int = 0
     early_grants: int = 0
     failures: int = 0
     steps: int = 0
@@ -91,12 +69,11 @@ class Budget(NamedTuple):
 class World(NamedTuple):
     store: Store
     workers: tuple[MirrorWorker, ...]
-    conductor: MirrorConductor
     budget: Budget
 
     def with_worker(self, n: int, worker: MirrorWorker, store: Store | None = None) -> "World":
         workers = (*self.workers[:n], worker, *self.workers[n + 1 :])
-        return World(store or self.store, workers, self.conductor, self.budget)
+        return World(store or self.store, workers, self.budget)
 
     def worker_of(self, id: str) -> MirrorWorker | None:
         """Return the worker with this incarnation id, or None if its process no longer exists."""

@@ -318,7 +318,7 @@ async def test_gateway_receives_the_chunks_before_the_end_of_a_failed_request(
 ) -> None:
     stream, epoch = await opened(gateway, client)
     append_text(client, epoch, (0, LARGE))
-    Control(client, text(client.get(keys.CONDUCTOR))).end("it broke")
+    Control(client).fail("it broke", epoch)
     assert (await anext(stream)).num_rows == LARGE
     with pytest.raises(FleetError, match="it broke"):
         await anext(stream)

@@ -41,8 +41,8 @@ def full_memory(client: redis.Redis) -> Iterator[None]:
 
 
 def keep_and_end(control: Control, epoch: Epoch) -> list[str]:
-    """Renew a lease, acknowledge, lead and fence, then grant the lost task again and claim it;
-    return the scripts' answers.
+    """Renew a lease, acknowledge, lead and fence, then look for overdue grants and claim the lost
+    task; return the scripts' answers.
     """
     answers = [
         control.renew(),
@@ -55,7 +55,7 @@ def keep_and_end(control: Control, epoch: Epoch) -> list[str]:
     ]
     control.depose()
     answers += [control.register(OTHER), control.leave(died=True)]
-    answers.append(control.grant(control.epoch()))
+    answers.append(control.watch())
     return [*answers, control.claim(control.epoch(), OTHER), control.drain(OTHER)]
 
 
@@ -74,9 +74,7 @@ def test_operators_orders_are_accepted_with_a_full_memory(control: Control) -> N
 
 
 ENDS_AND_MOVES: dict[str, Callable[[Control, Epoch], scripts.Call]] = {
-    "end_request": lambda control, _: scripts.end_request(
-        control.leader, REQUEST, "failed", "e", "why", ""
-    ),
+    "abandon": lambda control, _: scripts.abandon(control.leader, 0),
     "abort": lambda _control, _: scripts.abort(REQUEST, scripts.API_RIGHT, "stop"),
     "lose_task": lambda _, epoch: scripts.lose_task(REQUEST, STAGE, epoch),
     "detach": lambda control, _: scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT)),

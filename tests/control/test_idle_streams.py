@@ -106,7 +106,7 @@ def lose_acknowledgements(idle: Idle) -> None:
 
 
 def end(idle: Idle) -> None:
-    assert idle.control.end() == "ok"
+    assert idle.control.fail() == "ok"
 
 
 def lose_request(idle: Idle) -> None:

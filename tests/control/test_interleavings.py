@@ -1,26 +1,22 @@
-"""Every order of moves of workers, client and conductor is checked: each state is valid, and leads
-to the request's end.
+"""Every order of moves of workers, keepers, client and conductor is checked: each state is valid,
+and leads to the request's end.
 
-`interleaving_store` models the scripts, `interleaving_moves` lists the possible next moves around
-the real `step`, and `interleaving_search` tries all orders. Seeded mutations show that the check
-can fail.
+`interleaving_store` models the scripts, `interleaving_moves` lists the possible next moves, and
+`interleaving_search` tries all orders. Mutations show that the check can fail.
 """
 
 import gc
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 
-from fleet.conductor.state import ConductorState
-from fleet.conductor.step import MAX_DEATHS, Decision, step
-from fleet.core import events as ev
 from fleet.graphs import GRAPHS
 from tests.control.interleaving_explore import Broken
 from tests.control.interleaving_moves import Fleet
 from tests.control.interleaving_search import Search
 from tests.control.interleaving_store import (
     CONSUMER,
+    MAX_DEATHS,
     PAIR,
     PRODUCER,
     Answer,
@@ -56,12 +52,9 @@ def explore(fleet: Fleet) -> Search:
 @pytest.mark.parametrize(
     "budget",
     [
-        pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
+        pytest.param(Budget(deaths=1, early_grants=1), id="a worker dies, a grant is early"),
         pytest.param(Budget(freezes=1, failures=1), id="a worker freezes and wakes, a task fails"),
-        pytest.param(
-            Budget(crashes=1, repeats=1, early_grants=1),
-            id="the conductor dies, reads events twice, grants early",
-        ),
+        pytest.param(Budget(freezes=1, deaths=1), id="a worker freezes, a worker dies"),
     ],
 )
 def test_producer_recovers_in_every_interleaving(budget: Budget) -> None:
@@ -93,11 +86,8 @@ def was_recomputed(world: World) -> bool:
 @pytest.mark.parametrize(
     "budget",
     [
-        pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
-        pytest.param(
-            Budget(freezes=1, repeats=1),
-            id="a worker freezes and wakes, events are delivered again",
-        ),
+        pytest.param(Budget(deaths=1, early_grants=1), id="a worker dies, a grant is early"),
+        pytest.param(Budget(freezes=1, deaths=1), id="a worker freezes, a worker dies"),
     ],
 )
 def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
@@ -119,7 +109,7 @@ def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
             id="producer: a half freezes and wakes",
         ),
         pytest.param(
-            "AXc", "", TWO_FROM_PRODUCER, Budget(crashes=1), id="producer: the conductor dies"
+            "AXc", "", TWO_FROM_PRODUCER, Budget(early_grants=1), id="producer: a grant is early"
         ),
         pytest.param(
             "AXc", "AX", TWO_FROM_PRODUCER, Budget(steps=1), id="producer: a step fails as a whole"
@@ -240,21 +230,29 @@ class ExpectsRecomputation(Scripts):
         return False
 
 
-class IgnoresLostTasks(Fleet):
-    """Mutation: the conductor ignores the tasks that the scripts leave lost."""
+class LeavesCondemnedTasks(Scripts):
+    """Mutation: the request of a task that kills its workers alone stays open."""
 
-    def decide(self, state: ConductorState, event: ev.Event) -> Decision:
-        after, commands = step(state, event)
-        return after, () if isinstance(event, ev.TaskLost) else commands
+    def condemn(self, store: Store) -> Store:
+        return store
 
 
-class FailsAtFirstDeath(Fleet):
-    """Mutation: the conductor fails a request at the first worker death over it."""
+class CondemnsAtFirstDeath(Scripts):
+    """Mutation: a request fails at the first worker death over it."""
 
-    def decide(self, state: ConductorState, event: ev.Event) -> Decision:
-        if isinstance(event, ev.TaskLost):
-            event = msgspec.structs.replace(event, alone=True, deaths=MAX_DEATHS + 1)
-        return step(state, event)
+    def grant_task(
+        self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str
+    ) -> Store:
+        if by == "regrant" and task.deaths:
+            return self.condemn(store.with_task(stage, task))
+        return super().grant_task(store, stage, task, role, alone=alone, by=by)
+
+
+class CountsLapses(Scripts):
+    """Mutation: a lapsed lease counts like a death, although the worker may live."""
+
+    def counts(self, how: str) -> bool:
+        return how in ("died", "failed", "lapsed")
 
 
 @pytest.mark.one_in(3, "mutated scripts")
@@ -298,16 +296,30 @@ def test_skipped_recomputation_of_lost_tensors_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fleet", "budget"),
-    [(IgnoresLostTasks, Budget(steps=MAX_DEATHS + 1)), (FailsAtFirstDeath, Budget(deaths=1))],
+    ("scripts", "budget"),
+    [
+        (LeavesCondemnedTasks, Budget(steps=MAX_DEATHS + 1)),
+        (CondemnsAtFirstDeath, Budget(deaths=1)),
+    ],
 )
-def test_mutated_conductor_is_detected(fleet: type[Fleet], budget: Budget) -> None:
+def test_mutated_judgement_is_detected(scripts: type[Scripts], budget: Budget) -> None:
     with pytest.raises(Broken, match="never ends as it should"):
-        explore(fleet(TWO_PRODUCERS, budget, faulty=PRODUCERS))
+        explore(Fleet(TWO_PRODUCERS, budget, scripts(), faulty=PRODUCERS))
+
+
+def test_pauses_of_living_workers_condemn_no_request() -> None:
+    """However often leases lapse, a request does not fail, since no end of a process was
+    observed.
+    """
+    pauses = Budget(freezes=MAX_DEATHS + 1)
+    fleet = Fleet("Ac", pauses, faulty="A", sizes=ONE_EACH)
+    assert {world.store.end for world in explore(fleet).worlds} == {"", "finished"}
+    counted = explore(Fleet("Ac", pauses, CountsLapses(), faulty="A", sizes=ONE_EACH))
+    assert "failed" in {world.store.end for world in counted.worlds}
 
 
 def test_single_report_of_lost_tensors_suffices() -> None:
     """A single report of lost tensors suffices: the script that records it grants the task, without
     the conductor.
     """
-    explore(Fleet(TWO_PRODUCERS, Budget(deaths=1, crashes=1), faulty=PRODUCERS, reports_once=True))
+    explore(Fleet(TWO_PRODUCERS, Budget(deaths=1), faulty=PRODUCERS, reports_once=True))

@@ -2,9 +2,7 @@
 current state.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from typing import cast
 
 import pytest
@@ -12,13 +10,9 @@ import redis
 import redis.asyncio
 
 from fleet.conductor.driver import Driver
-from fleet.conductor.driver import loop as driver_loop
-from fleet.conductor.driver.snapshot import lost_grants, read_live, read_request
-from fleet.conductor.invariants import violations
-from fleet.conductor.state import RequestRecord, TaskState
 from fleet.config import load_config
 from fleet.control import keys, scripts
-from fleet.control.connect import Reply, connect, entry_order, run, text
+from fleet.control.connect import connect, run, text
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
@@ -30,21 +24,9 @@ GATEWAY, HOUR_US = WorkerId("gateway@test"), 3_600_000_000
 NUM_LIVE, LEASE_S = 6, 60
 
 
-@dataclass(slots=True)
-class SlowReads:
-    """Replacement for reads of requests, each of which takes as long as the lead lasts by the
-    driver's clock; `then` is called during each read.
-    """
-
-    driver: Driver
-    then: Callable[[int], None]
-    seen: list[RequestId] = field(default_factory=list[RequestId])
-
-    def __call__(self, client: redis.Redis, request: RequestId) -> RequestRecord | None:
-        self.seen.append(request)
-        self.driver.led_at -= self.driver.config.lease.conductor_ttl_s
-        self.then(len(self.seen))
-        return read_request(client, request)
+def live(client: redis.Redis) -> list[RequestId]:
+    """Return every live request, the oldest first."""
+    return sorted(RequestId(text(each)) for each in cast("set[bytes]", client.smembers(keys.LIVE)))
 
 
 @pytest.fixture
@@ -65,60 +47,21 @@ def driver(redis_url: str, client: redis.Redis) -> Iterator[Driver]:
         yield Driver(config, own_client, WorkerId("conductor@test"))
 
 
-def test_leader_ignores_observations_of_an_earlier_term(
-    client: redis.Redis, driver: Driver
-) -> None:
-    """A new leader ignores what it observed in an earlier term: after an hour on standby, these
-    observations of workers are stale.
+def test_new_leader_lets_every_wait_begin_again(client: redis.Redis, driver: Driver) -> None:
+    """A new leader has observed no worker and no gateway before: what seems overdue may only have
+    had no conductor.
     """
-    live = read_live(client)
-    first = driver.config.graph_declaration().stages[0].name
-    driver.took_over_at = time.monotonic() - 3600
-    driver.turn()
-    for at in driver.granted_at:
-        driver.granted_at[at] -= driver.config.lease.claim_timeout_s + 1
-    driver.next_watch = 0.0
-    driver.turn()
-    assert [client.hget(keys.task(request, first), "state") for request in live] == [
-        b"granted"
-    ] * NUM_LIVE
-
-
-def test_new_leader_keeps_its_lease_while_it_reads_many_requests(
-    client: redis.Redis, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = read_live(client)
-    left_s: list[int] = []
-
-    def shorten_lead(_read: int) -> None:
-        left_s.append(client.ttl(keys.CONDUCTOR))
-        client.expire(keys.CONDUCTOR, LEASE_S // 2)
-
-    reads = SlowReads(driver, shorten_lead)
-    monkeypatch.setattr(driver_loop, "read_request", reads)
-    driver.turn()
-    assert reads.seen == live, "each request is read once"
-    assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each read"
-    first = driver.config.graph_declaration().stages[0].name
-    assert [client.hget(keys.task(request, first), "state") for request in live] == [
-        b"granted"
-    ] * NUM_LIVE
-
-
-def test_leader_that_loses_its_lease_while_reading_sends_no_commands(
-    client: redis.Redis, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = read_live(client)
-
-    def lose(read: int) -> None:
-        if read == 2:
-            client.set(keys.CONDUCTOR, "another|1")
-
-    reads = SlowReads(driver, lose)
-    monkeypatch.setattr(driver_loop, "read_request", reads)
-    driver.turn()
-    assert reads.seen == live[:2]
-    assert driver.leader == ""
+    requests = live(client)
+    stages = driver.config.graph_declaration().stages
+    for request in requests:
+        client.zadd(keys.WITHOUT_GATEWAY, {request: 1})
+        client.zadd(keys.GRANTED, {f"{request}|{stage.name}": 1 for stage in stages}, xx=True)
+    for _ in range(2):
+        driver.next_watch = 0.0
+        driver.turn()
+    assert live(client) == requests
+    assert client.zcard(keys.GRANTED) == NUM_LIVE * len(stages)
+    assert client.zcount(keys.GRANTED, "-inf", 1) == 0
 
 
 async def test_answer_that_ends_during_reconciliation_is_not_aborted(redis_url: str) -> None:
@@ -172,103 +115,55 @@ def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
     assert stream.moved()
 
 
-def age_grants(client: redis.Redis, driver: Driver) -> None:
-    """Make every grant overdue, for roles whose workers are still starting."""
-    driver.took_over_at, driver.next_watch = time.monotonic() - 3600, 0.0
-    for at in driver.granted_at:
-        driver.granted_at[at] -= 3600
-        run(client, scripts.announce_start(RoleName(at[1]), "test:9", 60_000_000))
-
-
-def test_leader_renews_its_lease_between_slices_of_overdue_grants(
-    client: redis.Redis, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(2):
-        driver.turn()
-    scripts_run: list[str] = []
-    slices: list[list[tuple[RequestId, StageName]]] = []
-    left_s: list[int] = []
-
-    def record_run(to: redis.Redis, call: scripts.Call) -> Reply:
-        scripts_run.append(call.script)
-        return run(to, call)
-
-    def read_grants_slowly(
-        _: object, grants: Sequence[tuple[RequestId, StageName]]
-    ) -> set[tuple[RequestId, StageName]]:
-        slices.append(list(grants))
-        left_s.append(client.ttl(keys.CONDUCTOR))
-        client.expire(keys.CONDUCTOR, LEASE_S // 2)
-        return set()
-
-    monkeypatch.setattr(driver_loop, "run", record_run)
-    monkeypatch.setattr(driver_loop, "lost_grants", read_grants_slowly)
-    monkeypatch.setattr(driver_loop, "WATCH_SLICE", 4)
-    age_grants(client, driver)
-    overdue = list(driver.granted_at)
-    for _ in range(-(-len(overdue) // 4)):
-        driver.turn()
-    assert [grant for grants in slices for grant in grants] == overdue, "each grant is handled once"
-    assert all(len(grants) <= 4 for grants in slices) and scripts_run.count("availability") == len(
-        slices
-    )
-    assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each slice"
-
-
-def test_leader_reads_each_role_once_for_many_overdue_grants(
-    client: redis.Redis, driver: Driver
-) -> None:
-    for stage in driver.config.graph_declaration().stages:
-        run(
-            client,
-            scripts.register(
-                WorkerId(f"{stage.name}@test:1:a"), stage.name, HOUR_US, {"kind": "test"}
-            ),
-        )
-    for _ in range(2):
-        driver.turn()
-    age_grants(client, driver)
-    client.config_resetstat()
-    driver.turn()
-    reads = sum(n for name, n in commands_run(client).items() if name.startswith("xinfo"))
-    assert reads == len({stage for _, stage in driver.granted_at})
-
-
-def test_waiting_grant_is_lost_once_it_left_its_queue(client: redis.Redis, driver: Driver) -> None:
-    """A waiting grant counts as lost only once it has left its queue; a grant that no worker has
-    read is not lost, since the role may be busy.
+def take_delivery(client: redis.Redis, role: RoleName, count: int) -> set[RequestId]:
+    """Read the oldest grants of a role as a worker does, which then claims none of them; return
+    their requests.
     """
-    role = driver.config.roles()[0]
-    worker = WorkerId(f"{role.name}@test:1:a")
-    run(client, scripts.register(worker, role.name, HOUR_US, {"kind": "test"}))
-    for _ in range(2):
-        driver.turn()
-    waiting = sorted(
-        (grant for grant in driver.granted_at if grant[1] == role.stage),
-        key=lambda grant: entry_of(client, grant),
-    )
-    client.xreadgroup(keys.GROUP, worker, {keys.role(role.name): ">"}, count=2, noack=True)
-    read = {grant for grant in waiting if entry_of(client, grant) <= entry_of(client, waiting[1])}
-    assert lost_grants(client, waiting) == read and 0 < len(read) < len(waiting)
+    worker = WorkerId(f"{role}@test:1:a")
+    run(client, scripts.register(worker, role, HOUR_US, {"kind": "test"}))
+    read = client.xreadgroup(keys.GROUP, worker, {keys.role(role): ">"}, count=count, noack=True)
+    ((_, entries),) = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", read)
+    return {RequestId(text(fields[b"r"])) for _, fields in entries}
 
 
-def entry_of(client: redis.Redis, grant: tuple[RequestId, StageName]) -> tuple[int, int]:
-    return entry_order(text(client.hget(keys.task(*grant), "entry")))
+def epochs(client: redis.Redis, stage: StageName) -> dict[RequestId, str]:
+    return {
+        request: text(client.hget(keys.task(request, stage), "epoch")) for request in live(client)
+    }
 
 
-def test_invariants_are_checked_of_changed_requests_only(
+def test_many_overdue_grants_are_decided_in_slices_with_one_look_at_each_role(
     client: redis.Redis, driver: Driver
 ) -> None:
+    """A grant that waits in its queue is not lost, since the role may be busy; a grant that a
+    worker has read is made again. However many are overdue, each role is read once for a slice.
+    """
+    first, second = (role.name for role in driver.config.roles()[:2])
+    read = take_delivery(client, first, 2)
+    before = {stage: epochs(client, StageName(stage)) for stage in (first, second)}
     driver.turn()
-    first, *_, last = driver.state.requests.values()
-    stage = next(iter(first.tasks))
-    broken = replace(
-        first,
-        tasks={
-            **first.tasks,
-            stage: replace(first.tasks[stage], state=TaskState.RUNNING, owner=None),
-        },
-    )
-    changed = driver.state.with_request(broken)
-    assert len(violations(changed, driver.state)) == len(violations(changed)) == 1
-    assert violations(changed.with_request(replace(last, ending=True)), changed) == []
+    client.config_resetstat()
+    assert text(run(client, scripts.overdue(driver.leader, 0, None))) == "ok"
+    reads = sum(n for name, n in commands_run(client).items() if name.startswith("xinfo"))
+    assert reads == len(driver.config.graph_declaration().stages)
+    after = {stage: epochs(client, StageName(stage)) for stage in (first, second)}
+    changed = {
+        request for request in live(client) if before[first][request] != after[first][request]
+    }
+    assert changed == read and len(read) == 2 and before[second] == after[second]
+
+
+def test_request_of_a_role_without_workers_fails_and_names_the_role(
+    client: redis.Redis, driver: Driver
+) -> None:
+    role = driver.config.roles()[0]
+    driver.turn()
+    for other in driver.config.roles()[1:]:
+        run(client, scripts.announce_start(other.name, "test:9", 60_000_000))
+    assert text(run(client, scripts.overdue(driver.leader, 0, None))) == "ok"
+    assert len(live(client)) == NUM_LIVE, "absent workers were not observed for long enough"
+    requests = live(client)
+    assert text(run(client, scripts.overdue(driver.leader, 0, 0))) == "ok"
+    assert live(client) == []
+    message = text(client.hget(keys.request(requests[0]), "message"))
+    assert f"`fleet worker {role.name}`" in message

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.ids import EdgeName, StageName
 from fleet.graphs import DEFAULT_GRAPH
+from tests.control_plane import MAX_DEATHS
 from tests.disturbances import OMNI, replace_worker
 from tests.harness import (
     answer,

@@ -115,7 +115,7 @@ def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
     failed = TaskFailed(
         request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good"
     )
-    assert [control.run(scripts.fail(failed)), control.end("no | good")] == ["ok", "ok"]
+    assert control.run(scripts.fail(failed)) == "ok"
     lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == [
         "failed",
@@ -304,7 +304,7 @@ async def test_pending_grants_are_listed_with_their_age(redis_url: str) -> None:
 def test_trace_is_bounded(control: Control) -> None:
     for _ in range(150):
         control.own()
-        control.kill()
+        control.fence()
         control.register(WORKER)
     assert control.client.llen(keys.trace(REQUEST)) == 400
 

@@ -9,7 +9,7 @@ from fleet.control.connect import run, text, texts
 from fleet.core.events import TaskLost
 from fleet.core.ids import Epoch, RoleName, WorkerId
 from fleet.telemetry.views import WorkerOrder
-from tests.control_plane import REQUEST, STAGE, WORKER, Control
+from tests.control_plane import MAX_DEATHS, REQUEST, STAGE, WORKER, Control
 
 ANCHOR, OTHER_ANCHOR = WorkerId("lm@test:5:a"), WorkerId("lm@test:6:b")
 FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:a") for number in (7, 8, 9))
@@ -168,29 +168,60 @@ def suspect(control: Control, epoch: int) -> str:
     return control.run(scripts.suspect_task(REQUEST, STAGE, Epoch(epoch)))
 
 
+def span_worker_dies(control: Control, epoch: int, *, observed_first: bool = False) -> None:
+    """Let a span worker of the owner's route die while it computes for the task: the route's
+    connections break, and the worker's keeper sees its process end.
+    """
+    control.register(FIRST, "lm.span")
+    assert control.run(scripts.set_route(WORKER, [(FIRST, "1:2")])) == "ok"
+    if observed_first:
+        control.leave(FIRST, died=True)
+    assert suspect(control, epoch) == "ok"
+    if not observed_first:
+        control.leave(FIRST, died=True)
+
+
+@pytest.mark.parametrize("observed_first", [True, False])
 def test_first_death_of_a_span_worker_is_counted_and_the_task_keeps_its_owner(
-    control: Control,
+    control: Control, observed_first: bool
 ) -> None:
     epoch = control.own()
-    assert suspect(control, epoch) == "ok"
+    span_worker_dies(control, epoch, observed_first=observed_first)
     task = control.task()
-    assert (task["deaths"], task["state"], task["owner"], control.epoch()) == (
-        "1",
-        "running",
-        WORKER,
-        epoch,
-    )
+    assert (task["deaths"], task["state"], task["owner"]) == ("1", "running", WORKER)
     assert control.append(epoch) == "ok" and control.events_of(TaskLost) == []
+
+
+def test_broken_connection_to_a_living_span_worker_counts_no_death(control: Control) -> None:
+    """A connection may break because a process paused; its lease may lapse, and it joins again."""
+    epoch = control.own()
+    control.register(FIRST, "lm.span")
+    assert control.run(scripts.set_route(WORKER, [(FIRST, "1:2")])) == "ok"
+    for _ in range(2 * MAX_DEATHS):
+        assert [suspect(control, epoch), control.fence(FIRST)] == ["ok", "ok"]
+        control.register(FIRST, "lm.span")
+    assert "deaths" not in control.task() and control.task()["owner"] == WORKER
+
+
+def test_route_that_replaced_the_dead_worker_already_is_looked_through(control: Control) -> None:
+    epoch = control.own()
+    control.register(FIRST, "lm.span")
+    for route in ([(FIRST, "1:2")], []):
+        assert control.run(scripts.set_route(WORKER, route)) == "ok"
+    control.leave(FIRST, died=True)
+    assert suspect(control, epoch) == "ok"
+    assert control.task()["deaths"] == "1"
 
 
 def test_second_death_without_progress_grants_the_task_alone(control: Control) -> None:
     epoch = control.own()
     for index in range(2):
-        assert suspect(control, epoch) == "ok"
+        span_worker_dies(control, epoch)
         assert control.append(epoch, index) == "ok", (
             "progress: the next death counts as the first again"
         )
-    assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
+    for _ in range(2):
+        span_worker_dies(control, epoch)
     task = control.task()
     assert (task["deaths"], task["state"], task["owner"], task["alone"]) == (
         "2",
@@ -205,30 +236,22 @@ def test_second_death_without_progress_grants_the_task_alone(control: Control) -
     assert control.claim(control.epoch()) == "ok"
 
 
-def test_task_that_ran_alone_is_left_lost_after_a_further_death(control: Control) -> None:
-    """A task that ran alone is left lost after a further span-worker death: the conductor concludes
-    that the task kills its workers.
-    """
+def test_task_that_ran_alone_fails_its_request_after_a_further_death(control: Control) -> None:
     epoch = control.own()
-    assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
+    for _ in range(2):
+        span_worker_dies(control, epoch)
     alone = control.epoch()
     assert control.claim(alone) == "ok"
-    assert suspect(control, alone) == "lost"
-    assert (control.task()["state"], control.task()["owner"]) == ("lost", "")
-    last = control.events_of(TaskLost)[-1]
-    assert (last.deaths, last.alone) == (3, True)
-    assert [control.append(alone), suspect(control, control.epoch())] == ["stale", "stale"]
+    span_worker_dies(control, alone)
+    assert control.client.hget(keys.request(REQUEST), "code") == b"worker_lost"
+    assert [control.append(alone), suspect(control, control.epoch())] == ["stale", "ended"]
 
 
-def test_task_that_ran_alone_and_progressed_is_granted_again(control: Control) -> None:
+def test_task_that_ran_alone_and_progressed_keeps_its_owner(control: Control) -> None:
     epoch = control.own(alone=True)
     assert control.append(epoch) == "ok"
-    assert suspect(control, epoch) == "lost"
-    assert (control.task()["state"], control.task()["deaths"], control.task()["alone"]) == (
-        "granted",
-        "1",
-        "",
-    )
+    span_worker_dies(control, epoch)
+    assert (control.task()["state"], control.task()["deaths"]) == ("running", "1")
 
 
 def test_session_of_a_file_is_recorded_only_for_a_listed_worker(control: Control) -> None:

@@ -11,7 +11,6 @@ from typing import cast
 import pytest
 import redis
 
-from fleet.conductor.driver.snapshot import lost_grants
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import run
@@ -50,14 +49,14 @@ def reserved_tasks(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
 def granted(control: Control) -> Control:
     """A control plane with a task granted to run alone, and two workers of its role."""
     control.register(OTHER)
-    assert control.grant(control.epoch(), alone=True) == "ok"
+    control.grant_alone()
     return control
 
 
 def test_reservation_ends_with_its_grant(granted: Control) -> None:
     old = granted.epoch()
     assert reserve(granted) == "ok"
-    assert granted.grant(old, alone=True) == "ok"
+    granted.grant_alone()
     assert reserve(granted, epoch=old) == "stale" and reserved_tasks(granted) == set()
     assert reserve(granted, OTHER) == "ok"
     granted.abort()
@@ -70,10 +69,10 @@ def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a
     assert reserve(granted, WorkerId("lm@test:3:c")) == "unlisted"
     assert reserve(granted) == "ok"
     granted.kill()
-    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    granted.grant_alone()
     assert reserve(granted, OTHER) == "ok"
     assert granted.order("drain", OTHER) == "ok"
-    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    granted.grant_alone()
     assert reserve(granted, OTHER) == "draining"
     assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost)] == [
         (0, False)
@@ -85,12 +84,14 @@ def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(
     granted: Control, client: redis.Redis
 ) -> None:
     assert reserve(granted) == "ok"
-    assert lost_grants(client, [(REQUEST, STAGE)]), "the other worker is idle"
+    reserved = granted.epoch()
     client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
-    assert not lost_grants(client, [(REQUEST, STAGE)])
+    assert granted.watch() == "ok" and granted.epoch() == reserved
     client.delete(keys.worker_tasks(OTHER))
     assert granted.order("drain", OTHER) == "ok"
-    assert not lost_grants(client, [(REQUEST, STAGE)]), "the other worker is draining"
+    assert granted.watch() == "ok" and granted.epoch() == reserved, "the other worker is draining"
+    assert granted.order("resume", OTHER) == "ok"
+    assert granted.watch() == "ok" and granted.epoch() > reserved, "the other worker is idle"
 
 
 NUM_OVERDUE = 4
@@ -113,11 +114,11 @@ class BusyFleet:
 
     def wait_overdue(self) -> None:
         """Wait until the conductor has found the suspect unclaimed `NUM_OVERDUE` times."""
-        key, grant_times = (self.suspect[0].id, STAGE), set[float]()
+        pair, looks = f"{self.suspect[0].id}|{STAGE}", set[object]()
 
         def seen() -> bool:
-            grant_times.add(self.fleet.driver.granted_at.get(key, 0.0))
-            return len(grant_times) > NUM_OVERDUE
+            looks.add(self.fleet.clients[0].zscore(keys.GRANTED, pair))
+            return len(looks) > NUM_OVERDUE
 
         wait_until(seen, "the suspect to be overdue several times")
 

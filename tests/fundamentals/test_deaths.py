@@ -8,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from fleet.conductor.step import MAX_DEATHS
+from fleet.control import keys
 from fleet.control.dead_letters import read_letters
 from fleet.core.errors import FleetError
 from fleet.core.events import TaskGranted, TaskLost
 from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph, get_graph
-from tests.control_plane import GATEWAY, OTHER, STAGE, WORKER, Control
+from tests.control_plane import GATEWAY, MAX_DEATHS, OTHER, REQUEST, STAGE, WORKER, Control
 from tests.disturbances import OMNI, on_chunk, replace_worker
 from tests.harness import (
     ThreadFleet,
@@ -78,12 +78,9 @@ def test_deaths_without_progress_are_counted_and_leaving_is_not(control: Control
     assert [event.deaths for event in control.events_of(TaskLost)] == [1, 2, 1, 2, 2]
 
 
-def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(
-    control: Control,
-) -> None:
-    """After two deaths a task runs alone; if its worker dies again, the task is left lost.
-    `TaskLost` then says how many workers died, and that the last one ran the task alone, and the
-    leader fails the request.
+def test_request_fails_after_a_death_over_its_task_that_ran_alone(control: Control) -> None:
+    """After two deaths a task runs alone; if its worker dies again, the request fails and becomes a
+    dead letter.
     """
     seen: list[tuple[str, bool]] = []
     for _ in range(MAX_DEATHS + 1):
@@ -91,10 +88,53 @@ def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(
         control.kill()
         control.register(WORKER)
         seen.append((control.task()["state"], control.task()["alone"] == "1"))
-    assert seen == [("granted", False), ("granted", True), ("lost", True)]
+    assert seen == [("granted", False), ("granted", True), ("aborted", True)]
     last = control.events_of(TaskLost)[-1]
-    assert last.alone and last.deaths == MAX_DEATHS + 1 and last.epoch == control.epoch()
-    assert control.redeliver() == "lost"
+    assert last.alone and last.deaths == MAX_DEATHS + 1
+    assert [letter.request for letter in read_letters(control.client)] == [REQUEST]
+    assert control.redeliver() == "ended"
+
+
+def test_lapsed_lease_moves_the_task_and_counts_no_death(control: Control) -> None:
+    """A worker whose lease lapses may be paused, and live: its tasks move to others, however often
+    that happens, and nothing counts against them.
+    """
+    for _ in range(3 * MAX_DEATHS):
+        control.own()
+        assert control.fence() == "ok"
+        control.register(WORKER)
+    assert {event.deaths for event in control.events_of(TaskLost)} == {0}
+    assert control.task()["state"] == "granted" and control.task()["alone"] == ""
+
+
+def test_late_end_of_a_silent_worker_counts_against_a_task_without_progress(
+    control: Control,
+) -> None:
+    """A worker's lease lapses before its keeper sees its process end. The death counts against a
+    task that has not progressed since, although the task has moved.
+    """
+    for deaths in (1, 2):
+        control.own()
+        assert [control.fence(), control.leave(died=True)] == ["ok", "ok"]
+        control.register(WORKER)
+        assert control.task()["deaths"] == str(deaths)
+    assert control.task()["alone"] == "1", "the grant after the second death is to run alone"
+    control.register(OTHER)
+    assert [control.claim(), control.fence()] == ["ok", "ok"]
+    assert control.claim(worker=OTHER) == "ok"
+    assert control.append(control.epoch()) == "ok"
+    assert control.leave(died=True) == "ok"
+    assert control.task()["deaths"] == "2", "the task has progressed since"
+
+
+def test_late_end_of_a_worker_that_ran_a_task_alone_condemns_its_request(control: Control) -> None:
+    control.own(alone=True)
+    for field, value in (("deaths", MAX_DEATHS), ("produced_at_death", 0)):
+        control.client.hset(keys.task(REQUEST, STAGE), field, value)
+    assert control.fence() == "ok"
+    assert [letter.request for letter in read_letters(control.client)] == []
+    assert control.leave(died=True) == "ok"
+    assert [letter.request for letter in read_letters(control.client)] == [REQUEST]
 
 
 @pytest.mark.parametrize("at", [0, 3, 15])

@@ -128,7 +128,6 @@ LOST_RIGHTS = {
                 "stale",
             ),
             "claim": (lambda control, old: control.claim(old, OTHER), "stale"),
-            "grant": (lambda control, old: control.grant(old), "stale"),
             "redeliver": (lambda control, old: control.redeliver(old), "stale"),
             "release": (lambda _, __: scripts.release(REQUEST, STAGE, WORKER), "stale"),
             "reserve": (
@@ -181,14 +180,18 @@ LOST_RIGHTS = {
     "another conductor leads": LostRight(
         lose_lead,
         {
-            "grant": (lambda control, epoch: control.grant(epoch), "not_leader"),
+            "overdue": (lambda control, _: control.watch(), "not_leader"),
+            "abandon": (lambda control, _: scripts.abandon(control.leader, 0), "not_leader"),
+            "restart_waits": (
+                lambda control, _: scripts.restart_waits(control.leader),
+                "not_leader",
+            ),
             "set_walk": (
                 lambda control, _: scripts.set_walk(
-                    control.leader, REQUEST, STAGE, TEXT, 0, Walk("decode")
+                    control.leader, "1-0", REQUEST, STAGE, TEXT, 0, Walk("decode")
                 ),
                 "not_leader",
             ),
-            "end_request": (lambda control, _: control.end(dead_stage=STAGE), "not_leader"),
             "fence_worker": (lambda control, _: control.fence(), "not_leader"),
             "fence_tasks": (
                 lambda control, _: scripts.fence_tasks(control.leader, WORKER),
@@ -206,10 +209,9 @@ LOST_RIGHTS = {
             if name not in ("report_idle", "fail", "append the last chunk")
         }
         | {
-            "grant": (lambda control, epoch: control.grant(epoch), "ended"),
             "set_walk": (
                 lambda control, _: scripts.set_walk(
-                    control.leader, REQUEST, STAGE, TEXT, 0, Walk("decode")
+                    control.leader, "1-0", REQUEST, STAGE, TEXT, 0, Walk("decode")
                 ),
                 "ended",
             ),
@@ -222,7 +224,6 @@ LOST_RIGHTS = {
             ),
             "lose_tensors": (lambda control, _: control.lose_tensors(), "ended"),
             "redeliver": (lambda control, _: control.redeliver(), "ended"),
-            "end_request": (lambda control, _: control.end(dead_stage=STAGE), "ended"),
         },
     ),
     "another gateway has the voice session": LostRight(

@@ -4,30 +4,43 @@ worker.
 
 import asyncio
 
-from fleet.control import scripts
+from fleet.control import keys, scripts
 from fleet.core.ids import EdgeName, WorkerId
-from tests.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.control_plane import LEASE_US, OTHER, REQUEST, ROLE, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, open_fleet
 
 
 def test_epochs_only_rise_and_follow_the_clock_of_redis(control: Control) -> None:
     seen = [control.epoch()]
     for _ in range(3):
-        assert control.grant(seen[-1]) == "ok"
-        seen.append(control.epoch())
+        seen.append(control.grant())
     seconds, _ = control.client.time()
     assert seen == sorted(set(seen))
     assert abs(seen[-1] / 1e6 - seconds) < 5
 
 
-def test_grant_is_made_once_per_epoch_and_not_of_an_owned_task(control: Control) -> None:
-    """A second grant at the same epoch is refused, and so is a grant of an owned task: an overdue
-    grant that was claimed at the last moment remains with its owner.
+def take_delivery(control: Control, worker: WorkerId = WORKER) -> None:
+    """Read the grants of the role as a worker does, which then claims none of them."""
+    control.client.xreadgroup(keys.GROUP, worker, {keys.role(ROLE): ">"}, noack=True)
+
+
+def test_overdue_grant_is_repeated_once_it_was_delivered(control: Control) -> None:
+    """A grant that waits in its role's queue is not lost: the role is busy. A grant that a worker
+    has read and not claimed is made again.
     """
-    old = control.epoch()
-    assert [control.grant(old), control.grant(old)] == ["ok", "stale"]
-    assert control.claim() == "ok"
-    assert control.grant(control.epoch()) == "owned"
+    first = control.epoch()
+    assert control.watch() == "ok" and control.epoch() == first
+    take_delivery(control)
+    assert control.watch(timeout_us=LEASE_US) == "ok" and control.epoch() == first, "not overdue"
+    assert control.watch() == "ok" and control.epoch() > first
+    assert control.grants()[-1] == (STAGE, control.epoch(), False)
+    assert [control.claim(first), control.claim()] == ["stale", "ok"]
+
+
+def test_claimed_grant_is_not_overdue(control: Control) -> None:
+    epoch = control.own()
+    assert control.watch() == "ok" and control.epoch() == epoch
+    assert control.client.exists(keys.GRANTED) == 0
 
 
 def test_grant_is_claimed_once_and_by_a_listed_worker(control: Control) -> None:
@@ -39,7 +52,7 @@ def test_grant_is_claimed_once_and_by_a_listed_worker(control: Control) -> None:
 
 def test_repeated_grant_replaces_the_first(control: Control) -> None:
     first = control.epoch()
-    assert control.grant(first) == "ok"
+    assert control.grant() > first
     assert control.grants() == [(STAGE, control.epoch(), False)]
     assert [control.claim(first), control.claim()] == ["stale", "ok"]
 
@@ -54,7 +67,7 @@ def test_task_to_run_alone_is_reserved_by_one_worker(control: Control) -> None:
         return control.run(scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, control.epoch()))
 
     control.register(OTHER)
-    assert control.grant(control.epoch(), alone=True) == "ok"
+    control.grant_alone()
     assert [reserve(WORKER), reserve(WORKER), reserve(OTHER)] == ["ok", "ok", "stale"]
     assert control.grants() == [], "the grant has left the queue of its role"
     assert control.tasks_of() == {f"{REQUEST}|{STAGE}".encode()}

@@ -47,12 +47,12 @@ def test_lost_tensors_of_a_finished_task_are_recomputed_by_another_worker(
     """
     old = control.own()
     assert [control.append(old, finish=True), control.relocate(old, WORKER)] == ["ok", "ok"]
-    assert control.grant(old) == "owned"
+    assert control.redeliver(old) == "finished"
     control.register(OTHER)
     assert control.lose_tensors() == "ok"
     new = control.epoch()
     assert control.claim(new, OTHER) == "ok"
-    assert [control.grant(old), control.grant(new)] == ["stale", "owned"]
+    assert control.redeliver(old) == "stale"
     assert [
         control.relocate(old, WORKER),
         control.append(old, finish=True),

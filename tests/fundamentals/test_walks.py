@@ -2,8 +2,6 @@
 marks the boundary or the conductor sets the walk.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -25,7 +23,8 @@ def test_first_decode_item_enters_last_prefill_and_later_items_decode() -> None:
 
 def test_walk_is_set_once_per_index_and_only_by_the_leader(control: Control) -> None:
     def set_walk(leader: str, walk: str) -> str:
-        return control.run(scripts.set_walk(leader, REQUEST, STAGE, TEXT, 3, Walk(walk)))
+        call = scripts.set_walk(leader, "1-0", REQUEST, STAGE, TEXT, 3, Walk(walk))
+        return control.run(call)
 
     assert set_walk("somebody|1", "decode") == "not_leader"
     assert set_walk(control.leader, "decode") == "ok"
@@ -48,7 +47,7 @@ async def test_answer_is_independent_of_walk_driver_and_chunk_sizes(
 async def test_new_leader_sets_the_walks_that_its_predecessor_missed(redis_url: str) -> None:
     async with open_fleet(redis_url, "transition_source=conductor") as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
-        fleet.driver.state = replace(fleet.driver.state, conductor_driven=frozenset())
+        walks, fleet.driver.walks = fleet.driver.walks, None
         stream = await client.requests.submit(spec := fake_spec(fleet), None)
 
         async def text_is_complete() -> bool:
@@ -59,5 +58,6 @@ async def test_new_leader_sets_the_walks_that_its_predecessor_missed(redis_url: 
 
         await await_until(text_is_complete, "the whole text, while speech waits for its walk")
         fleet.driver.client.delete(keys.CONDUCTOR)
+        fleet.driver.walks = walks
         received = await collected(stream, spec)
     np.testing.assert_array_equal(received[EdgeName("audio")], expected[EdgeName("audio")])

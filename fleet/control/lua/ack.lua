@@ -13,6 +13,7 @@ for i = 1, #ARGV, 8 do
   -- A running task belongs to a live request: `close` leaves no task running.
   if t[1] ~= epoch then out[#out + 1] = 'stale'
   elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
+  elseif ARGV[i + 6] == '1' and not next_state('finished', t[3]) then out[#out + 1] = 'stale'
   else
     local closed = ARGV[i + 7] == '1'
     if closed or tonumber(consumed) > tonumber(t[2] or '0') then
@@ -21,7 +22,8 @@ for i = 1, #ARGV, 8 do
       if owner and owner ~= '' then add_news(owner, 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed)) end
     end
     if ARGV[i + 6] == '1' then
-      call('HSET', tk, 'state', 'finished', 'finished_us', int(now_us()))
+      move(tk, r, s, 'finished')
+      call('HSET', tk, 'finished_us', int(now_us()))
       trace(r, 'delivered', s, epoch, remove_owner(tk, r, s))
       close_if_complete(r)
     end

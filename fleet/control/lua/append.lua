@@ -1,9 +1,10 @@
 -- append: for each chunk, compares epoch, request live, that the task runs, and index = last + 1; writes the edge, the location, the
 -- task's counts ("written": items|bytes|rows|time of the last chunk, us), the consumer's inbox, an event if there is one, and the task's
--- end if this chunk ends it ("finish"). The end of the request's last task closes it as finished. All chunks of the call for one consumer
+-- end if this chunk ends it ("finish"), and the boundary, if the conductor decides the walk to which the chunk's consumer changes ("asks"). The end of the request's last task closes it as finished. All chunks of the call for one consumer
 -- are one entry of its inbox, without large headers.
 -- A repeated chunk is answered "duplicate", also the chunk that ended the task.
--- ARGV: repeated 12: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count
+-- ARGV: repeated 13: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count, asks
+-- ("1")
 local function first_of(r, s, epoch, e, consumer, now)
   local tk = task_key(r, s)
   call('HSET', tk, 'first_us:' .. e, now)
@@ -11,7 +12,7 @@ local function first_of(r, s, epoch, e, consumer, now)
   if consumer == 'client' then count_us('first:' .. e, now - (call('HGET', P .. 'req:' .. r, 'created_us') or now)) end
 end
 local out, now = {}, int(now_us())
-for i = 1, #ARGV, 12 do
+for i = 1, #ARGV, 13 do
   local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
   local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
   local tk = task_key(r, s)
@@ -38,10 +39,11 @@ for i = 1, #ARGV, 12 do
       if loc ~= '' then add_news(holder, 'l', loc) end
     end
     if ev ~= '' then event(ev) end
+    if ARGV[i + 12] == '1' then call('XADD', P .. 'boundaries', '*', 'e', ev) end
   end
-  local may_end = t[3] == 'running' or t[3] == 'finished'
-  if finish == '1' and may_end and (answer == 'ok' or answer == 'duplicate') then
-    call('HSET', tk, 'state', 'finished', 'finished_us', now)
+  if finish == '1' and next_state('finished', t[3]) and (answer == 'ok' or answer == 'duplicate') then
+    move(tk, r, s, 'finished')
+    call('HSET', tk, 'finished_us', now)
     local owner = remove_owner(tk, r, s)
     if t[3] == 'running' then
       trace(r, 'finished', s, epoch, owner)

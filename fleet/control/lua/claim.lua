@@ -12,9 +12,10 @@ if entry ~= '' then call('XDEL', P .. 'role:' .. role, entry) end
 if not call('ZSCORE', P .. 'workers', w) then return {'unlisted'} end
 if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
 local t = call('HMGET', tk, 'epoch', 'state', 'reserved_for')
-if t[1] ~= epoch or t[2] ~= 'granted' or (t[3] and t[3] ~= w) then return {'stale'} end
+if t[1] ~= epoch or not next_state('claimed', t[2]) or (t[3] and t[3] ~= w) then return {'stale'} end
 if t[3] then call('HDEL', tk, 'reserved_for') end
-call('HSET', tk, 'state', 'running', 'owner', w, 'holder', w, 'claimed_us', int(now_us()))
+move(tk, r, s, 'claimed')
+call('HSET', tk, 'owner', w, 'holder', w, 'claimed_us', int(now_us()))
 call('SADD', tasks_of(w), r .. '|' .. s)
 set_state(r, 'running')
 trace(r, 'claimed', s, epoch, w, role)

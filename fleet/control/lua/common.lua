@@ -1,14 +1,17 @@
 -- Definitions of the scripts, each of which contains the definitions that it uses (`lua_source.py`). P is the key prefix; all times are Redis's own, in microseconds.
+-- TASK_MOVES and REQUEST_MOVES, which precede these definitions, are written by `lua_source.py` from the tables in `fleet/conductor/states.py`.
 local P = '{fleet}:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864
 local MAX_LOGS, MAX_FACTS, MAX_NAMED_TASKS = 20000, 10000, 60
 local MAX_INDEX, MAX_TRACE_EVENTS, MAX_GONE, GONE_S = 20000, 400, 200, 600
 local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
+local OVERDUE_SLICE = 100
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local MAX_START_US, FENCE_SLICE, SWEEP_SLICE = 120000000, 50, 50
--- Deaths over a task without progress before it runs alone. Beyond that number a death alone condemns the task, as in `conductor/step.py`.
+-- Deaths over a task without progress before it runs alone: until then, another task of the batch may be the cause. Beyond that number a
+-- death alone condemns the request.
 local MAX_DEATHS = 2
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 local REFUSED_KEPT_S, MAX_REFUSED = 3600, 100
@@ -100,6 +103,7 @@ local function set_state(r, state)
   local rk = P .. 'req:' .. r
   local was = call('HGET', rk, 'state')
   if was == state then return end
+  assert(REQUEST_MOVES[was or ''][state], 'a ' .. (was or 'new') .. ' request cannot be ' .. state)
   if was then call('ZREM', P .. 'index:' .. was, r) end
   call('HSET', rk, 'state', state)
   call('ZADD', P .. 'index:' .. state, 0, r)
@@ -228,6 +232,22 @@ local function availability(roles, grace_us)
   end
   return out
 end
+-- Return the state of a task in `state` (nil: it was never granted) after what happened to it; nil if the table forbids that.
+local function next_state(happened, state) return TASK_MOVES[happened][state or ''] end
+-- Change a task's state by what happened to it, and its place in the indexes that the conductor queries: unclaimed grants, and requests
+-- without a gateway. Every write of a task's state is by this function. A move that the table forbids is an error; a script that may
+-- meet one compares with `next_state` before its first write.
+local function move(tk, r, s, happened)
+  local state = call('HGET', tk, 'state') or ''
+  local to = next_state(happened, state)
+  assert(to, 'a task that is ' .. (state ~= '' and state or 'new') .. ' cannot be ' .. happened)
+  call('HSET', tk, 'state', to)
+  if to == 'granted' then call('ZADD', P .. 'granted', int(now_us()), r .. '|' .. s)
+  elseif state == 'granted' then call('ZREM', P .. 'granted', r .. '|' .. s) end
+  if s ~= 'client' then return end
+  if to == 'lost' then call('ZADD', P .. 'without_gateway', int(now_us()), r)
+  elseif state == 'lost' then call('ZREM', P .. 'without_gateway', r) end
+end
 -- Return why the owner of the task at this epoch may not write; nil if the task runs at this epoch and its request is live.
 local function refusal_of(tk, r, epoch)
   local t = call('HMGET', tk, 'epoch', 'state')
@@ -298,23 +318,25 @@ local function had_work(tk, r)
   end
   return #inputs == 0
 end
--- Return the deaths over a task since it last appended with one more, and its number of chunks.
-local function deaths_with_one_more(tk)
+-- Return the number of chunks that a task has appended.
+local function produced_by(tk)
   local produced, fields = 0, call('HGETALL', tk)
   for i = 1, #fields, 2 do
     if string.sub(fields[i], 1, 9) == 'produced:' then produced = produced + tonumber(fields[i + 1]) end
   end
-  local before = call('HMGET', tk, 'deaths', 'produced_at_death')
-  return (before[2] == int(produced)) and tonumber(before[1] or '0') + 1 or 1, produced
+  return produced
 end
--- Count a death over a task; return how many there are.
+-- Count a death over a task; return the number of deaths since its last append.
 local function count_death(tk)
-  local deaths, produced = deaths_with_one_more(tk)
-  call('HSET', tk, 'deaths', int(deaths), 'produced_at_death', int(produced))
+  local produced = int(produced_by(tk))
+  local before = call('HMGET', tk, 'deaths', 'produced_at_death')
+  local deaths = before[2] == produced and tonumber(before[1] or '0') + 1 or 1
+  call('HSET', tk, 'deaths', int(deaths), 'produced_at_death', produced)
   return deaths
 end
--- Offer a task without an owner, at a higher epoch, to a role or to the worker `to` of it, which reserves a slot. Returns the epoch.
-local function offer(tk, r, s, role, alone, to)
+-- Offer a task, at a higher epoch, to a role or to the worker `to` of it, which reserves a slot. `happened`: it was granted or handed off.
+-- Returns the epoch.
+local function offer(tk, r, s, happened, role, alone, to)
   local epoch = raise_epoch(tk)
   if to then
     call('HSET', tk, 'reserved_for', to)
@@ -323,13 +345,14 @@ local function offer(tk, r, s, role, alone, to)
   else
     call('HSET', tk, 'entry', call('XADD', P .. 'role:' .. role, '*', 'r', r, 's', s, 'e', epoch, 'a', alone))
   end
-  call('HSET', tk, 'state', 'granted', 'role', role, 'granted_us', int(now_us()), 'alone', alone)
+  move(tk, r, s, happened)
+  call('HSET', tk, 'role', role, 'granted_us', int(now_us()), 'alone', alone)
   count('in:' .. role)
   return epoch
 end
 -- Grant a task without an owner, by `offer`; `how` is added to its trace. Every grant is by this function, except in a hand-off.
 local function grant_task(tk, r, s, role, alone, to, how)
-  local epoch = offer(tk, r, s, role, alone, to)
+  local epoch = offer(tk, r, s, 'granted', role, alone, to)
   trace(r, 'granted', s, epoch, to, role .. (alone == '1' and ', alone' or '') .. (how or ''))
   event(cjson.encode({type = 'TaskGranted', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
   return epoch
@@ -344,55 +367,6 @@ local function caching_worker(r, s, role)
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'draining', 'standby', 'capacity')
   local has_room = call('SCARD', tasks_of(w)) < tonumber(is[4] or '0')
   return is[1] == role and is[2] ~= '1' and is[3] ~= '1' and has_room and w or nil
-end
--- The task lost its owner, which died or (not `died`) left; `how` replaces that in the trace. Raise the epoch, count the deaths since
--- the task last appended (none for an idle one), and grant it again to its role: alone after some deaths, since another task of the
--- batch may be their cause. Two are left lost, for the conductor to decide: a task that kills its workers alone too, and the client's.
-local function lose_owner(tk, r, s, died, how)
-  local worked = died and had_work(tk, r)
-  local epoch, before = raise_epoch(tk), call('HMGET', tk, 'deaths', 'alone')
-  local deaths = worked and count_death(tk) or tonumber(before[1] or '0')
-  local alone = worked and before[2] == '1'
-  call('HSET', tk, 'state', 'lost', 'owner', '', 'died_alone', alone and '1' or '')
-  local holder = call('HGET', tk, 'holder') or ''
-  if died then call('HSET', tk, 'died_worker', holder) end
-  trace(r, 'lost', s, epoch, holder, how or (died and 'died' or 'left'))
-  event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
-    :gsub('"epoch":0', '"epoch":' .. epoch))
-  if s == 'client' or (alone and deaths > MAX_DEATHS) then return end
-  grant_task(tk, r, s, call('HGET', tk, 'role'), deaths >= MAX_DEATHS and '1' or '')
-end
--- Revoke some of the tasks of a fenced worker or gateway: Redis serves nothing else meanwhile, and a gateway may hold thousands. While
--- some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
-local function lose_tasks_of(w, died)
-  for _, pair in ipairs(call('SPOP', tasks_of(w), FENCE_SLICE)) do
-    local r, s = string.match(pair, '^(.-)|(.+)$')
-    local tk = task_key(r, s)
-    local of = call('HMGET', tk, 'owner', 'reserved_for')
-    if of[1] == w then
-      lose_owner(tk, r, s, died)
-      call('HSET', tk, 'holder', '')
-    elseif of[2] == w then
-      withdraw(tk, r, s)
-      lose_owner(tk, r, s, false)
-    end
-  end
-  if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, died and '1' or '')
-  else call('HDEL', P .. 'fencing', w) end
-end
--- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted to others.
-local function stop_granting(w)
-  local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
-  call('HSET', P .. 'worker:' .. w, 'draining', '1', 'standby', '')
-  index_worker(w)
-  for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
-    local r, s = string.match(pair, '^(.-)|(.+)$')
-    if call('HGET', task_key(r, s), 'reserved_for') == w then
-      withdraw(task_key(r, s), r, s)
-      lose_owner(task_key(r, s), r, s, false)
-    end
-  end
-  if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
 end
 -- Close request r: end every right, notify every holder, give every key its time to live, as submitted. Answers "ended" if it has ended.
 local function close(r, state, code, message, param)
@@ -411,12 +385,12 @@ local function close(r, state, code, message, param)
   count('ended:' .. state)
   for _, s in ipairs(split(of[1])) do
     local tk = task_key(r, s)
-    local was = call('HGET', tk, 'state')
+    local granted = call('HGET', tk, 'state') == 'granted'
     local holder = call('HGET', tk, 'holder')
     remove_owner(tk, r, s)
     raise_epoch(tk)
-    if was == 'granted' then withdraw(tk, r, s) end
-    if was ~= 'finished' then call('HSET', tk, 'state', state == 'finished' and 'finished' or 'aborted') end
+    if granted then withdraw(tk, r, s) end
+    move(tk, r, s, 'closed')
     if holder and holder ~= '' then notice(holder, 'k', 'x', 'r', r, 's', state, 'c', code, 'm', message, 'p', param) end
     call('EXPIRE', tk, retention_s)
     call('DEL', kv_key(r, s))
@@ -441,6 +415,116 @@ local function close_if_complete(r)
     if call('HGET', task_key(r, s), 'state') ~= 'finished' then return end
   end
   close(r, 'finished', '', '', '')
+end
+-- Keep what is needed to submit a request again whose task killed its workers. The oldest letters are removed beyond a number and a size.
+local function keep_dead_letter(r, stage, why)
+  local spec, blob = call('HGET', P .. 'req:' .. r, 'spec'), call('GET', P .. 'req:' .. r .. ':blob') or ''
+  local bytes = #spec + #blob
+  if blob ~= '' then call('SET', P .. 'dead_letter:' .. r .. ':blob', blob) end
+  call('XADD', P .. 'dead_letters', '*', 'r', r, 's', stage, 'why', why, 'spec', spec, 'n', bytes)
+  local letters, num, total = call('XREVRANGE', P .. 'dead_letters', '+', '-'), 0, 0
+  for _, letter in ipairs(letters) do
+    local of = letter[2]  -- field names and values in turn
+    num, total = num + 1, total + tonumber(of[10])
+    if num > 1 and (num > MAX_DEAD or total > MAX_DEAD_BYTES) then
+      call('XDEL', P .. 'dead_letters', letter[1])
+      call('UNLINK', P .. 'dead_letter:' .. of[2] .. ':blob')
+    end
+  end
+end
+-- Fail a request whose task killed several workers, the last one (`w`) with no other task. The request becomes a dead letter.
+local function condemn(r, s, deaths, w)
+  local why = deaths .. ' workers of stage ' .. s .. ' died over this request, the last one with no other task'
+  call('HSET', P .. 'req:' .. r, 'failed_stage', s)
+  keep_dead_letter(r, s, why)
+  log_fact('error', 'conductor', w, s, r, 'request ' .. r .. ' is a dead letter: ' .. why .. '; the last was ' ..
+    (w ~= '' and w or 'unknown') .. '; `fleet dead-letters list` shows it')
+  close(r, 'failed', 'worker_lost', why, '')
+end
+local function evidence_key(w) return P .. 'gone:' .. w .. ':tasks' end
+-- Remember that the end of process `w`, if it is observed, counts against this task: w computed for it, and is silent.
+local function note_evidence(tk, r, s, w)
+  call('HSET', evidence_key(w), r .. '|' .. s, int(produced_by(tk)) .. '|' .. (call('HGET', tk, 'alone') or ''))
+  call('EXPIRE', evidence_key(w), GONE_S)
+end
+-- The task lost its owner. `how`: it "died", which was observed; its lease "lapsed", and it may live; it "left"; a step "failed" as a whole;
+-- or the task was "revoked". Raise the epoch and grant the task again to its role. Only an observed death, or a failed step, counts
+-- against the task, and none if it was idle: after some deaths since its last append it is granted alone, since another task of the batch
+-- may be their cause; the request of a task that kills its workers alone too is condemned. The client's task is left lost, until
+-- another gateway attaches.
+local function lose_owner(tk, r, s, how)
+  local holder = call('HGET', tk, 'holder') or ''
+  local is_evidence = (how == 'died' or how == 'failed') and had_work(tk, r)
+  if how == 'lapsed' and holder ~= '' and had_work(tk, r) then note_evidence(tk, r, s, holder) end
+  local epoch, before = raise_epoch(tk), call('HMGET', tk, 'deaths', 'alone')
+  local deaths = is_evidence and count_death(tk) or tonumber(before[1] or '0')
+  local alone = is_evidence and before[2] == '1'
+  move(tk, r, s, 'lost')
+  call('HSET', tk, 'owner', '')
+  if how == 'died' or how == 'lapsed' then call('HSET', tk, 'died_worker', holder) end
+  trace(r, 'lost', s, epoch, holder, how)
+  event(cjson.encode({type = 'TaskLost', request = r, stage = s, epoch = 0, deaths = deaths, alone = alone})
+    :gsub('"epoch":0', '"epoch":' .. epoch))
+  if s == 'client' then return end
+  if alone and deaths > MAX_DEATHS then return condemn(r, s, deaths, holder) end
+  grant_task(tk, r, s, call('HGET', tk, 'role'), deaths >= MAX_DEATHS and '1' or '')
+end
+-- Take a granted or running task from its owner, which is notified to release it before it can read the next grant itself, and grant it again.
+-- Counts no death; what the owner has appended stays.
+local function revoke(tk, r, s)
+  local t, owner = call('HMGET', tk, 'epoch', 'state'), nil
+  if t[2] == 'granted' then withdraw(tk, r, s) else owner = remove_owner(tk, r, s) end
+  if owner and owner ~= '' then notice(owner, 'k', 'y', 'r', r, 's', s, 'e', int(tonumber(t[1]) + 1)) end
+  lose_owner(tk, r, s, 'revoked')
+end
+-- The end of process w was observed: count it against the tasks for which it was silent before, unless they have progressed since. A task
+-- that must run alone from now on is taken from its present owner; a request whose task ran alone is condemned.
+local function settle_evidence(w)
+  local held = call('HGETALL', evidence_key(w))
+  call('DEL', evidence_key(w))
+  for i = 1, #held, 2 do
+    local r, s = string.match(held[i], '^(.-)|(.+)$')
+    local produced, was_alone = string.match(held[i + 1], '^(.-)|(.*)$')
+    local tk = task_key(r, s)
+    local state = call('HGET', tk, 'state')
+    if next_state('lost', state) and int(produced_by(tk)) == produced then
+      local deaths = count_death(tk)
+      if was_alone == '1' and deaths > MAX_DEATHS then condemn(r, s, deaths, w)
+      elseif deaths >= MAX_DEATHS and call('HGET', tk, 'alone') ~= '1' then revoke(tk, r, s) end
+    end
+  end
+end
+-- Revoke some of the tasks of a fenced worker or gateway, which ended as `how` says: Redis serves nothing else meanwhile, and a gateway may
+-- hold thousands. While some are left, it is listed in `fencing`, and the leader continues (`fence_tasks`).
+local function lose_tasks_of(w, how)
+  for _, pair in ipairs(call('SPOP', tasks_of(w), FENCE_SLICE)) do
+    local r, s = string.match(pair, '^(.-)|(.+)$')
+    local tk = task_key(r, s)
+    local of = call('HMGET', tk, 'owner', 'reserved_for')
+    if of[1] == w then
+      lose_owner(tk, r, s, how)
+      call('HSET', tk, 'holder', '')
+    elseif of[2] == w then
+      withdraw(tk, r, s)
+      lose_owner(tk, r, s, 'left')
+    end
+  end
+  if call('EXISTS', tasks_of(w)) == 1 then call('HSET', P .. 'fencing', w, how)
+  else call('HDEL', P .. 'fencing', w) end
+end
+-- Stop granting to the worker; a standby worker takes its place. Tasks reserved for it and not claimed are granted to others.
+local function stop_granting(w)
+  local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining')
+  call('HSET', P .. 'worker:' .. w, 'draining', '1', 'standby', '')
+  index_worker(w)
+  for _, pair in ipairs(call('SMEMBERS', tasks_of(w))) do
+    local r, s = string.match(pair, '^(.-)|(.+)$')
+    if call('HGET', task_key(r, s), 'reserved_for') == w then
+      withdraw(task_key(r, s), r, s)
+      lose_owner(task_key(r, s), r, s, 'left')
+    end
+  end
+  if is[1] and is[2] ~= '1' and is[3] ~= '1' then promote(is[1]) end
 end
 -- Return the answer for a request that is refused, nil if it is admitted: each of `roles` must have or expect a worker, and fewer
 -- than `bound` requests be live. A refusal for the bound is logged, at most once in some seconds: a flood of requests must not fill

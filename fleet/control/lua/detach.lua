@@ -9,6 +9,6 @@ local why = refusal_of(tk, r, epoch)
 if why then return why end
 if call('HGET', tk, 'owner') ~= gateway then return 'stale' end
 remove_owner(tk, r, 'client')
-lose_owner(tk, r, 'client', false)
+lose_owner(tk, r, 'client', 'left')
 call('HSET', tk, 'holder', '')
 return 'ok'

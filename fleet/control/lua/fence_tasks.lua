@@ -4,7 +4,7 @@
 pass_when_full()
 local leader, w = unpack(ARGV)
 if not is_leader(leader) then return 'not_leader' end
-local died = call('HGET', P .. 'fencing', w)
-if not died then return 'ok' end
-lose_tasks_of(w, died == '1')
+local how = call('HGET', P .. 'fencing', w)
+if not how then return 'ok' end
+lose_tasks_of(w, how)
 return call('HEXISTS', P .. 'fencing', w) == 1 and 'more' or 'ok'

@@ -3,7 +3,8 @@
 -- removes the worker, and takes from it each task that it owns or that is reserved for it, which is granted again at a higher epoch: the
 -- first ones here, the others by `fence_tasks`. A standby worker of its role takes its place. Its hash is retained for some minutes, and
 -- a log line says how it ended and what it held.
--- ARGV: leader, worker, event, died ("1"), deadline us (of a leader)
+-- An end that its keeper observed counts against the tasks that ran there, a lapsed lease does not: the process may live.
+-- ARGV: leader, worker, event, how ("died", "left" or, of a leader, "lapsed"), deadline us (of a leader)
 pass_when_full()
 local function archive(w, how, cause)
   local now, gone = now_us(), P .. 'gone:' .. w
@@ -36,7 +37,7 @@ local function log_late_end(w, cause)
   log_fact('warning', process, w, stage, '', (is[1] == '' and 'gateway ' or 'worker ') .. w ..
     (is[2] == 'lapsed' and ', fenced when its lease lapsed, died (' or ', which had left, died (') .. cause .. ')')
 end
-local leader, w, ev, died, seen = unpack(ARGV)
+local leader, w, ev, how, seen = unpack(ARGV)
 if leader ~= '' then
   if not is_leader(leader) then return 'not_leader' end
   local deadline = call('ZSCORE', P .. 'workers', w)
@@ -48,16 +49,16 @@ local place = place_of(w)
 if place and call('HGET', P .. 'places', place) == w then call('HDEL', P .. 'places', place) end
 local held, only_request = held_by(w)
 call('DEL', P .. 'inbox:' .. w)  -- first: a worker that still waits there must not receive the grants of its own tasks
-lose_tasks_of(w, died == '1')
+lose_tasks_of(w, how)
+if how == 'died' then settle_evidence(w) end
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
 if role and role ~= '' then redis.pcall('XGROUP', 'DELCONSUMER', P .. 'role:' .. role, 'workers', w) end
-local left = cjson.decode(ev)
-local cause = left.cause or ''
-if not role and died == '1' and leader == '' then log_late_end(w, cause) end
+local cause = cjson.decode(ev).cause or ''
+if not role and how == 'died' then log_late_end(w, cause) end
 if role then
-  archive(w, left.how, cause)
-  log_end(w, role, left.how, cause, held, only_request)
+  archive(w, how, cause)
+  log_end(w, role, how, cause, held, only_request)
 end
 -- New requests wait for the role's next worker unless this one was ordered to drain or stop; failed starts are counted from now on.
 if role and role ~= '' and is[2] ~= '1' then

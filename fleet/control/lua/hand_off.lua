@@ -10,7 +10,7 @@ if why then return {why} end
 for i = 11, #ARGV, 2 do
   if tonumber(call('HGET', tk, 'produced:' .. ARGV[i]) or '0') < tonumber(ARGV[i + 1]) then return {'behind'} end
 end
-local e = offer(tk, r, s, role, call('HGET', tk, 'alone') or '')  -- first: a deletion before it would let the blocks into a full memory
+local e = offer(tk, r, s, 'handed_off', role, call('HGET', tk, 'alone') or '')  -- first: a deletion before it would let the blocks into a full memory
 remove_owner(tk, r, s)
 call('DEL', kk)
 if pages ~= '' or loc ~= '' or data ~= '' then

@@ -13,6 +13,6 @@ if t[2] == 'finished' then
   grant_task(tk, r, producer, t[3], t[4] or '', nil, ', to recompute tensors')
 elseif t[2] == 'running' and call('HGET', kv_key(r, producer), 'confirmed_epoch') == t[1] then
   notice(remove_owner(tk, r, producer), 'k', 'x', 'r', r, 's', 'lost', 'c', '', 'm', '', 'p', '')
-  lose_owner(tk, r, producer, false)
+  lose_owner(tk, r, producer, 'left')
 end
 return 'ok'

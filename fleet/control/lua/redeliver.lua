@@ -10,10 +10,6 @@ local t = call('HMGET', tk, 'epoch', 'state')
 if not t[2] then return 'no_task' end
 if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 if epoch ~= '0' and t[1] ~= epoch then return 'stale' end
-local owner
-if t[2] == 'granted' then withdraw(tk, r, s)
-elseif t[2] == 'running' then owner = remove_owner(tk, r, s)
-else return t[2] end
-if owner and owner ~= '' then notice(owner, 'k', 'y', 'r', r, 's', s, 'e', int(tonumber(t[1]) + 1)) end
-lose_owner(tk, r, s, false, 'revoked')
+if not next_state('lost', t[2]) then return t[2] end
+revoke(tk, r, s)
 return 'ok'

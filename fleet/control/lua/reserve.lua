@@ -8,7 +8,7 @@ if entry ~= '' then call('XDEL', P .. 'role:' .. role, entry) end
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end
 if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
 local t = call('HMGET', tk, 'epoch', 'state', 'reserved_for')
-if t[1] ~= epoch or t[2] ~= 'granted' or (t[3] and t[3] ~= w) then return 'stale' end
+if t[1] ~= epoch or not next_state('claimed', t[2]) or (t[3] and t[3] ~= w) then return 'stale' end
 if call('HGET', P .. 'worker:' .. w, 'draining') == '1' then return 'draining' end
 call('HSET', tk, 'reserved_for', w)
 call('SADD', tasks_of(w), r .. '|' .. s)

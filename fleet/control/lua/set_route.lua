@@ -28,5 +28,6 @@ for _, hop in ipairs(hops) do
   call('HSET', key, 'anchor', anchor, 'span', hop[2])
   if call('HGET', key, 'standby') == '1' then end_standby(hop[1]) end
 end
-call('HSET', P .. 'worker:' .. anchor, 'route', #hops > 0 and cjson.encode(hops) or '[]', 'generation', int(generation))
+call('HSET', P .. 'worker:' .. anchor, 'route', #hops > 0 and cjson.encode(hops) or '[]', 'former_route', last or '', 'generation',
+  int(generation))
 return {'ok', int(generation)}

@@ -1,13 +1,14 @@
--- set_walk: compares the leader's term and that the request is live; writes the task's walk and notifies its owner.
--- A walk already set for that index stays: the first one wins.
--- ARGV: leader, request, stage, edge, from index, walk
+-- set_walk: compares the leader's term; writes the walk to which the consumer of a chunk changes there, and notifies the task's owner, if the
+-- request is live. The first walk that is set for a chunk stays. Deletes the boundary, which asked for this decision.
+-- ARGV: leader, boundary, request, stage, edge, from index, walk ("": the consumer keeps its walk)
 pass_when_full()
-local leader, r, s, e, from, walk = unpack(ARGV)
+local leader, boundary, request, stage, edge, from, walk = unpack(ARGV)
 if not is_leader(leader) then return 'not_leader' end
-if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
-local tk = task_key(r, s)
-if call('HSETNX', tk, 'walk:' .. e .. ':' .. from, walk) == 0 then return 'duplicate' end
-call('HSET', tk, 'walk', walk)
-local owner = call('HGET', tk, 'owner')
-if owner and owner ~= '' then notice(owner, 'k', 'w', 'r', r, 'e', e, 'i', from, 'w', walk) end
+call('XDEL', P .. 'boundaries', boundary)
+if call('SISMEMBER', P .. 'live', request) == 0 then return 'ended' end
+local task = task_key(request, stage)
+if walk == '' or call('HSETNX', task, 'walk:' .. edge .. ':' .. from, walk) == 0 then return 'duplicate' end
+call('HSET', task, 'walk', walk)
+local owner = call('HGET', task, 'owner')
+if owner and owner ~= '' then notice(owner, 'k', 'w', 'r', request, 'e', edge, 'i', from, 'w', walk) end
 return 'ok'

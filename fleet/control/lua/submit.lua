@@ -17,7 +17,8 @@ call('ZADD', P .. 'index:all', 0, r)
 if ARGV[10] ~= '' then call('HSET', rk, 'session', ARGV[10]) end
 if blob ~= '' then call('SET', rk .. ':blob', blob) end
 local epoch = raise_epoch(task_key(r, 'client'))
-call('HSET', task_key(r, 'client'), 'state', 'running', 'owner', gateway, 'holder', gateway)
+move(task_key(r, 'client'), r, 'client', 'attached')
+call('HSET', task_key(r, 'client'), 'owner', gateway, 'holder', gateway)
 call('SADD', tasks_of(gateway), r .. '|client')
 call('SADD', P .. 'live', r)
 trace(r, 'submitted', '', '', gateway)

@@ -80,24 +80,6 @@ def admission(
 
 
 @script
-def end_request(
-    leader: str,
-    request: RequestId,
-    state: str,
-    code: str,
-    message: str,
-    param: str | None,
-    *,
-    dead_stage: StageName | None = None,
-) -> Call:
-    """End a request as failed or aborted. `state`: the end state. `code`, `message`, `param`: error
-    of the request. `dead_stage`: the stage whose workers died over the request, which becomes a
-    dead letter.
-    """
-    ...
-
-
-@script
 def abort(request: RequestId, right: str | Epoch, reason: str) -> Call: ...
 
 
@@ -159,6 +141,32 @@ def stale_streams(streams: Sequence[StreamPosition]) -> Call:
             checked = "" if at.checked is None else at.checked
             args += (at.edge, at.producer, at.received, checked, at.acked)
     return Call("stale_streams", tuple(args))
+
+
+@script
+def abandon(leader: str, timeout_us: int) -> Call:
+    """Abort requests without a gateway for longer than `timeout_us`, in the role of the conductor.
+    The answer "more" means that further requests are due.
+    """
+    ...
+
+
+@script
+def overdue(leader: str, timeout_us: int, grace_us: int | None) -> Call:
+    """Decide about grants that were not claimed within `timeout_us`, in the role of the conductor:
+    lost grants are repeated, and requests for a role without workers fail. `grace_us`: time for
+    which a role may have no worker; None if absent workers were not observed for so long. The
+    answer "more" means that further grants are due.
+    """
+    ...
+
+
+@script
+def restart_waits(leader: str) -> Call:
+    """Let the waits of all unclaimed grants, and of all requests without a gateway, begin now, in
+    the role of the conductor.
+    """
+    ...
 
 
 @script

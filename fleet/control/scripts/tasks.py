@@ -15,7 +15,8 @@ from fleet.core.pages import PagesRef, encode_pages
 class Append(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk to append to its edge's log. `location`: location of its remote tensors. `event`: set
     for the first chunk, boundaries and the last chunk. `finish`: True if the chunk ends the
-    producing task. `num_items`: number of tokens, frames or other items in the chunk.
+    producing task. `num_items`: number of tokens, frames or other items in the chunk. `asks`: True
+    if the conductor decides the walk to which the consumer changes at this chunk.
     """
 
     stage: StageName
@@ -25,6 +26,7 @@ class Append(msgspec.Struct, frozen=True, kw_only=True):
     event: ChunkAppended | None
     finish: bool
     num_items: int
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +62,6 @@ class Ack:
     producer: StageName
     delivered: bool = False
     closed: bool = False
-
-
-@script
-def grant(
-    leader: str,
-    request: RequestId,
-    stage: StageName,
-    role: RoleName,
-    expected: Epoch,
-    *,
-    alone: bool = False,
-) -> Call: ...
 
 
 def claim(
@@ -124,6 +114,7 @@ def append(items: Sequence[Append]) -> Call:
             "1" if item.finish else "",
             item.num_items,
             chunk.num_rows,
+            "1" if item.asks else "",
         )
     return Call("append", tuple(args))
 
@@ -244,8 +235,9 @@ def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
 
 @script
 def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    """Report that a process died while it computed part of a step of this task. The answer "lost"
-    means that the task has lost its owner.
+    """Report that the connections of the owner's route broke while the route computed part of a
+    step of this task. If a process of the route is seen to have died, the death counts against the
+    task.
     """
     ...
 
@@ -267,8 +259,19 @@ def fail(event: TaskFailed) -> Call:
 
 @script
 def set_walk(
-    leader: str, request: RequestId, stage: StageName, edge: EdgeName, from_index: int, walk: Walk
-) -> Call: ...
+    leader: str,
+    boundary: str,
+    request: RequestId,
+    stage: StageName,
+    edge: EdgeName,
+    from_index: int,
+    walk: Walk | None,
+) -> Call:
+    """Decide the walk of `stage` from chunk `from_index` of its input `edge` on, in the role of the
+    conductor. `boundary`: id of the boundary's entry, which is deleted. `walk`: None if the stage
+    keeps its walk.
+    """
+    ...
 
 
 @script

@@ -54,11 +54,9 @@ def fence_worker(
     `deadline_us`: lease deadline that the conductor saw unrenewed for the whole duration of the
     lease. If the deadline is now another, the process is alive and is not fenced.
     """
-    left = WorkerLeft(
-        worker=worker, how="lapsed" if leader else "died" if died else "left", cause=cause
-    )
-    is_dead = died or bool(leader)
-    return Call.of("fence_worker", leader, worker, encode_event(left), is_dead, deadline_us)
+    how = "lapsed" if leader else "died" if died else "left"
+    left = WorkerLeft(worker=worker, how=how, cause=cause)
+    return Call.of("fence_worker", leader, worker, encode_event(left), how, deadline_us)
 
 
 @script

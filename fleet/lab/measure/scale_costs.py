@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self, cast
 
-from fleet.conductor.driver.loop import WATCH_SLICE, Driver
+from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect, exchange, run
+from fleet.control.connect import connect, exchange, run, texts
 from fleet.control.stream import ClientStream
 from fleet.core.ids import RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
@@ -38,8 +38,6 @@ STEPS = 20
 """Number of chunks of each stream in the replay of calls."""
 POLL_S = 0.01
 TIMEOUT_S = 60.0
-OVERDUE_S = 3600.0
-MAX_TURNS = 2000
 
 
 def sizes_for(streams: int) -> Sizes:
@@ -212,19 +210,16 @@ def _watch_ms(config: FleetConfig, waiting: int) -> float:
         for _ in range(math.ceil(waiting / stages)):
             ok(call(_submission(config, _spec(config))))
         driver = Driver(config, client, CONDUCTOR_ID)
-        for _ in range(MAX_TURNS):
-            driver.turn()
-            if len(driver.granted_at) >= waiting:
-                break
-        else:
-            raise BenchError(
-                f"scale: the conductor has {len(driver.granted_at)} of {waiting} grants after "
-                f"{MAX_TURNS} turns"
-            )
-        for grant in driver.granted_at:
-            driver.granted_at[grant] -= OVERDUE_S
+        driver.turn()
+        grants = texts(client.zrange(keys.GRANTED, 0, -1))
+        if len(grants) < waiting:
+            raise BenchError(f"scale: {len(grants)} of {waiting} grants wait")
+        client.zadd(keys.GRANTED, dict.fromkeys(grants, 1))
         driver.next_watch = 0.0
-        return max(_turn_ms(driver) for _ in range(math.ceil(len(driver.granted_at) / WATCH_SLICE)))
+        longest_ms = _turn_ms(driver)
+        while driver.next_watch == 0.0:
+            longest_ms = max(longest_ms, _turn_ms(driver))
+        return longest_ms
 
 
 def _turn_ms(driver: Driver) -> float:

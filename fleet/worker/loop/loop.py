@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fleet.control import scripts
-from fleet.control.connect import text
 from fleet.control.outage import Outage
 from fleet.control.pacing import Pacing
 from fleet.core.clock import now_us
@@ -142,16 +141,12 @@ class WorkerLoop:
             self._observer.progress()
 
     def _suspect(self, requests: Sequence[RequestId]) -> None:
-        """Record that another process died while it computed these tasks, before the process that
-        replaces it gets their steps. A task that must run alone from now on is granted again, and a
-        task that already ran alone may be given up.
+        """Record that another process may have died over these tasks, before the process that
+        replaces it gets their steps.
         """
         suspects = [task for request in requests if (task := self.tasks.get(request)) is not None]
         calls = [scripts.suspect_task(task.request, task.stage, task.epoch) for task in suspects]
         result = self.link.exchange(calls, free_slots=0, block_ms=0)
-        for task, reply in zip(suspects, result.replies, strict=True):
-            if not is_unwritten(reply) and text(reply) == "lost":
-                self.tasks.restart_elsewhere(task)
         for notice in result.notices:
             self._inbox.deliver(notice)
 

@@ -131,7 +131,7 @@ class OutboundEdge:
         self.edge = edge
         self._policy = policy
         self._credits = credits
-        self._writes_markers = writes_markers
+        self.writes_markers = writes_markers
         logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
@@ -301,7 +301,7 @@ class OutboundEdge:
             producer_walk=group.producer_walk if group else walk or NO_WALK,
             ordinal=group.ordinal if group else 0,
             boundary=group.boundary if group else False,
-            walk=group.consumer_walk if group and group.boundary and self._writes_markers else None,
+            walk=group.consumer_walk if group and group.boundary and self.writes_markers else None,
             final=final,
             num_items=len(self._items),
             first_row=self._num_rows,

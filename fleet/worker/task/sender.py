@@ -92,6 +92,7 @@ class Sender:
                 else None,
                 finish=position == len(unsent) - 1 and task.all_ended(),
                 num_items=draft.num_items,
+                asks=chunk.boundary and not edge.writes_markers,
             )
             appends.append(append)
         return appends
