@@ -16,13 +16,13 @@ import redis
 
 from fleet.control import keys
 from fleet.control.dead_letters import read_letters
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.disturbances import on_chunk
 from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, ProcessFleet, fleet_up, process_of
 from tests.e2e.test_supervision import is_alive, worker_of
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
-from tests.support import freeze_process, wait_until
+from tests.support import freeze_process, start_cli, wait_until
 
 pytestmark = pytest.mark.one_file_in(4, "processes")
 
@@ -116,6 +116,23 @@ async def test_stopped_process_is_ended_and_started_again(
     wait_until_served(fleet)
     assert len(await answers(fleet)) == NUM_REQUESTS
     fleet.running.wait_for(rf"{command} hangs: it has been stopped for ")
+
+
+def test_stopped_process_kept_without_fleet_up_is_ended(
+    fleet: ProcessFleet, control: redis.Redis
+) -> None:
+    """A stopped process that `--keep` keeps, as in a Procfile, is ended and started again: a second
+    worker of a role, which leaves at the end.
+    """
+    own = worker_of(control, ROLE)
+    with start_cli("worker", ROLE, "--keep", cwd=fleet.folder, env=fleet.env) as kept:
+        first = WorkerId(kept.wait_for(rf"worker ({ROLE}@\S+) is ready", timeout_s=START_S)[1])
+        process = process_of(first)
+        freeze_process(process.pid)
+        wait_until(lambda: not is_alive(process), "the kept worker to be ended", PATIENCE_S)
+        kept.wait_for(rf"is ready\n(?:.*\n)+.*worker {ROLE}@\S+ is ready", timeout_s=START_S)
+        assert is_alive(process_of(own))
+        assert kept.stop() == 0
 
 
 def test_slow_start_is_left_alone(fleet: ProcessFleet, control: redis.Redis) -> None:
