@@ -3,6 +3,7 @@ its process group, and started again; one that loads or computes is left alone.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -111,6 +112,9 @@ async def kept(*arguments: str, starting_s: float = UNBOUNDED_S) -> AsyncIterato
             if psutil.pid_exists(pid):
                 os.kill(pid, signal.SIGCONT)
         await running
+        for group in found.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)  # the child of a run that ended by SIGTERM
 
 
 async def test_stopped_process_is_killed_with_its_group_and_started_again() -> None:
