@@ -22,7 +22,8 @@ from fleet.config.schema import FleetConfig, WebConfig
 from fleet.config.settings import EnvironmentSettings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
-from fleet.process.background import full_thread_pool
+from fleet.process.background import full_thread_pool, start
+from fleet.process.beat import LEAVING_S, beat
 from fleet.process.gc_freeze import freeze_gc
 from fleet.process.lan_address import EVERYWHERE, lan_address
 from fleet.processing import load_frontend
@@ -51,6 +52,11 @@ than cores, which is asyncio's default.
 """
 DETACH_S = 1.0
 """Time in seconds for sending error events to clients with unfinished answers."""
+BEAT_S = 0.2
+STANDING_S, COMPUTING_S = 10.0, 60.0
+"""Longest time in seconds in which the event loop may stand still while its thread waits, and while
+it computes, before the gateway's keeper kills it.
+"""
 ABORTING_S = 0.5
 """Seconds before the end of uvicorn's shutdown time-out at which the remaining connections, of
 clients that do not read, are aborted, so that their requests can end.
@@ -139,10 +145,20 @@ async def serve(
         freeze_gc()
         listener.listen(BACKLOG)
         _announce(config, listener)
+        beating = start(_beat_regularly(), "the gateway's beat")
         await server.serve([listener])
+        beating.cancel()
     finally:
+        beat(LEAVING_S, LEAVING_S)
         await app.state.stop_captures()
         await client.stop()
+
+
+async def _beat_regularly() -> None:
+    """Beat as long as the event loop runs."""
+    while True:
+        beat(STANDING_S, COMPUTING_S)
+        await asyncio.sleep(BEAT_S)
 
 
 def uvicorn_config(

@@ -13,6 +13,9 @@ def entry() -> None:
         from fleet.cli.environment import restart_without_secrets
 
         restart_without_secrets(sys.argv[1:])
+        from fleet.process.beat import adopt_inherited
+
+        adopt_inherited()
         from fleet.cli.main import main
 
         main()

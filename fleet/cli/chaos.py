@@ -27,12 +27,14 @@ Hows = Annotated[
         metavar="LIST",
         help="Kinds of faults. In processes: kill (SIGKILL), stop (SIGSTOP until the lease has "
         "lapsed, then SIGCONT), term "
-        "(SIGTERM). In Redis: oom (maxmemory below what is used), readonly (a replica without "
+        "(SIGTERM), pause (SIGSTOP for less or more than a lease, of one process or of all "
+        "workers, then SIGCONT), hang (SIGSTOP until the keeper ends it). In Redis: oom (maxmemory "
+        "below what is used), readonly (a replica without "
         "its primary), noreplicas, misconf "
         "(its log may not grow), tail (killed, and the last writes cut off its log), partition "
         "(one gateway cut off from it), "
         "clock (set forward and back), failover (killed, and its replica promoted by a "
-        "sentinel). redis: all of these.",
+        "sentinel). redis: all of these. all: every kind.",
         show_default="kill,stop,term",
     ),
 ]

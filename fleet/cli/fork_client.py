@@ -32,9 +32,12 @@ from fleet.cli.fork_protocol import (
     send,
     socket_name,
 )
+from fleet.cli.hangs import HangWatch, hang_watch
 from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
+from fleet.process import background
+from fleet.process.beat import UNBOUNDED_S
 from fleet.process.private import make_private_folder
 from fleet.process.title import RESERVE
 from fleet.process.unix_sockets import address_of
@@ -86,7 +89,11 @@ def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
         for stage in stages
         if config.engine_of(stage.name) == ENGINE
     ]
-    return ForkStarter(folder=config.data_dir.absolute(), modules=(*MODULES, *builders))
+    return ForkStarter(
+        folder=config.data_dir.absolute(),
+        modules=(*MODULES, *builders),
+        hangs=hang_watch(config.lease, starting_s=UNBOUNDED_S),
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,18 +143,26 @@ class ForkStarter:
     fails.
 
     `modules`: modules that the server has imported. `folder`: folder of the server's socket.
+    `hangs`: watch by which a stopped server is killed; None kills none.
     """
 
     folder: Path
     modules: tuple[str, ...]
+    hangs: HangWatch | None = None
     _connection: socket.socket | None = None
     _server_pid: int | None = None
+    _greeted_by: int | None = None
+    _watching: asyncio.Task[None] | None = None
     _unusable: bool = False
     _avoided_until_s: float = 0.0
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
     async def start(
-        self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
+        self,
+        arguments: Sequence[str],
+        output: int,
+        env: Mapping[str, str] | None,
+        beat: int | None = None,
     ) -> ChildProcess:
         """Start `fleet ARGUMENTS` and return the process. Raises: OSError if neither the fork
         server nor a new process can run it.
@@ -155,12 +170,15 @@ class ForkStarter:
         await self._cancel_connecting()
         if not self._unusable and asyncio.get_running_loop().time() >= self._avoided_until_s:
             environment = os.environ if env is None else env
+            descriptors = [output] if beat is None else [output, beat]
             try:
-                return await self._fork_or_reconnect(arguments, output, environment)
+                return await self._fork_or_reconnect(arguments, descriptors, environment)
             except (ServerUnavailable, OSError, EOFError) as error:
+                is_late = isinstance(error, ServerUnavailable) and error.late
+                was_ended = is_late and self._end_late_server()
                 self._disconnect()
                 self._unusable = isinstance(error, ServerUnavailable) and error.final
-                if isinstance(error, ServerUnavailable) and error.late:
+                if is_late and not was_ended:
                     self._avoided_until_s = asyncio.get_running_loop().time() + AVOID_S
                 which = (
                     "workers start as new processes"
@@ -168,19 +186,19 @@ class ForkStarter:
                     else "this worker starts as a new process"
                 )
                 log.warning("%s, not by the fork server: %s", which, error)
-        return await NewProcesses().start(arguments, output, env)
+        return await NewProcesses().start(arguments, output, env, beat)
 
     async def _fork_or_reconnect(
-        self, arguments: Sequence[str], output: int, environment: Mapping[str, str]
+        self, arguments: Sequence[str], descriptors: list[int], environment: Mapping[str, str]
     ) -> ForkedProcess:
         try:
             await self._connect(environment)
-            return await self._fork(arguments, output, environment)
+            return await self._fork(arguments, descriptors, environment)
         except (EOFError, ConnectionError):
             # The server ended while no process of this keeper ran.
             self._disconnect()
             await self._connect(environment)
-            return await self._fork(arguments, output, environment)
+            return await self._fork(arguments, descriptors, environment)
 
     async def close(self) -> None:
         """Disconnect from the fork server, which ends when its last keeper has disconnected."""
@@ -189,6 +207,8 @@ class ForkStarter:
         self._reap_server()
 
     def _disconnect(self) -> None:
+        self._stop_watching()
+        self._greeted_by = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -196,6 +216,29 @@ class ForkStarter:
     def _reap_server(self) -> None:
         if self._server_pid is not None and os.waitpid(self._server_pid, os.WNOHANG) != (0, 0):
             self._server_pid = None
+
+    def _watch_server(self, pid: int) -> None:
+        """Kill the fork server `pid` once it is stopped for as long as a process may be."""
+        self._stop_watching()
+        if self.hangs is not None:
+            self._watching = background.start(
+                _end_hung_server(pid, self.hangs), "the watch of the fork server"
+            )
+
+    def _stop_watching(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def _end_late_server(self) -> bool:
+        """Kill a server that has greeted this keeper and does not answer it; return True if it was
+        killed. Its connection is open, so its pid is still its own.
+        """
+        if self.hangs is None or self._greeted_by is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._greeted_by, signal.SIGKILL)
+        return True
 
     async def _cancel_connecting(self) -> None:
         await _cancel(*self._connecting)
@@ -236,6 +279,8 @@ class ForkStarter:
             assert isinstance(message, Greeting), "the first message of a server"
             if message.refusal:
                 raise ServerUnavailable(message.refusal, final=True)
+            self._greeted_by = message.pid
+            self._watch_server(message.pid)
         except BaseException:
             connection.close()
             raise
@@ -300,10 +345,12 @@ class ForkStarter:
             self._server_pid = os.posix_spawn(
                 sys.executable, command, env, file_actions=null, setsid=True
             )
+            self._watch_server(self._server_pid)
 
     async def _fork(
-        self, arguments: Sequence[str], output: int, environment: Mapping[str, str]
+        self, arguments: Sequence[str], descriptors: list[int], environment: Mapping[str, str]
     ) -> ForkedProcess:
+        """Let the server fork a process. `descriptors`: its output, and its beats if watched."""
         assert self._connection is not None
         read_end, write_end = os.pipe()
         request = StartRequest(
@@ -313,8 +360,8 @@ class ForkStarter:
             keeper=os.getpid(),
         )
         try:
-            send(self._connection, request, [output, read_end])
-            message, descriptors = await _receive(self._connection, REPLY_TIMEOUT_S)
+            send(self._connection, request, [descriptors[0], read_end, *descriptors[1:]])
+            message, received = await _receive(self._connection, REPLY_TIMEOUT_S)
             if not isinstance(message, Started):
                 raise ServerUnavailable(
                     message.reason if isinstance(message, NotStarted) else f"unexpected {message}"
@@ -327,11 +374,27 @@ class ForkStarter:
             os.close(read_end)
         return ForkedProcess(
             pid=message.pid,
-            pidfd=descriptors[0],
+            pidfd=received[0],
             lifeline=write_end,
             connection=self._connection,
             when_server_lost=lambda: self._reconnect(environment),
         )
+
+
+async def _end_hung_server(pid: int, hangs: HangWatch) -> None:
+    """Kill the fork server `pid` once it is stopped. The processes that it forked continue."""
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            complaint = await hangs.until_hung(pid, None)
+            log.warning(
+                "the fork server (pid %d) hangs: %s; it is killed, and a keeper starts another one",
+                pid,
+                complaint,
+            )
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
 
 
 async def _receive(

@@ -21,7 +21,7 @@ import msgspec
 
 from fleet.cli.environment import without_secrets
 
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 20, 3
 LOCK = "preload.lock"
 _SESSION = re.compile(
     r"PORT|PWD|OLDPWD|_|SHLVL|TERM.*|COLORTERM|LINES|COLUMNS|LS_COLORS|LESS.*|SSH_.*|TMUX.*|STY|WINDOW.*|DISPLAY|XDG_.*|DBUS_.*"
@@ -37,15 +37,17 @@ _INHERITED = re.compile(
 
 class Greeting(msgspec.Struct, frozen=True, tag=True):
     """First message of the fork server, sent once its imports are done. `refusal`: reason why it
-    cannot fork; empty if it can.
+    cannot fork; empty if it can. `pid`: process of the server.
     """
 
     refusal: str
+    pid: int
 
 
 class StartRequest(msgspec.Struct, frozen=True, tag=True):
     """Request of a keeper to run `fleet ARGUMENTS` in a forked process. File descriptors sent with
-    it: the output, and the read end of the lifeline pipe.
+    it: the output, the read end of the lifeline pipe, and the memory of the process's beats if the
+    keeper watches it.
 
     `environment`: entries NAME=VALUE. `keeper`: pid of the sender. Strings are bytes, since
     arguments and environment need not be valid UTF-8.
@@ -91,7 +93,7 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]]:
     BlockingIOError, OSError.
     """
     data, descriptors, _, _ = socket.recv_fds(
-        connection, MAX_MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC
+        connection, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
     )
     if not data:
         raise EOFError("the connection has ended")

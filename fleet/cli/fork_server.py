@@ -32,6 +32,7 @@ from fleet.cli.fork_protocol import (
     receive,
     send,
 )
+from fleet.process.beat import adopt
 from fleet.process.gc_freeze import freeze_gc
 from fleet.process.parent_death import die_with_pipe, set_keeper
 from fleet.process.title import set_process_title
@@ -44,13 +45,20 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Request that a forked process carries out, and the file descriptors of its output and its
-    lifeline.
+    """Request that a forked process carries out, and the file descriptors of its output, its
+    lifeline and its beats.
     """
 
     request: StartRequest
     output: int
     lifeline: int
+    beat: int | None = None
+
+    def close(self) -> None:
+        """Close the descriptors, in the server."""
+        for descriptor in (self.output, self.lifeline, self.beat):
+            if descriptor is not None:
+                os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -104,7 +112,7 @@ class ForkServer:
                 continue
             self._keepers.add(keeper)
             self._selector.register(keeper, selectors.EVENT_READ)
-            self._reply(keeper, Greeting(self.refusal))
+            self._reply(keeper, Greeting(self.refusal, os.getpid()))
 
     def _close_if_unused(self) -> bool:
         """Remove the server's socket and return True, unless a keeper has connected or another
@@ -127,7 +135,7 @@ class ForkServer:
             self._keepers.discard(keeper)
             keeper.close()
             return None
-        assert isinstance(message, StartRequest) and len(descriptors) == 2, (
+        assert isinstance(message, StartRequest) and len(descriptors) in (2, 3), (
             "the only message of a keeper"
         )
         return self._fork(keeper, Child(message, *descriptors))
@@ -140,14 +148,12 @@ class ForkServer:
             obstacle, pid = f"fork: {error.strerror}", -1
         if pid < 0:
             self._reply(keeper, NotStarted(obstacle))
-            os.close(child.output)
-            os.close(child.lifeline)
+            child.close()
             return None
         if pid == 0:
             self._close_all()
             return child
-        os.close(child.output)
-        os.close(child.lifeline)
+        child.close()
         pidfd = os.pidfd_open(pid)
         self._running[pidfd] = (pid, keeper)
         self._selector.register(pidfd, selectors.EVENT_READ)
@@ -224,7 +230,7 @@ def find_obstacle() -> str:
 
 def become(child: Child) -> None:
     """Give this forked process what a new child process of the keeper would have: session, output,
-    working directory and environment.
+    beats, working directory and environment.
     """
     request = child.request
     os.setsid()
@@ -233,6 +239,8 @@ def become(child: Child) -> None:
     for standard in (1, 2):
         os.dup2(child.output, standard)
     os.close(child.output)
+    if child.beat is not None:
+        adopt(child.beat)
     os.chdir(request.folder)
     os.environb.clear()
     for entry in request.environment:

@@ -63,10 +63,11 @@ def jobs(
         return
     deployment = open_serving_deployment(config, set_)
     if kept:
-        from fleet.cli.supervise import keep
+        from fleet.cli.supervise import Surroundings, keep
 
         named = ["--url", url] if url else []
-        raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named], None)))
+        around = Surroundings(redis_url=None, lease=deployment.config.lease)
+        raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named], around)))
     if is_cluster(deployment.redis_url):
         idle(f"jobs: {NO_JOBS}")
     from fleet.control.log_stream import shipping

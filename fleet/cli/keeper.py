@@ -1,5 +1,5 @@
 """The keeper of a command: restarts it when it crashes or is killed, but not when it ends with
-status 0. Knows nothing about the fleet.
+status 0; and kills it when it hangs. Knows nothing about the fleet.
 
 honcho ends all processes when one ends; a keeper outlives the command that it runs.
 """
@@ -18,6 +18,9 @@ from typing import IO, Any, Protocol
 
 import psutil
 
+from fleet.cli.hangs import HangWatch, write_stacks
+from fleet.process import background
+from fleet.process.beat import OPTION, BeatRecord
 from fleet.process.parent_death import signalled_with_parent
 
 CANNOT_START_S = 60.0
@@ -104,11 +107,16 @@ class ProcessStarter(Protocol):
     """Starts `fleet ARGUMENTS` in a process session of its own; the process dies with the keeper.
 
     `output`: file descriptor for its stdout and stderr. `env`: environment of the process; None for
-    the keeper's. Raises: OSError.
+    the keeper's. `beat`: file descriptor of its `BeatRecord`; None for a process that nobody
+    watches. Raises: OSError.
     """
 
     async def start(
-        self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
+        self,
+        arguments: Sequence[str],
+        output: int,
+        env: Mapping[str, str] | None,
+        beat: int | None = None,
     ) -> ChildProcess: ...
     async def close(self) -> None: ...
 
@@ -117,10 +125,17 @@ class NewProcesses:
     """Process starter that runs each command in a new Python process."""
 
     async def start(
-        self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
+        self,
+        arguments: Sequence[str],
+        output: int,
+        env: Mapping[str, str] | None,
+        beat: int | None = None,
     ) -> ChildProcess:
+        # Python's own option, so that the command line of `fleet` stays as it was typed.
+        options = () if beat is None else ("-X", f"{OPTION}={beat}")
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            *options,
             "-m",
             "fleet.cli",
             *arguments,
@@ -128,6 +143,7 @@ class NewProcesses:
             stderr=output,
             env=env,
             start_new_session=True,
+            pass_fds=() if beat is None else (beat,),
             preexec_fn=signalled_with_parent(signal.SIGKILL),
         )
 
@@ -156,7 +172,8 @@ class Keeper:
     `alone`: check that must be True before the command is stopped; the wait for it is bounded.
     Redis has such a check, so that it stops last and the other processes can deregister.
     `when_dead`: called first after each death. `starts`: announces each start before it begins.
-    `starter`: performs the start.
+    `starter`: performs the start. `hangs`: watch that decides when the command hangs, after which
+    it is killed and restarted; None kills none.
     """
 
     arguments: list[str]
@@ -167,7 +184,10 @@ class Keeper:
     when_dead: WhenDead | None = None
     starts: StartAnnouncer | None = None
     starter: ProcessStarter = field(default_factory=NewProcesses)
+    hangs: HangWatch | None = None
     _served: bool = False
+    _complaint: str = ""
+    """Why the last run was killed as hung; "" if it was not."""
     _last_lines: deque[bytes] = field(default_factory=lambda: deque[bytes](maxlen=LAST_LINES))
 
     @property
@@ -233,10 +253,12 @@ class Keeper:
         own, so signals to the keeper's process group do not reach it.
         """
         self._last_lines.clear()
+        self._complaint = ""
         read_end, write_end = os.pipe()
+        record, beat = BeatRecord.create(self.hangs.starting_s) if self.hangs else (None, None)
         try:
             process = await self._unless_stopped(
-                self.starter.start(self.arguments, write_end, self.env)
+                self.starter.start(self.arguments, write_end, self.env, beat)
             )
         except OSError as error:
             # The machine has no memory or processes to spare: counts as a death, and is tried
@@ -246,6 +268,8 @@ class Keeper:
             return NOT_STARTED
         finally:
             os.close(write_end)
+            if beat is not None:
+                os.close(beat)
         if process is None:
             os.close(read_end)
             return -signal.SIGTERM
@@ -258,10 +282,12 @@ class Keeper:
         self.output.started(process.pid)
         if self.starts:
             self.starts.spawned(process.pid)
-        status = await self._until_ended(process)
+        status = await self._until_ended(process, record)
         if self.when_dead and status != 0 and not self.stop.is_set():
             # First of all: clients wait for the tasks that it held.
-            self._served = await self.when_dead(process.pid, cause_of(status))
+            cause = cause_of(status)
+            cause = f"{cause} by its keeper: {self._complaint}" if self._complaint else cause
+            self._served = await self.when_dead(process.pid, cause)
         await asyncio.to_thread(reader.join, READER_TIMEOUT_S)
         return status
 
@@ -289,11 +315,18 @@ class Keeper:
             return await started
         return None
 
-    async def _until_ended(self, process: ChildProcess) -> int:
+    async def _until_ended(self, process: ChildProcess, record: BeatRecord | None) -> int:
+        """Wait for the end of a process, and bring it about if the keeper is stopped or the process
+        hangs.
+        """
         ended = asyncio.create_task(process.wait())
         stopped = asyncio.create_task(self.stop.wait())
+        watch = self._end_if_hung(process.pid, record)
+        hung = background.start(watch, f"the watch of {self.name}")
         await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        for task in (stopped, hung):
+            task.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
         if not ended.done():
             if self.alone:
                 await _wait_until_alone(self.alone)
@@ -303,6 +336,22 @@ class Keeper:
         if not ended.done():
             kill_all(process.pid)
         return await ended
+
+    async def _end_if_hung(self, pid: int, record: BeatRecord | None) -> None:
+        """Watch a process, and kill it with its whole process group once it hangs. Its stacks are
+        written to its output first, and a process that beats meanwhile is left alone.
+        """
+        if self.hangs is None or record is None:
+            return
+        with contextlib.closing(record):
+            last, complaint, stacks = None, "", ""
+            while last != record.read():
+                complaint = await self.hangs.until_hung(pid, record)
+                last = record.read()
+                stacks = await write_stacks(pid, last)
+        self._complaint = complaint
+        kill_all(pid)
+        self.output.say(f"{self.name} hangs: {complaint}; it is killed. Its threads:\n{stacks}")
 
 
 def use_one_thread() -> None:
@@ -316,10 +365,16 @@ def use_one_thread() -> None:
 
 
 def kill_all(pid: int) -> None:
-    """Send SIGKILL to a process and all its descendants, also to those in sessions of their own."""
+    """Send SIGKILL to a process, its process group, and all its descendants, also to those in
+    sessions of their own.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        for member in (process, *process.children(recursive=True)):
+        descendants = process.children(recursive=True)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
+        for member in (process, *descendants):
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
 

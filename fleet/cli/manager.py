@@ -27,7 +27,7 @@ from honcho.colour import get_colours
 from honcho.printer import Message, Printer
 
 from fleet.cli.keeper import STOP_SIGNALS, ProcessStarter, kill_all, use_one_thread
-from fleet.cli.supervise import open_keeper
+from fleet.cli.supervise import Surroundings, open_keeper
 
 SYSTEM = "system"
 """Process name under which the manager prints its own lines."""
@@ -55,7 +55,7 @@ class KeeperProcess:
         env: Mapping[str, str],
         colour: str,
         *,
-        redis_url: str,
+        surroundings: Surroundings,
         pipe: tuple[int, int],
         starter: ProcessStarter,
     ) -> None:
@@ -65,7 +65,7 @@ class KeeperProcess:
         self._arguments = arguments
         self._env = env
         self._colour = colour
-        self._redis_url = redis_url
+        self._surroundings = surroundings
         self._starter = starter
         self._watched, self._held = pipe
 
@@ -107,7 +107,7 @@ class KeeperProcess:
         keeper = open_keeper(
             self._arguments,
             stop,
-            self._redis_url,
+            self._surroundings,
             starter=self._starter,
             output=self,
             env=self._env,
@@ -151,9 +151,9 @@ class FleetManager:
     called once, when all commands run.
     """
 
-    def __init__(self, redis_url: str, when_started: Callable[[], None]) -> None:
+    def __init__(self, surroundings: Surroundings, when_started: Callable[[], None]) -> None:
         self.culprit: str | None = None
-        self._redis_url = redis_url
+        self._surroundings = surroundings
         self._when_started = when_started
         self._keepers: dict[str, KeeperProcess] = {}
         self._messages: Any = _fork.Queue()
@@ -173,7 +173,7 @@ class FleetManager:
             arguments,
             env,
             next(self._colours),
-            redis_url=self._redis_url,
+            surroundings=self._surroundings,
             pipe=self._pipe,
             starter=starter,
         )

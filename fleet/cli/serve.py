@@ -21,6 +21,7 @@ from fleet.config.roles import Role
 from fleet.config.safety import refuse_unsafe
 from fleet.core.errors import ConfigError
 from fleet.core.log_labels import Labels
+from fleet.process.beat import UNBOUNDED_S, beat
 
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
@@ -37,10 +38,11 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     """
     deployment = open_deployment(config, set_)
     if kept:
-        from fleet.cli.supervise import keep
+        from fleet.cli.supervise import Surroundings, keep
 
         url = deployment.redis_url if deployment.embedded_redis else None
-        raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], url)))
+        around = Surroundings(redis_url=url, lease=deployment.config.lease)
+        raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], around)))
     if not deployment.embedded_redis:
         idle("redis: REDIS_URL names a server; there is nothing to run here")
     from fleet.control.server import ServerOptions, exec_server
@@ -155,10 +157,11 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None
     `role`: role of a worker, whose requests wait while it is restarted.
     """
     from fleet.cli.fork_client import make_starter
-    from fleet.cli.supervise import keep
+    from fleet.cli.supervise import Surroundings, keep
 
     starter = make_starter(deployment.config, role) if role else None
-    return asyncio.run(keep(arguments, deployment.redis_url, starter))
+    around = Surroundings(redis_url=deployment.redis_url, lease=deployment.config.lease)
+    return asyncio.run(keep(arguments, around, starter))
 
 
 def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
@@ -205,5 +208,6 @@ def idle(line: str) -> None:
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     print(line, flush=True)
+    beat(UNBOUNDED_S, UNBOUNDED_S)
     signal.sigwait(STOP_SIGNALS)
     raise typer.Exit(0)

@@ -1,5 +1,5 @@
 """Keepers of the fleet's commands and their calls to Redis: fencing a process that died, announcing
-a process that starts, counting other clients.
+a process that starts, counting other clients, asking whether Redis answers.
 """
 
 import asyncio
@@ -8,10 +8,13 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from urllib.parse import unquote, urlsplit
 
 import psutil
 from redis.exceptions import RedisError
 
+from fleet.cli.hangs import Answers, hang_watch
 from fleet.cli.keeper import (
     STOP_SIGNALS,
     Keeper,
@@ -22,6 +25,7 @@ from fleet.cli.keeper import (
     WhenDead,
     use_one_thread,
 )
+from fleet.config.schema import LeaseConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_async, connect_for_a_call, exchange, text, worker_ids
 from fleet.control.log_stream import add_line
@@ -29,6 +33,7 @@ from fleet.control.outage import Outage
 from fleet.control.starting import place_here
 from fleet.core.ids import RoleName, WorkerId, place_of, stage_of
 from fleet.core.log_labels import Labels
+from fleet.process.beat import START_S, UNBOUNDED_S
 
 FENCE_TIMEOUT_S = 2.0
 PYTHON_START_S = 20.0
@@ -40,46 +45,64 @@ busy machine.
 REDIS, WORKER = "redis", "worker"
 REGISTERED = (WORKER, "web", "conductor")
 """Commands whose processes register in Redis and are fenced when they die."""
+BEATING = (WORKER, "web", "jobs")
+"""Commands whose processes beat once they have started. Of the others only stopped ones, and a
+Redis that does not answer, count as hung.
+"""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the keepers of a deployment share. `redis_url`: address of Redis, None for a command
+    that does not use Redis. `lease`: settings by which a process counts as hung.
+    """
+
+    redis_url: str | None
+    lease: LeaseConfig
+
+
 async def keep(
-    arguments: list[str], redis_url: str | None, starter: ProcessStarter | None = None
+    arguments: list[str], surroundings: Surroundings, starter: ProcessStarter | None = None
 ) -> int:
     """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status for the
-    keeper. `redis_url`: address of Redis, None for a command that does not use it.
+    keeper.
     """
     use_one_thread()
     stop = asyncio.Event()
     for signum in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    return await open_keeper(arguments, stop, redis_url, starter=starter or NewProcesses()).run()
+    return await open_keeper(arguments, stop, surroundings, starter=starter or NewProcesses()).run()
 
 
 def open_keeper(
     arguments: list[str],
     stop: asyncio.Event,
-    redis_url: str | None,
+    surroundings: Surroundings,
     *,
     starter: ProcessStarter,
     output: KeeperOutput | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Keeper:
     """Return the keeper of `fleet ARGUMENTS`, with its callbacks to Redis: Redis itself is stopped
-    last, registered processes are fenced after death, and starts of workers are announced.
+    last, registered processes are fenced after death, and starts of workers are announced. A
+    process that hangs is killed, if the deployment has that switched on.
 
-    `stop`: event that ends the keeper. `redis_url`: address of Redis, None for a command that does
-    not use Redis.
+    `stop`: event that ends the keeper.
     """
     keeper = Keeper(
         arguments=arguments, stop=stop, output=output or TerminalOutput(), env=env, starter=starter
     )
-    command = arguments[0]
+    command, redis_url = arguments[0], surroundings.redis_url
+    starting_s = START_S if command in BEATING else UNBOUNDED_S
+    keeper.hangs = hang_watch(surroundings.lease, starting_s=starting_s)
     if redis_url is None:
         return keeper
     if command == REDIS:
         keeper.alone = make_alone_check(redis_url)
+        if keeper.hangs is not None:
+            keeper.hangs = replace(keeper.hangs, answers=make_ping(redis_url))
     role = arguments[1] if command == WORKER else ""
     if command in REGISTERED:
         keeper.when_dead = make_fence(redis_url, command, role)
@@ -268,3 +291,28 @@ def make_alone_check(redis_url: str) -> Callable[[], Awaitable[bool]]:
             await client.aclose()
 
     return alone
+
+
+def make_ping(redis_url: str) -> Answers:
+    """Return the question whether the embedded Redis answers. Any reply will do: also one that
+    refuses a client without a password, or a client too many.
+    """
+    path = unquote(urlsplit(redis_url).path)
+
+    async def answers(timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _has_reply(path)
+        except (OSError, TimeoutError):
+            return False
+
+    return answers
+
+
+async def _has_reply(path: str) -> bool:
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(b"PING\r\n")
+        return bool(await reader.read(1))
+    finally:
+        writer.close()

@@ -59,6 +59,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
       fleet up --config configs/text.yaml --set stages.lm.standby=1
     """
     from fleet.cli.manager import FleetManager
+    from fleet.cli.supervise import Surroundings
 
     deployment = open_serving_deployment(config, with_read_only(set_, read_only))
     refuse_unsafe(deployment.config, deployment.settings)
@@ -71,7 +72,8 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     watch = threading.Thread(
         target=_report_ready, args=(url, _url_elsewhere(resolved.web)), daemon=True
     )
-    manager = FleetManager(deployment.redis_url, watch.start)
+    surroundings = Surroundings(redis_url=deployment.redis_url, lease=resolved.lease)
+    manager = FleetManager(surroundings, watch.start)
     for name, arguments in list_processes(deployment, resolved):
         manager.keep(
             name,

@@ -148,6 +148,11 @@ class LeaseConfig(Strict):
     lost waits for another gateway. `prefix_cache_s`: how long a conversation's cached prefix is
     kept; 0 caches nothing.
 
+    `end_hung_processes`: whether a keeper kills and restarts a process that is stopped, or whose
+    loop stands still, for two leases of a worker or longer (`fleet.cli.hangs`). `max_step_s`:
+    longest time for which a worker's loop may compute without a turn, for example one step of an
+    engine.
+
     Leases are renewed `RENEWALS` times before they lapse; a leader renews on each turn of its loop,
     which takes up to 0.2 s.
     """
@@ -158,6 +163,8 @@ class LeaseConfig(Strict):
     no_worker_timeout_s: Annotated[float, Number(0.1, 86_400)] = 30.0
     gateway_timeout_s: Annotated[float, Number(0.1, 86_400)] = 60.0
     prefix_cache_s: Annotated[float, Number(0, 86_400)] = 60.0
+    end_hung_processes: Switch = True
+    max_step_s: Annotated[float, Number(1, 86_400)] = 120.0
 
 
 class TransferConfig(Strict):

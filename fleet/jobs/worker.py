@@ -29,10 +29,13 @@ from fleet.core.errors import NotFound
 from fleet.jobs.dead_workers import PROCESS, REMEDY, fail_jobs_of_dead_workers, this_process
 from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 from fleet.jobs.record import JobRecord
+from fleet.process.beat import UNBOUNDED_S, beat
 from fleet.process.parent_death import signalled_with_parent
 
 log = logging.getLogger(__name__)
 
+STANDING_S = 60.0
+"""Longest time in seconds between two looks for a job, most of which are calls to Redis."""
 STOP_POLL_S = 2
 """Seconds between two checks of a waiting worker for a stop signal that rq missed."""
 
@@ -87,6 +90,7 @@ class JobWorker(Worker):
         for the next job, for up to 7 minutes.
         """
         while not self._stop_requested:
+            beat(STANDING_S, STANDING_S)
             try:
                 for job_id in fail_jobs_of_dead_workers(self, self.queues[0]):
                     self._remove_temporary(job_id)
@@ -103,6 +107,7 @@ class JobWorker(Worker):
         raise StopRequested
 
     def execute_job(self, job: RqJob, queue: Queue) -> None:
+        beat(UNBOUNDED_S, UNBOUNDED_S)  # a job may take as long as its own limit permits
         refusal = cast(JobRecord, job).refusal or self._wrong_id(job.id)
         if refusal:
             self._refuse(job, queue, refusal)

@@ -138,6 +138,7 @@ class WorkerProcess(RegisteredProcess):
             loop.worker,
             ttl_s,
             lambda: {**loop.maintenance.vitals, **self.device_monitor.read()},
+            max_step_s=self.config.lease.max_step_s,
         )
         lease.start()
         log.info(
@@ -151,6 +152,7 @@ class WorkerProcess(RegisteredProcess):
                     self.stop.is_set() or lease.lost.is_set() or loop.may_leave() or loop.is_stuck()
                 ),
                 lease.progress,
+                lease,
             )
             if loop.may_leave() or loop.is_stuck():
                 self.stop.set()

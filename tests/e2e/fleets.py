@@ -16,7 +16,7 @@ from fleet.control.connect import text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.lab.client.client import ApiClient
-from tests.support import Running, set_options, start_cli, wait_until
+from tests.support import Running, command_line, set_options, start_cli, wait_until
 
 START_S, PATIENCE_S = 120.0, 60.0
 FAKE = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
@@ -56,6 +56,19 @@ class ProcessFleet:
     def family(self) -> list[psutil.Process]:
         """Return every process that `fleet up` and its keepers have started."""
         return psutil.Process(self.running.process.pid).children(recursive=True)
+
+    def commands(self) -> dict[str, psutil.Process]:
+        """Return the fleet's processes, without keepers, by command: `redis`, `conductor`, `web`,
+        `worker ROLE`, `jobs`.
+        """
+        found: dict[str, psutil.Process] = {}
+        for process in self.family():
+            line = command_line(process)
+            if "-server" in "".join(line[:1]):
+                found["redis"] = process
+            elif "up" not in line and "fleet.cli" in line:
+                found[" ".join(line[line.index("fleet.cli") + 1 :])] = process
+        return found
 
     def get(self, path: str) -> Any:
         return httpx.get(self.url + path, timeout=30).raise_for_status().json()

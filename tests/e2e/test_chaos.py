@@ -89,6 +89,25 @@ def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
 
 
 @pytest.mark.one_in(2, "chaos")
+@pytest.mark.timeout(400)
+def test_chaos_pauses_and_hangs_lose_and_change_nothing(tmp_path: Path) -> None:
+    """Pauses and hangs lose and change nothing: short and long pauses, of one process and of all
+    workers, and processes that only their keepers can end.
+    """
+    kinds = "--how pause,hang --roles thinker,conductor,web --kills 9 --spacing 0.2".split()
+    load = "--requests 4 --concurrency 4 --json verdict.json".split()
+    fake = set_options("engine=fake", "device=cpu", "transfer.kind=redis")
+    done = run_cli("chaos", *fake, *kinds, *load, cwd=tmp_path, timeout_s=380)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = passed_verdict(tmp_path)
+    assert Counter(fault.kind for fault in verdict.faults).keys() == {
+        FaultKind.PAUSE,
+        FaultKind.HANG,
+    }
+    assert all(fault.recovered_s is not None for fault in verdict.faults)
+
+
+@pytest.mark.one_in(2, "chaos")
 @pytest.mark.timeout(300)
 def test_chaos_faults_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
     options = "--how readonly,tail --requests 4 --concurrency 4 --voice 2 --spacing 0.2".split()

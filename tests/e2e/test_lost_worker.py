@@ -74,7 +74,8 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
     """A frozen worker that resumes changes nothing, and rejoins: SIGSTOP until another worker has
     claimed its task, then SIGCONT.
     """
-    settings = (*FAKE, "lease.worker_ttl_s=1", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
+    frozen_returns = ("lease.worker_ttl_s=1", "lease.end_hung_processes=false")
+    settings = (*FAKE, *frozen_returns, f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
         wait_for_workers(control, STAGE, 2)
         frozen: list[tuple[WorkerId, Epoch]] = []

@@ -87,20 +87,6 @@ def another_user() -> Iterator[None]:
         os.setgroups(groups)
 
 
-def commands_of(fleet: ProcessFleet) -> dict[str, psutil.Process]:
-    """Return the fleet's processes, without keepers, by command: `redis`, `conductor`, `web`,
-    `worker ROLE`, `jobs`.
-    """
-    found: dict[str, psutil.Process] = {}
-    for process in fleet.family():
-        line = process.cmdline()
-        if "-server" in line[0]:
-            found["redis"] = process
-        elif "up" not in line and "fleet.cli" in line:
-            found[" ".join(line[line.index("fleet.cli") + 1 :])] = process
-    return found
-
-
 def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: ProcessFleet) -> None:
     found = [
         one
@@ -176,7 +162,7 @@ def test_redis_socket_refuses_another_user(fleet: ProcessFleet, folder: Path) ->
 
 
 def test_processes_have_only_the_secrets_they_use(fleet: ProcessFleet) -> None:
-    commands = commands_of(fleet)
+    commands = fleet.commands()
     assert set(commands) >= {"redis", "conductor", "web", "jobs", f"worker {ROLE}"}
     environments = {name: process.environ() for name, process in commands.items()}
     held = {name: set(env) & set(SECRETS) for name, env in environments.items()}

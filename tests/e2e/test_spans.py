@@ -54,6 +54,7 @@ def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
     own = (
         "stages.lm.spans.standby=1",
         SHORT_LEASE,
+        "lease.end_hung_processes=false",  # frozen workers return
         "transfer.kind=nixl",
         "stages.lm.spans.nixl_kib=1",
     )

@@ -4,7 +4,6 @@ part, and leave nothing behind.
 
 import hashlib
 import json
-import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+import psutil
 import pytest
 
 from fleet.control import keys
@@ -135,13 +135,10 @@ def test_training_run_survives_a_lost_process(
     fleet: ProcessFleet, pool: Path, role: str, signum: signal.Signals
 ) -> None:
     with training(fleet, pool) as run:
-        pid = pid_of(fleet, role)
-        os.kill(pid, signum)
-        try:
-            assert assert_finished(run) >= 1
-        finally:
-            if signum == signal.SIGSTOP:
-                os.kill(pid, signal.SIGCONT)
+        lost = psutil.Process(pid_of(fleet, role))
+        lost.send_signal(signum)
+        assert assert_finished(run) >= 1
+        wait_until(lambda: not lost.is_running(), "the process to be ended, also a stopped one", 30)
     wait_for_nothing_live(fleet)
 
 

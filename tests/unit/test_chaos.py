@@ -28,7 +28,17 @@ from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.load import ChaosLoad, Outcome
 from fleet.lab.faults.options import ChaosOptions, chaos_overrides, make_plan
 from fleet.lab.faults.requests import is_sampled, make_bodies
-from fleet.lab.faults.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, Moment, draw_faults
+from fleet.lab.faults.schedule import (
+    KINDS,
+    LONG_LEASES,
+    PROCESS_KINDS,
+    REDIS,
+    REDIS_KINDS,
+    SHORT_LEASES,
+    FaultKind,
+    Moment,
+    draw_faults,
+)
 from tests.support import REPO
 from tests.unit.test_bench_run import CannedGateway, fake_gateway
 
@@ -50,7 +60,7 @@ def events(text: str, pcm: bytes, *, end: str = "data: [DONE]\n\n") -> bytes:
 @given(
     st.integers(0, 10_000),
     st.integers(1, 40),
-    st.sampled_from([KINDS, (FaultKind.KILL,), (FaultKind.STOP, FaultKind.TERM)]),
+    st.sampled_from([KINDS, PROCESS_KINDS, (FaultKind.KILL,), (FaultKind.STOP, FaultKind.TERM)]),
 )
 def test_schedule_is_fixed_by_its_seed_and_balanced(
     seed: int, kills: int, kinds: tuple[FaultKind, ...]
@@ -79,6 +89,49 @@ def test_every_other_fault_in_a_role_waits_for_its_moment(seed: int, kills: int)
         waits = [fault.moment is not Moment.ANY for fault in faults if fault.role == role]
         expected = [not waits[0], waits[0]] if waits and role != "conductor" else [False, False]
         assert all(wait == expected[at % 2 == 0] for at, wait in enumerate(waits))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 60))
+def test_pauses_are_short_and_long_and_of_one_process_and_of_all_workers(
+    seed: int, kills: int
+) -> None:
+    faults = draw_faults(seed, kills, ROLES, (FaultKind.PAUSE, FaultKind.HANG), 2.0)
+    assert all(
+        fault.leases == 0 and not fault.in_all_workers
+        for fault in faults
+        if fault.kind is FaultKind.HANG
+    )
+    for role in ROLES:
+        pauses = [fault for fault in faults if fault.role == role and fault.kind is FaultKind.PAUSE]
+        short = [SHORT_LEASES[0] <= pause.leases <= SHORT_LEASES[1] for pause in pauses]
+        assert all(
+            is_short or LONG_LEASES[0] <= pause.leases <= LONG_LEASES[1]
+            for pause, is_short in zip(pauses, short, strict=True)
+        )
+        assert all(one != other for one, other in zip(short, short[1:], strict=False))
+        combined = {
+            (is_short, pause.in_all_workers) for pause, is_short in zip(pauses, short, strict=True)
+        }
+        if role == "conductor":
+            assert not any(pause.in_all_workers for pause in pauses)
+        elif len(pauses) >= 4:
+            assert len(combined) == 4
+
+
+def test_every_kind_of_fault_is_in_all() -> None:
+    plan = make_plan(replace(OPTIONS, how="all"), CONFIG)
+    assert set(plan.kinds) == set(PROCESS_KINDS) >= {FaultKind.PAUSE, FaultKind.HANG}
+    assert set(plan.redis_kinds) == set(REDIS_KINDS) and plan.has_silent_gateways
+    scheduled = Counter((fault.role, fault.kind) for fault in plan.schedule())
+    assert all(scheduled[role, kind] == 1 for role in plan.roles for kind in PROCESS_KINDS)
+    chosen = make_plan(replace(OPTIONS, how="hang,pause", roles="thinker"), CONFIG)
+    assert chosen.kinds == (FaultKind.PAUSE, FaultKind.HANG) and not chosen.redis_kinds
+
+
+def test_hang_is_refused_where_no_keeper_ends_it() -> None:
+    config = load_config(None, ("lease.end_hung_processes=false",))
+    with pytest.raises(ChaosError, match="--how hang: nothing ends a hung process in this fleet"):
+        make_plan(replace(OPTIONS, how="hang"), config)
 
 
 def test_default_plan_has_each_fault_kind_once_per_role() -> None:

@@ -2,6 +2,7 @@
 when a process is killed.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -16,9 +17,10 @@ import pytest
 
 from fleet.cli import fork_client
 from fleet.cli.fork_client import ForkedProcess, ForkStarter
+from fleet.cli.hangs import HangWatch
 from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess
 from fleet.config import FleetConfig
-from tests.support import cli_env, wait_until
+from tests.support import await_until, cli_env, wait_until
 
 COMMAND = "tests.forked_command"
 
@@ -159,6 +161,29 @@ async def test_frozen_server_delays_a_start_and_starts_nothing_later(
     assert caplog.messages == [line], "later starts do not wait for it"
     server.resume()
     wait_until(lambda: not server.is_running() or not server.children(), "the late process to end")
+
+
+async def test_stopped_server_is_killed_and_leaves_its_commands(forks: Forks) -> None:
+    """A server that is stopped is killed by the keepers that watch it; its command runs on, and the
+    next one is forked by another server.
+    """
+    starter = forks.starter()
+    starter.hangs = HangWatch(lease_s=0.4)
+    first, shown = await start(starter, "wait")
+    waiting = asyncio.create_task(first.wait())
+    server = psutil.Process(shown["parent"])
+    server.suspend()
+
+    async def is_killed() -> bool:
+        return not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+    await await_until(is_killed, "the stopped server to be killed")
+    assert psutil.Process(first.pid).status() == psutil.STATUS_SLEEPING
+    first.terminate()
+    assert await waiting == UNKNOWN_STATUS
+    second, again = await start(starter, "exit", "0")
+    assert isinstance(second, ForkedProcess) and again["parent"] != shown["parent"]
+    assert await second.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +19,16 @@ from fleet.lab.faults.processes import ExtraProcesses, find_processes, listening
 from fleet.lab.faults.recovery import Recovery
 from fleet.lab.faults.redis_faults import RedisFaults
 from fleet.lab.faults.save_clock import SaveClock
-from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, SIGNALS, Fault, FaultKind, Moment
+from fleet.lab.faults.schedule import (
+    CONDUCTOR,
+    GATEWAY,
+    REDIS,
+    SIGNALS,
+    Fault,
+    FaultKind,
+    Moment,
+    name_of,
+)
 from fleet.lab.faults.watch import FleetWatch, Member
 
 RECOVERY_TIMEOUT_S = 300.0
@@ -63,7 +72,7 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def signal(self) -> str:
         """Name of the fault in reports: the signal for a process, the kind of fault for Redis."""
-        return SIGNALS.get(self.kind, self.kind.value)
+        return name_of(self.kind)
 
     @property
     def outcome(self) -> str:
@@ -158,17 +167,16 @@ class FaultInjector:
         member, process = target.member, target.process
         replacement = _command(fault.role, process)
         fault_us, at_s = self._event_log.now_us(), self._now_s()
-        process.send_signal(signal.Signals[SIGNALS[fault.kind]])
+        stopped = [*find_processes("worker").values()] if fault.in_all_workers else [process]
+        affected = self._watch.live_requests() if fault.in_all_workers else member.requests
+        for each in stopped:
+            _send(each, signal.Signals[SIGNALS[fault.kind]])
         in_moment = target.is_open()
-        if fault.kind is FaultKind.STOP:
-            in_time = self._resume(process, member)
-            until_s = self._now_s()
-        else:
-            in_time = self._wait(lambda: _has_ended(process))
-            until_s = at_s
+        in_time = self._hold(fault, member, process, stopped)
+        until_s = self._now_s() if fault.kind in (FaultKind.STOP, FaultKind.PAUSE) else at_s
         if fault.kind is FaultKind.TERM:
             self._extras.start(replacement)
-        complete = in_time and self._wait_until_gone(member) and self.wait_until_complete()
+        complete = in_time and self.wait_until_complete()
         recovered_s = self._now_s() - at_s if complete else None
         registered = "" if fault.role == GATEWAY else fault.role
         recovery = self._event_log.recovery_since(fault_us, member.id, registered)
@@ -178,7 +186,7 @@ class FaultInjector:
             target=member.id,
             # Both: clients of a killed gateway may resume before it is fenced, and a hand-off
             # leaves no time to read its tasks.
-            requests=tuple(dict.fromkeys((*member.requests, *recovery.requests))),
+            requests=tuple(dict.fromkeys((*affected, *recovery.requests))),
             at_s=at_s,
             until_s=until_s,
             recovered_s=recovered_s,
@@ -186,6 +194,29 @@ class FaultInjector:
             in_moment=in_moment,
             recovery=recovery,
         )
+
+    def _hold(
+        self,
+        fault: Fault,
+        member: Member,
+        process: psutil.Process,
+        stopped: Sequence[psutil.Process],
+    ) -> bool:
+        """Wait for the effect of a fault whose signal was sent: until a paused process was resumed,
+        or a lost one is gone from the fleet. Return False if that takes too long.
+        """
+        if fault.kind is FaultKind.PAUSE:
+            try:
+                self._pause.wait(fault.leases * self._watch.lease_s(fault.role))
+            finally:
+                for each in stopped:
+                    _send(each, signal.SIGCONT)
+            return True
+        if fault.kind is FaultKind.STOP:
+            in_time = self._resume(process, member)
+        else:
+            in_time = self._wait(lambda: _has_ended(process))
+        return in_time and self._wait_until_gone(member)
 
     def _at_moment(self, fault: Fault) -> _FaultTarget | None:
         """Wait for the event of a fault (`Moment`) and return the process to hit; None if the event
@@ -251,8 +282,7 @@ class FaultInjector:
                 self._wait(lambda: not self._watch.has_unassigned_consumers(), CLIENTS_RESUME_S)
             return lapsed
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGCONT)
+            _send(process, signal.SIGCONT)
 
     def _wait_until_gone(self, member: Member) -> bool:
         return self._wait(lambda: not self._watch.is_registered(member))
@@ -278,6 +308,11 @@ def _command(role: str, process: psutil.Process | None = None) -> list[str]:
     if role == GATEWAY and process is not None:
         return gateway_command(listening_port(process))
     return [role] if role in (CONDUCTOR, GATEWAY) else ["worker", role]
+
+
+def _send(process: psutil.Process, signum: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(signum)
 
 
 def _has_ended(process: psutil.Process) -> bool:

@@ -11,10 +11,12 @@ from fleet.core.ids import StageName
 from fleet.graphs.training import TRAINER
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.schedule import (
+    ALL,
     CONDUCTOR,
     FORGETTING_KINDS,
     GATEWAY,
     KINDS,
+    PROCESS_KINDS,
     REDIS,
     REDIS_KINDS,
     Fault,
@@ -99,8 +101,9 @@ class ChaosPlan:
         """Return True if the plan has faults in which a gateway stops sending without breaking its
         connections.
         """
+        silencing = {FaultKind.STOP, FaultKind.PAUSE, FaultKind.HANG}
         return FaultKind.PARTITION in self.redis_kinds or (
-            FaultKind.STOP in self.kinds and GATEWAY in self.roles
+            not silencing.isdisjoint(self.kinds) and GATEWAY in self.roles
         )
 
     @property
@@ -190,9 +193,16 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
     roles = _parse_list(
         "--roles", options.roles, [*(str(role.name) for role in config.roles()), CONDUCTOR, GATEWAY]
     )
-    chosen = _parse_list("--how", options.how, [*FaultKind, REDIS]) if options.how else KINDS
-    kinds = tuple(kind for kind in KINDS if kind in chosen)
-    redis_kinds = tuple(kind for kind in REDIS_KINDS if kind in chosen or REDIS in chosen)
+    chosen = _parse_list("--how", options.how, [*FaultKind, REDIS, ALL]) if options.how else KINDS
+    kinds = tuple(kind for kind in PROCESS_KINDS if kind in chosen or ALL in chosen)
+    with_redis = REDIS in chosen or ALL in chosen
+    redis_kinds = tuple(kind for kind in REDIS_KINDS if kind in chosen or with_redis)
+    _require(
+        config.lease.end_hung_processes or FaultKind.HANG not in kinds,
+        "--how",
+        options.how,
+        "nothing ends a hung process in this fleet; add --set lease.end_hung_processes=true",
+    )
     num_faults, num_redis_faults = _count_faults(options, len(roles), len(kinds), len(redis_kinds))
     savable = _savable_stages(config)
     num_saved = _count_saved(options, config, savable)

@@ -13,7 +13,7 @@ from fleet.lab.faults.load import Outcome
 from fleet.lab.faults.pauses import is_open_during
 from fleet.lab.faults.recovery import DETECTED_BY
 from fleet.lab.faults.save_report import SaveReport, reason_lines
-from fleet.lab.faults.schedule import REDIS, SIGNALS, FaultKind
+from fleet.lab.faults.schedule import PROCESS_KINDS, REDIS, FaultKind, name_of
 from fleet.lab.faults.verdict import INVARIANT, Verdict
 from fleet.lab.report.plot import Axes, saved_figure
 from fleet.lab.report.stats import Summary, summarise
@@ -21,7 +21,13 @@ from fleet.lab.report.tables import NONE, table_of, titled
 
 SHOWN = 8
 """Largest number of failure lines shown per kind."""
-COLOURS = {FaultKind.KILL: "#dc2626", FaultKind.STOP: "#2563eb", FaultKind.TERM: "#b45309"}
+COLOURS = {
+    FaultKind.KILL: "#dc2626",
+    FaultKind.STOP: "#2563eb",
+    FaultKind.TERM: "#b45309",
+    FaultKind.PAUSE: "#0891b2",
+    FaultKind.HANG: "#be185d",
+}
 REDIS_COLOUR = "#7c3aed"
 ANSWER, OPEN, UNDISTURBED, BAD = "#9ca3af", "#0d9488", "#6b7280", "#dc2626"
 SIZE_INCHES = (11.0, 6.5)
@@ -68,8 +74,9 @@ def _tables(verdict: Verdict) -> Iterator[Group]:
     if verdict.captures:
         yield _counts("captures for the trainer under faults", _capture_counts(verdict.captures))
     in_redis = [fault for fault in verdict.faults if fault.role == REDIS]
-    if len(in_redis) < len(verdict.faults):
-        columns = ("role", *SIGNALS.values(), "requests", "recovered after, s: p50", "max")
+    if in_processes := _in_processes(verdict):
+        kinds = [name_of(kind) for kind in _process_kinds(in_processes)]
+        columns = ("role", *kinds, "requests", "recovered after, s: p50", "max")
         yield filled_table("faults", columns, _fault_rows(verdict))
     if in_redis:
         columns = (
@@ -158,13 +165,23 @@ def _capture_counts(report: CaptureReport) -> Iterable[tuple[str, object]]:
     )
 
 
+def _in_processes(verdict: Verdict) -> list[InjectedFault]:
+    return [fault for fault in verdict.faults if fault.role != REDIS]
+
+
+def _process_kinds(faults: Sequence[InjectedFault]) -> list[FaultKind]:
+    """Return the kinds of some faults in processes, in the order of all kinds."""
+    return [kind for kind in PROCESS_KINDS if any(fault.kind == kind for fault in faults)]
+
+
 def _fault_rows(verdict: Verdict) -> Iterator[Sequence[object]]:
-    faults = [fault for fault in verdict.faults if fault.role != REDIS]
+    faults = _in_processes(verdict)
     counts = Counter((fault.role, fault.kind) for fault in faults)
     for role in dict.fromkeys(fault.role for fault in faults):
         of_role = [fault for fault in faults if fault.role == role]
         requests = sum(len(fault.requests) for fault in of_role)
-        yield role, *(counts[role, kind] for kind in SIGNALS), requests, *_recovered(of_role)
+        of_kind = (counts[role, kind] for kind in _process_kinds(faults))
+        yield role, *of_kind, requests, *_recovered(of_role)
 
 
 def _redis_rows(faults: Sequence[InjectedFault]) -> Iterator[Sequence[object]]:

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
@@ -11,7 +11,9 @@ CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
 
 class FaultKind(StrEnum):
     """Kind of a fault. KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and other workers
-    have the tasks, then SIGCONT. TERM: SIGTERM.
+    have the tasks, then SIGCONT. TERM: SIGTERM. PAUSE: SIGSTOP for a part of a lease or for longer
+    than one, then SIGCONT. HANG: SIGSTOP that nobody continues, so that the process's keeper must
+    end it.
 
     All other kinds are faults in Redis or in connections to it; see `redis_faults`.
     """
@@ -19,6 +21,8 @@ class FaultKind(StrEnum):
     KILL = "kill"
     STOP = "stop"
     TERM = "term"
+    PAUSE = "pause"
+    HANG = "hang"
     OOM = "oom"
     READONLY = "readonly"
     NOREPLICAS = "noreplicas"
@@ -29,9 +33,23 @@ class FaultKind(StrEnum):
     FAILOVER = "failover"
 
 
-SIGNALS = {FaultKind.KILL: "SIGKILL", FaultKind.STOP: "SIGSTOP", FaultKind.TERM: "SIGTERM"}
-KINDS = tuple(SIGNALS)
-"""Kinds of faults in processes."""
+SIGNALS = {
+    FaultKind.KILL: "SIGKILL",
+    FaultKind.STOP: "SIGSTOP",
+    FaultKind.TERM: "SIGTERM",
+    FaultKind.PAUSE: "SIGSTOP",
+    FaultKind.HANG: "SIGSTOP",
+}
+"""Signal that each kind of fault in a process sends."""
+KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.TERM)
+"""Kinds of faults in processes that a run has by default."""
+PROCESS_KINDS = tuple(SIGNALS)
+ALL = "all"
+"""Name of every kind of fault together."""
+SHORT_LEASES, LONG_LEASES = (0.2, 0.8), (1.2, 1.8)
+"""Ranges of the durations of pauses, in leases: below a lease, and above one but below the two
+after which a keeper ends a stopped process.
+"""
 REDIS_KINDS = tuple(kind for kind in FaultKind if kind not in SIGNALS)
 FORGETTING_KINDS = {FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER}
 """Faults after which Redis may lack ended requests, or audio deleted early for lack of memory."""
@@ -55,7 +73,8 @@ class Fault:
 
     `moment`: event to wait for. `severity`, from 0 to 1: size of a Redis fault, for example the
     part of its log that is cut off; for a fault during a save, the share of the save's usual
-    duration after which it is injected.
+    duration after which it is injected. `leases`: duration of a PAUSE, in leases;
+    `in_all_workers`: whether it stops every worker of this host instead of one process.
     """
 
     role: str
@@ -63,6 +82,13 @@ class Fault:
     pause_s: float
     moment: Moment = Moment.ANY
     severity: float = 0.0
+    leases: float = 0.0
+    in_all_workers: bool = False
+
+
+def name_of(kind: FaultKind) -> str:
+    """Return the name of a fault in reports: the signal where it says all, else the kind."""
+    return SIGNALS[kind] if kind in KINDS else kind.value
 
 
 def draw_faults(
@@ -78,9 +104,11 @@ def draw_faults(
 
     `moments`: event by role; every other fault of such a role waits for it. Invariants:
     `len(roles)` successive faults of a round hit every role once; a whole round has every kind for
-    every role once.
+    every role once. Of the pauses of a role, two successive ones are a short and a long one, and
+    four of a worker's also one of each with all workers.
     """
     rng, moments = random.Random(seed), moments or {}
+    pauses = {role: _draw_pauses(f"pauses {seed} {role}", role) for role in roles}
     waits = {role: rng.random() < 0.5 for role in roles if role in moments}
     faults: list[Fault] = []
     while kinds and len(faults) < count:
@@ -88,9 +116,11 @@ def draw_faults(
             pause_s = spacing_s * rng.uniform(0.5, 1.5)
             moment = moments[role] if waits.get(role) else Moment.ANY
             severity = rng.random() if moment is Moment.SAVE else 0.0
-            faults.append(
-                Fault(role=role, kind=kind, pause_s=pause_s, moment=moment, severity=severity)
-            )
+            fault = Fault(role=role, kind=kind, pause_s=pause_s, moment=moment, severity=severity)
+            if kind is FaultKind.PAUSE:
+                leases, in_all_workers = next(pauses[role])
+                fault = replace(fault, leases=leases, in_all_workers=in_all_workers)
+            faults.append(fault)
             if role in waits:
                 waits[role] = not waits[role]
     return faults[:count]
@@ -116,6 +146,20 @@ def mix(seed: int, first: Sequence[Fault], second: Sequence[Fault]) -> list[Faul
     turns = [iter(first)] * len(first) + [iter(second)] * len(second)
     random.Random(f"mix {seed}").shuffle(turns)
     return [next(schedule) for schedule in turns]
+
+
+def _draw_pauses(seed: str, role: str) -> Iterator[tuple[float, bool]]:
+    """Yield the duration in leases of each pause of a role, and whether it is one of all workers:
+    alternately short and long, and for a worker alternately two of one process and two of all.
+    """
+    rng = random.Random(seed)
+    is_long, in_all_workers = rng.random() < 0.5, rng.random() < 0.5
+    while True:
+        for _ in range(2):
+            leases = rng.uniform(*(LONG_LEASES if is_long else SHORT_LEASES))
+            yield leases, in_all_workers and role not in (CONDUCTOR, GATEWAY)
+            is_long = not is_long
+        in_all_workers = not in_all_workers
 
 
 def _draw_round(

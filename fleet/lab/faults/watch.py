@@ -109,6 +109,18 @@ class FleetWatch:
         owned = cast("set[bytes]", self._redis.smembers(keys.worker_tasks(anchor or worker)))
         return tuple(sorted(text(task).partition("|")[0] for task in owned))
 
+    @patiently
+    def live_requests(self) -> tuple[str, ...]:
+        """Return the ids of all requests that have not ended."""
+        return tuple(
+            sorted(text(one) for one in cast("set[bytes]", self._redis.smembers(keys.LIVE)))
+        )
+
+    def lease_s(self, role: str) -> float:
+        """Return the duration of the lease of a role's processes."""
+        lease = self._config.lease
+        return lease.conductor_ttl_s if role == CONDUCTOR else lease.worker_ttl_s
+
     def hands_off(self, role: str) -> bool:
         """Return True if the role's workers are the source of hand-offs (prefill), False if the
         destination.

@@ -155,7 +155,11 @@ class SpanWorkerProcess(RegisteredProcess):
                 run(client, scripts.order(worker, order))
             self._when_joined()
             lease = Lease(
-                lease_client, worker, self.config.lease.worker_ttl_s, lambda: self._vitals(arrivals)
+                lease_client,
+                worker,
+                self.config.lease.worker_ttl_s,
+                lambda: self._vitals(arrivals),
+                max_step_s=self.config.lease.max_step_s,
             )
             self._hosting = SpanHosting(
                 self._where, self._spans, neighbours, lambda: lease.progress(LOADING_S)
@@ -205,6 +209,7 @@ class SpanWorkerProcess(RegisteredProcess):
             while not lease.lost.is_set() and not self._may_end(worker, client, hosting):
                 for arrival in arrivals.take(IDLE_S):
                     hosting.handle(arrival)
+                    lease.progress()
                 lease.progress()
                 if time.monotonic() - polled_s >= INBOX_POLL_S:
                     polled_s = time.monotonic()

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from fleet.control import scripts
 from fleet.control.outage import Outage
@@ -36,6 +37,13 @@ IDLE_BLOCK_MS = 200
 PULL_POLL_S = 0.0005
 AWAIT_PASS_S = 0.05
 """Longest wait for a step that other processes compute; nothing is read from Redis meanwhile."""
+
+
+class LoopObserver(Protocol):
+    """Observer of a loop's progress, as `Lease` is."""
+
+    def progress(self) -> None: ...
+    def begin_step(self, longest_step_s: float) -> None: ...
 
 
 class WorkerLoop:
@@ -65,8 +73,19 @@ class WorkerLoop:
         self._outage = context.outage or Outage(f"worker {self.worker}")
         self._pacing = Pacing()
         self._refused: list[PendingCall] = []
+        self._longest_step_s = 0.0
+        self._observer: LoopObserver | None = None
 
-    def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
+    def run(
+        self,
+        stopping: Callable[[], bool],
+        progress: Callable[[], None],
+        observer: LoopObserver | None = None,
+    ) -> None:
+        """Run turns until `stopping` returns True. `progress`: called after each turn. `observer`:
+        notified before and after each step.
+        """
+        self._observer = observer
         while not stopping():
             self.turn()
             progress()
@@ -108,11 +127,22 @@ class WorkerLoop:
             self._fail_all_in_outage()
             return ()
         try:
-            return self.engine.step()
+            return self._observed_step()
         except Exception as error:  # the process loop: the batch is lost, the worker is not
             log.exception("a batch of %d failed", len(self.tasks))
             self._lose_batch(error)
             return ()
+
+    def _observed_step(self) -> Sequence[EngineOutput]:
+        if self._observer is None:
+            return self.engine.step()
+        began_s = time.monotonic()
+        self._observer.begin_step(self._longest_step_s)
+        try:
+            return self.engine.step()
+        finally:
+            self._longest_step_s = max(self._longest_step_s, time.monotonic() - began_s)
+            self._observer.progress()
 
     def _suspect(self, requests: Sequence[RequestId]) -> None:
         """Record that another process may have died over these tasks, before the process that

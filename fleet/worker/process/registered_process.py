@@ -17,6 +17,7 @@ from fleet.control.outage import Outage, is_away
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import RoleName, WorkerId, new_worker_id
 from fleet.core.log_labels import Labels
+from fleet.process.beat import LEAVING_S, START_S, beat
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class RegisteredProcess:
                     raise
                 self.drop_work()
                 self.stop.wait(self._pause_s(error))
+        beat(LEAVING_S, LEAVING_S)
 
     def _pause_s(self, error: RedisError | RedisUnreachable) -> float:
         """Log why the incarnation ended, once per outage of Redis; return the seconds to wait
@@ -80,6 +82,7 @@ class RegisteredProcess:
         return self.outage.pause_s()
 
     def _incarnation(self) -> None:
+        beat(START_S, START_S)
         with (
             connect(self.redis_url, one_connection=True) as client,
             connect(self.redis_url) as lease_client,
