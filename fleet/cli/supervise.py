@@ -45,7 +45,7 @@ busy machine.
 REDIS, WORKER = "redis", "worker"
 REGISTERED = (WORKER, "web", "conductor")
 """Commands whose processes register in Redis and are fenced when they die."""
-BEATING = (WORKER, "web", "jobs")
+BEATING = (WORKER, "web", "conductor", "jobs")
 """Commands whose processes beat once they have started. Of the others only stopped ones, and a
 Redis that does not answer, count as hung.
 """

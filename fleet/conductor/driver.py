@@ -27,11 +27,16 @@ from fleet.control.connect import connect, exchange, first_text, run, text, text
 from fleet.control.outage import Outage, cause_of, is_away
 from fleet.control.redis_status import memory_of
 from fleet.core.ids import WorkerId, new_worker_id
+from fleet.process.beat import beat
 from fleet.process.gc_freeze import freeze_gc
 
 log = logging.getLogger(__name__)
 
 TICK_MS = 200
+STANDING_S, COMPUTING_S = 12.5, 60.0
+"""Longest silence of the loop before its keeper ends the process: while it waits, which a call of
+Redis may do for 10 s, and while it computes.
+"""
 SWEEP_S = 1.0
 EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
 """Early deletion of retained audio. `EARLY_PERCENT`: distance below
@@ -72,6 +77,7 @@ class Driver:
 
     def run(self) -> None:
         while not self.stopping:
+            beat(STANDING_S, COMPUTING_S)
             try:
                 self.turn()
                 self._outage.end()

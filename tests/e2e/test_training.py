@@ -4,6 +4,7 @@ part, and leave nothing behind.
 
 import hashlib
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
@@ -153,33 +154,36 @@ def files_of(fleet: ProcessFleet) -> dict[str, str]:
     }
 
 
-def test_trainer_that_was_frozen_changes_nothing_when_it_continues(
-    fleet: ProcessFleet, pool: Path
-) -> None:
-    """The trainer is frozen while it trains, and continues once its successor has finished the
-    run: its files stay as they are, and the next run is trained by the successor.
+def test_trainer_that_was_frozen_changes_nothing_when_it_continues(tmp_path: Path) -> None:
+    """The trainer is frozen while it trains, and continues once its successor has finished the run:
+    its files stay as they are, and the next run is trained by the successor. Its keeper, which
+    would end it, is told to leave it.
     """
-    with training(fleet, pool) as run:
-        frozen = fleet.get("/v1/fleet/training")["trainer"]
-        pid = place_of(WorkerId(frozen))[1]
-        freeze_process(pid)
-        try:
-            number = assert_finished(run)
-            visible = files_of(fleet)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-    with connect(fleet.redis_url) as control:
-        wait_until(
-            lambda: any(
-                place_of(worker)[1] == pid and worker != frozen for worker in worker_ids(control)
-            ),
-            "the frozen trainer to join again",
-            60,
-        )
-    assert files_of(fleet) == visible
-    with training(fleet, pool) as run:
-        assert assert_finished(run) == number + 1
-    wait_for_nothing_live(fleet)
+    pool = tmp_path / "pool.jsonl"
+    write_pool(pool)
+    with fleet_up(tmp_path, *SETTINGS, "lease.end_hung_processes=false") as fleet:
+        with training(fleet, pool) as run:
+            frozen = fleet.get("/v1/fleet/training")["trainer"]
+            pid = place_of(WorkerId(frozen))[1]
+            freeze_process(pid)
+            try:
+                number = assert_finished(run)
+                visible = files_of(fleet)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        with connect(fleet.redis_url) as control:
+            wait_until(
+                lambda: any(
+                    place_of(worker)[1] == pid and worker != frozen
+                    for worker in worker_ids(control)
+                ),
+                "the frozen trainer to join again",
+                60,
+            )
+        assert files_of(fleet) == visible
+        with training(fleet, pool) as run:
+            assert assert_finished(run) == number + 1
+        wait_for_nothing_live(fleet)
 
 
 def test_training_goes_on_after_redis_lost_its_last_writes(tmp_path: Path) -> None:
