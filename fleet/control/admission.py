@@ -14,7 +14,7 @@ from fleet.control.connect import answer_of, run_async
 from fleet.control.membership import Membership, Run
 from fleet.control.redis_status import RedisStatus
 from fleet.core.errors import AlreadySubmitted, FleetError, NoWorker, Overloaded, RedisUnreachable
-from fleet.core.ids import RequestId, RoleName, WorkerId
+from fleet.core.ids import RequestId, WorkerId
 
 log = logging.getLogger("fleet.control.client")
 
@@ -65,7 +65,6 @@ class RequestAdmission:
         self._config = config
         self._membership = membership
         self._status = status
-        self.grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._run_id = ""
         self._unlogged_until_s = 0.0
 
@@ -74,20 +73,6 @@ class RequestAdmission:
         Raises: redis's errors.
         """
         self._run_id, _ = await self._server()
-
-    async def check(self, request: RequestId, roles: Sequence[RoleName]) -> int:
-        """Return the number of further requests that would be admitted now, this request included.
-        Raises: as `admit`.
-        """
-
-        def admission(me: WorkerId) -> scripts.Call:
-            bound = self._config.limits.max_requests
-            return scripts.admission(
-                request, bound=bound, gateway=me, roles=roles, grace_us=self.grace_us
-            )
-
-        _, answer = await self.admit(request, admission)
-        return int(answer[1])
 
     async def admit(
         self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
