@@ -42,6 +42,8 @@ OTHER, OTHER_GATEWAY = WorkerId("lm@test:2:b"), WorkerId("gateway@test:2:b")
 CONDUCTOR = WorkerId("conductor@test")
 HALVES = (RoleName("lm.prefill"), RoleName("lm.decode"))
 KEEP_S, LEASE_US = 600, 60_000_000
+SEEN = Epoch(1_700_000_000_000_000)
+"""An epoch that Redis issued before it lost its data."""
 MAX_DEATHS = 2
 """Deaths over a task before it runs alone, as in `common.lua`."""
 E = TypeVar("E", bound=Event)
@@ -87,6 +89,18 @@ class Control:
     def submit(self, request: str = "req-2", **options: Any) -> list[str]:
         """Submit a request; return all words of the answer."""
         return texts(run(self.client, submission(request, **options)))
+
+    def restore(
+        self, request: str = "req-2", *, epoch: Epoch = SEEN, gateway: WorkerId = GATEWAY
+    ) -> list[str]:
+        """Restore a request that the gateway holds at `epoch`; return all words of the answer."""
+        spec = RequestSpec(
+            id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,), session="talk"
+        )
+        call = scripts.restore(
+            spec, b"sound", epoch=epoch, stages=[STAGE], edges=[TEXT], gateway=gateway
+        )
+        return texts(run(self.client, call))
 
     def grant(self, request: RequestId = REQUEST) -> Epoch:
         """Take the task from its owner, if it has one, and grant it again; return the epoch."""

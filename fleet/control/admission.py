@@ -81,7 +81,6 @@ class RequestAdmission:
         self._membership = membership
         self._status = status
         self.waiting = WaitingRequests(client, config, membership)
-        self.grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._run_id = ""
         self._unlogged_until_s: dict[str, float] = {}
 
@@ -90,27 +89,6 @@ class RequestAdmission:
         Raises: redis's errors.
         """
         self._run_id, _ = await self._server()
-
-    async def check(
-        self, request: RequestId, roles: Sequence[RoleName], applicant: Applicant | None = None
-    ) -> int:
-        """Return the number of further requests that would be admitted now, this request included.
-        Raises: as `admit`.
-        """
-
-        def admission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
-            return scripts.admission(
-                request,
-                bound=self._config.limits.max_requests,
-                gateway=me,
-                roles=roles,
-                grace_us=self.grace_us,
-                client=client_key(applicant),
-                waits=waits,
-            )
-
-        _, answer = await self.admit(request, roles, admission, applicant=applicant)
-        return int(answer[1])
 
     async def admit(
         self,

@@ -32,8 +32,9 @@ from fleet.control.operations import Operations
 from fleet.control.outage import Outage, cause_of
 from fleet.control.pacing import Pacing
 from fleet.control.redis_status import RedisStatus
-from fleet.control.requests import SLICE, GatewayRequests
+from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
+from fleet.control.stream_recovery import SLICE
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.training import TrainingClient
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
@@ -122,6 +123,7 @@ class FleetClient:
                 self._renew_lease, renewal_s, self._status.writes
             ),
             "the reading of the inbox": self._read_inbox,
+            "the endings owed": self.requests.endings.run,
             "the slow poll": lambda: self._repeat(self._poll, SLOW_POLL_S, polling),
             "the time series": lambda: self._repeat(
                 self.telemetry.write_series, SERIES_STEP_S, series
@@ -163,6 +165,7 @@ class FleetClient:
         await self.telemetry.stop()
         if self._loops:
             with contextlib.suppress(RedisError):
+                await self.requests.endings.send()
                 await self._membership.leave()
         await self._redis.aclose()
         await self._reader.aclose()
@@ -190,7 +193,7 @@ class FleetClient:
 
     async def _renew_lease(self) -> None:
         await self._membership.renew(self.requests.num_held)
-        await self.requests.reconcile()
+        await self.requests.recovery.reconcile()
 
     async def _read_inbox(self) -> None:
         """Read this gateway's inbox and deliver its notices, until the client stops. The id of the
@@ -214,6 +217,7 @@ class FleetClient:
                     [notice for _, raw in entries for notice in parse_notices(pairs(raw))]
                 )
             except RedisError as error:
+                self._membership.note_loss()
                 await asyncio.sleep(outage.add(error))
                 continue
             outage.end()
@@ -243,4 +247,4 @@ class FleetClient:
         chunks whose notices arrive do not wait for it.
         """
         await self._status.read_memory()
-        await self.requests.catch_up()
+        await self.requests.recovery.catch_up()

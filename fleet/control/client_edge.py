@@ -16,7 +16,9 @@ class ClientEdge:
     epoch of the last such chunk. `consumed`: number of chunks delivered or skipped; `acked`: number
     of chunks acknowledged in Redis. `stride`: number of chunks per acknowledgement.
     `diverged`: True if the log no longer contains what was read from it. `checked`: epoch of the
-    producing task when the log was last checked for divergence.
+    producing task when the log was last checked for divergence. `ended`: True once the final chunk
+    was consumed. `complete`: True once it was delivered: an edge that begins again after that
+    delivers nothing, and only returns credit.
 
     Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
@@ -27,7 +29,7 @@ class ClientEdge:
         self.stride = stride
         self.next = self.consumed = self.acked = self.rows_delivered = 0
         self.epoch = self.checked = Epoch(0)
-        self.ended = self.diverged = False
+        self.ended = self.complete = self.diverged = False
         self._num_rows = 0
         self._early: dict[int, Chunk] = {}
 
@@ -62,7 +64,7 @@ class ClientEdge:
         """
         self.next = self.consumed = self.acked = self._num_rows = 0
         self.epoch = Epoch(0)
-        self.diverged = False
+        self.ended = self.diverged = False
         self.drop_early()
 
     def consume(self, chunk: Chunk) -> Chunk | None:
@@ -71,16 +73,22 @@ class ClientEdge:
 
         Raises: RedisUnreachable if the edge ends before the last row that was delivered.
         """
+        new_part = None if self.complete else self._new_part(chunk)
+        self.consumed = chunk.index + 1
+        self.ended = chunk.final
+        self.complete |= chunk.final
+        self.rows_delivered = max(self.rows_delivered, chunk.first_row + chunk.num_rows)
+        return new_part
+
+    def _new_part(self, chunk: Chunk) -> Chunk | None:
         num_repeated = self.rows_delivered - chunk.first_row
         if num_repeated > chunk.num_rows and chunk.final:
             raise RedisUnreachable(
                 "Redis lost a part of the answer, and the recomputed one came out shorter; try "
                 "again"
             )
-        new_part = chunk if not num_repeated else None
-        if num_repeated and (num_repeated < chunk.num_rows or chunk.final):
-            new_part = chunk.without(num_repeated)
-        self.consumed = chunk.index + 1
-        self.ended = chunk.final
-        self.rows_delivered = max(self.rows_delivered, chunk.first_row + chunk.num_rows)
-        return new_part
+        if not num_repeated:
+            return chunk
+        if num_repeated < chunk.num_rows or chunk.final:
+            return chunk.without(num_repeated)
+        return None

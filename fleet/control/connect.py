@@ -330,6 +330,31 @@ async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
             )
 
 
+async def run_each_async(client: redis.asyncio.Redis, calls: Sequence[Call]) -> list[Reply]:
+    """Run scripts in order, in one round trip (two if Redis does not have them). Return the
+    replies, with a RedisError for each call that failed. Raises: redis errors of the connection.
+    """
+    if not calls:
+        return []
+    replies = await _evaluated(client, [("EVALSHA", sha(call.script), call) for call in calls])
+    unknown = [n for n, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+    if unknown:
+        again = [("EVAL", source(calls[n].script), calls[n]) for n in unknown]
+        for n, reply in zip(unknown, await _evaluated(client, again), strict=True):
+            replies[n] = reply
+    return replies
+
+
+async def _evaluated(
+    client: redis.asyncio.Redis, evaluations: Sequence[tuple[str, str, Call]]
+) -> list[Reply]:
+    pipe = client.pipeline(transaction=False)
+    for command, script, call in evaluations:
+        pipe.execute_command(command, script, *keys.DECLARED, *call.args)
+    with cancellation_kept():
+        return cast("list[Reply]", await pipe.execute(raise_on_error=False))
+
+
 @contextmanager
 def cancellation_kept() -> Iterator[None]:
     """Raise CancelledError at the end of the block if the task was cancelled within it.
@@ -366,6 +391,28 @@ async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tu
     if isinstance(reply, Exception):
         raise reply
     return reply, other
+
+
+async def run_and_read(
+    client: redis.asyncio.Redis, call: Call, *reads: Sequence[Arg]
+) -> list[Reply]:
+    """Run a script and commands that read what it leaves, as one transaction: no loss of Redis's
+    data can come between. Return the replies in order. Raises: the first redis error among them.
+    """
+    replies: list[Reply] = []
+    for evaluation in (("EVALSHA", sha(call.script)), ("EVAL", source(call.script))):
+        pipe = client.pipeline(transaction=True)
+        pipe.execute_command(*evaluation, *keys.DECLARED, *call.args)
+        for read in reads:
+            pipe.execute_command(*read)
+        with cancellation_kept():
+            replies = cast("list[Reply]", await pipe.execute(raise_on_error=False))
+        if not isinstance(replies[0], NoScriptError):
+            break
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 async def answer_of(call: Awaitable[T]) -> T:

@@ -7,10 +7,15 @@ from collections.abc import Iterator, Sequence
 from fleet.control import keys
 from fleet.control.connect import Reply, entry_order, stream_entries
 from fleet.control.notices import AnyNotice, LoggedNotice, chunk_notice
-from fleet.core.chunk import Location
+from fleet.core.chunk import Chunk, Location, decode_chunk
 from fleet.core.ids import EdgeName, RequestId
 
 _Log = tuple[RequestId, EdgeName]
+
+
+def chunks_of(reply: Reply) -> list[Chunk]:
+    """Decode the chunks in a reply of XRANGE."""
+    return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
 
 
 class LogReads:

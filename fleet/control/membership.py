@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 from redis.asyncio import Redis
@@ -18,6 +19,10 @@ from fleet.core.ids import WorkerId, new_worker_id
 log = logging.getLogger(__name__)
 
 Run = Callable[[Redis, scripts.Call], Awaitable[Reply]]
+RESTORE_S = 5.0
+"""Seconds within which every gateway restores the requests that Redis has lost: gateways notice a
+loss at a lease renewal or, within a second, when they compare their streams with Redis.
+"""
 
 
 class Membership:
@@ -35,6 +40,18 @@ class Membership:
         """Held while the id changes, and while requests are attached to the id."""
         self.rejoined: Callable[[], Awaitable[None]] | None = None
         self._rejoins: set[asyncio.Task[None]] = set()
+        self._restored_s = 0.0
+
+    @property
+    def may_miss_requests(self) -> bool:
+        """True if Redis was away, or lost this gateway's registration, less than `RESTORE_S` ago:
+        requests that it does not know may be about to be restored by their gateways.
+        """
+        return time.monotonic() < self._restored_s
+
+    def note_loss(self) -> None:
+        """Record that Redis may have lost writes."""
+        self._restored_s = time.monotonic() + RESTORE_S
 
     async def register(self) -> None:
         fields: dict[str, str | bytes] = {
@@ -49,10 +66,11 @@ class Membership:
         """Renew the lease, or rejoin if the gateway was fenced. `num_running`: number of requests
         that it holds. Raises: redis's errors.
         """
-        call = scripts.renew(self.id, self._lease_us, {"running": num_running})
+        me = self.id  # another call may replace it before the reply
+        call = scripts.renew(me, self._lease_us, {"running": num_running})
         # not queued behind a burst of requests
         if text(await run_async(self._reader, call)) != "ok":
-            await self._rejoin(self.id)
+            await self.rejoin(me)
 
     async def call(
         self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str, run: Run | None = None
@@ -67,20 +85,23 @@ class Membership:
         me = self.id
         answer = texts(await answer_of((run or run_async)(self._redis, make(me))))
         if answer[0] == unlisted:
-            # A cancelled caller must not cancel the rejoin, which all requests of this gateway wait
-            # for.
-            rejoining = asyncio.create_task(self._rejoin(me))
-            self._rejoins.add(rejoining)
-            rejoining.add_done_callback(self._rejoins.discard)
-            await answer_of(asyncio.shield(rejoining))
+            await answer_of(self.rejoin(me))
             me = self.id
             answer = texts(await answer_of((run or run_async)(self._redis, make(me))))
         return me, answer
 
-    async def _rejoin(self, former: WorkerId) -> None:
+    async def rejoin(self, former: WorkerId) -> None:
         """Register under a new id, unless another call has already replaced the id `former`. Then
-        reattach the requests.
+        reattach the requests. Raises: redis's errors.
+
+        A cancelled caller does not cancel the rejoin, which all requests of this gateway wait for.
         """
+        rejoining = asyncio.create_task(self._rejoin(former))
+        self._rejoins.add(rejoining)
+        rejoining.add_done_callback(self._rejoins.discard)
+        await asyncio.shield(rejoining)
+
+    async def _rejoin(self, former: WorkerId) -> None:
         async with self.lock:
             if self.id != former:
                 return
@@ -89,6 +110,7 @@ class Membership:
                 former,
             )
             self.id = _new_id()
+            self.note_loss()
             await self.register()
         if self.rejoined is not None:
             await self.rejoined()

@@ -4,12 +4,9 @@ of their answers arrive as notices.
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
@@ -18,12 +15,12 @@ from fleet.control.connect import (
     Reply,
     answer_of,
     first_text,
+    run_and_read,
     run_async,
-    run_with,
-    slices,
     text,
-    texts,
 )
+from fleet.control.endings import BELOW_ALL, Abort, EndingsOwed
+from fleet.control.held_streams import HeldStreams
 from fleet.control.membership import Membership
 from fleet.control.notices import (
     AnyNotice,
@@ -33,25 +30,26 @@ from fleet.control.notices import (
     MovedNotice,
     UnreadableNotice,
 )
-from fleet.control.outage import is_away
 from fleet.control.redis_status import RedisStatus
 from fleet.control.replication import Replication
 from fleet.control.stream import ClientStream
+from fleet.control.stream_recovery import StreamRecovery
+from fleet.control.submission import SubmissionCalls
 from fleet.control.waiting import Applicant
-from fleet.core.errors import GatewayStopping, NotReplicated, RedisUnreachable, ResumedElsewhere
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
+from fleet.core.errors import (
+    FleetError,
+    GatewayStopping,
+    NotReplicated,
+    RedisUnreachable,
+    ResumedElsewhere,
+)
+from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
 
-SLICE = 100
-"""Number of streams per Redis call. The limit keeps other calls, such as lease renewals, from
-waiting longer than a few milliseconds.
-"""
-MAX_DELIVERED = 4096
-"""Number of delivered answers that are remembered: more than a gateway delivers in a second, the
-period whose writes Redis may lose.
-"""
+RESUME_PAUSE_S = 0.1
+"""Seconds between two tries to resume a request that is about to be restored."""
 
 
 class GatewayRequests:
@@ -70,23 +68,16 @@ class GatewayRequests:
         self._config = config
         self._membership = membership
         self._admission = RequestAdmission(client, config, membership, status)
-        self._streams: dict[RequestId, ClientStream] = {}
-        self._submitting: set[RequestId] = set()
-        """Requests whose submission Redis has not confirmed. Their streams exist already, since
-        notices may arrive before the reply.
-        """
+        self._calls = SubmissionCalls(config)
+        self._held = HeldStreams()
+        self._held.on_end = self._admission.waiting.wake
+        self._replicate = Replication(config.redis).run
+        self.endings = EndingsOwed(
+            client, membership, is_read=self._held.reads, bound=config.limits.max_requests
+        )
+        self.recovery = StreamRecovery(client, config, membership, self._held, self.endings)
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
         """Tasks that read the answers of requests without a client, by request."""
-        self._unread: set[RequestId] = set()
-        """Requests that Redis listed as this gateway's at the last check although no stream read
-        their answers.
-        """
-        self._delivered: dict[RequestId, dict[EdgeName, int]] = {}
-        """Number of chunks by edge of answers that clients have received whole, latest last. Redis
-        may lose the last acknowledgement of such an answer.
-        """
-        self._replicate = Replication(config.redis).run
-        membership.rejoined = self.reattach
 
     async def start(self) -> None:
         """Start the admission of requests. Raises: redis's errors."""
@@ -97,16 +88,15 @@ class GatewayRequests:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._admission.waiting.stop()
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of requests that wait at this gateway for a place."""
-        return self._admission.waiting.num_waiting
 
     @property
     def num_held(self) -> int:
-        return len(self._streams)
+        return len(self._held)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a place at this gateway."""
+        return len(self._admission.waiting)
 
     async def submit(
         self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None
@@ -120,38 +110,45 @@ class GatewayRequests:
         Raises: NoWorker naming the role, Overloaded at the limit of requests, RedisUnreachable,
         NotReplicated.
         """
-        stream = ClientStream(spec, blob, self._config, self._redis)
+        await answer_of(self.endings.send_overdue())
+        stream = self._stream(spec, blob)
         stream.client_key = client_key(applicant)
-        stream.on_lost = lambda: self._resubmit(stream)
+        may_have_run = False
+
+        def submission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
+            return self._calls.submit(spec, blob, me, stream.client_key, waits)
+
+        async def submit(client: Redis, call: scripts.Call) -> Reply:
+            nonlocal may_have_run
+            may_have_run = True
+            with self._held.submission(stream) as refuse:
+                reply = await self._replicate(client, call)
+                if first_text(reply) != "ok":
+                    may_have_run = False
+                    refuse()
+                return reply
+
+        roles = self._calls.roles_of(spec.outputs)
         try:
             gateway, answer = await self._admission.admit(
-                spec.id,
-                self._roles_of(spec.outputs),
-                partial(self._submission, stream, checked=True),
-                partial(self._run_held, stream),
-                applicant,
+                spec.id, roles, submission, submit, applicant
             )
-        # a cancellation too: a stream without a reader would be held indefinitely
-        except BaseException as error:
-            # The script may have run although its answer was lost: then `_release_unread` finds the
-            # request.
-            self._streams.pop(spec.id, None)
-            if isinstance(error, NotReplicated):
-                await self.abort(spec.id)
+        except BaseException as error:  # a cancellation too
+            if may_have_run:
+                self._held.remove(stream)
+                await self._withdraw(spec.id, error)
             raise
-        finally:
-            self._submitting.discard(spec.id)
         stream.held_by(gateway, Epoch(int(answer[1])))
         return stream
 
-    async def _run_held(self, stream: ClientStream, client: Redis, call: scripts.Call) -> Reply:
-        """Run a submission, with its stream held unless the request is refused."""
-        self._hold(stream)
-        self._submitting.add(stream.request_id)
-        reply = await self._replicate(client, call)
-        if first_text(reply) != "ok":
-            self._streams.pop(stream.request_id, None)
-        return reply
+    async def _withdraw(self, request: RequestId, error: BaseException) -> None:
+        """Abort a request whose submission has failed, although the script may have run."""
+        reason = error.message if isinstance(error, FleetError) else "its submission was cancelled"
+        abort = Abort(request=request, epoch=BELOW_ALL, reason=reason)
+        if isinstance(error, NotReplicated):
+            await self.endings.settle(abort)
+        else:
+            self.endings.owe(abort)
 
     async def submit_without_client(self, spec: RequestSpec, blob: bytes | None) -> None:
         """Submit a request without a client: its answer is read and acknowledged until a client
@@ -168,7 +165,14 @@ class GatewayRequests:
         """Return the number of further requests that `submit` would admit now, this request
         included. One with an `applicant` waits as in `submit`. Raises: as `submit`.
         """
-        return await self._admission.check(request, self._roles_of(outputs), applicant)
+        await answer_of(self.endings.send_overdue())
+
+        def admission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
+            return self._calls.admission(request, outputs, me, client_key(applicant), waits)
+
+        roles = self._calls.roles_of(outputs)
+        _, answer = await self._admission.admit(request, roles, admission, applicant=applicant)
+        return int(answer[1])
 
     async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
         """Wait until it may be the turn of `applicant`, which then tries again. `cause`: reason of
@@ -189,42 +193,73 @@ class GatewayRequests:
         Raises: RedisUnreachable; NotFound if the client edges are no longer retained;
         ResumedElsewhere if a later resumption has overtaken this call.
         """
+        await answer_of(self.endings.send_overdue())
+        with self._held.resumption(request):
+            found = await self._attach(request)
+            if found is None:
+                return None
+            spec, stream = found
+            self._supersede(stream)
+        try:
+            await answer_of(stream.read_from_start())
+            stream.raise_if_gone()
+        except RedisUnreachable:
+            # If Redis comes back without the request, only this stream can restore it.
+            self._drain(stream, self._config.lease.gateway_timeout_s)
+            raise
+        except BaseException:  # a cancellation too
+            self._held.remove(stream)
+            raise
+        return spec, stream
+
+    async def _attach(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
+        """Attach this gateway as the reader of an answer; return the request and a new stream. None
+        if the request is unknown, and no gateway is about to restore it.
+
+        The request and its audio are read with the attachment: from then on only this gateway can
+        restore them.
+        """
+        reads = (("HGET", keys.request(request), "spec"), ("GET", keys.blob(request)))
         raw: Reply = None
+        blob: Reply = None
 
         async def attach(client: Redis, call: scripts.Call) -> Reply:
-            nonlocal raw
-            reply, raw = await run_with(client, call, "HGET", keys.request(request), "spec")
+            nonlocal raw, blob
+            reply, raw, blob = await run_and_read(client, call, *reads)
             return reply
 
-        gateway, answer = await self._membership.call(
-            lambda me: scripts.attach(request, me), unlisted="unlisted", run=attach
-        )
-        if raw is None:
-            return None
+        while True:
+            gateway, answer = await self._membership.call(
+                lambda me: scripts.attach(request, me), unlisted="unlisted", run=attach
+            )
+            if raw is not None:
+                break
+            if not self._membership.may_miss_requests:
+                return None
+            await asyncio.sleep(RESUME_PAUSE_S)
         spec = decode_request(cast(bytes, raw))
-        stream = ClientStream(spec, None, self._config, self._redis)
+        stream = self._stream(spec, cast("bytes | None", blob))
+        stream.was_read = True
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] not in ("ended", "unknown"):
             raise RedisUnreachable(
                 f"the request could not be taken over from its gateway ({answer[0]}); try again"
             )
-        self._supersede(stream)
-        try:
-            await answer_of(stream.read_from_start())
-            stream.raise_if_gone()
-        except BaseException:  # a cancellation too
-            if self._streams.get(request) is stream:
-                del self._streams[request]
-            raise
         return spec, stream
+
+    def _stream(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
+        stream = ClientStream(spec, blob, self._config, self._redis, self.endings)
+        stream.on_stale = lambda: self.recovery.reattach_one(stream)
+        stream.on_unread = lambda: self._drain(stream, self._config.web.send_timeout_s)
+        return stream
 
     def _supersede(self, stream: ClientStream) -> None:
         """Hold `stream` in place of this gateway's earlier stream of the same request. Raises:
         ResumedElsewhere if the earlier stream has the higher epoch.
         """
         request = stream.request_id
-        earlier = self._streams.get(request)
+        earlier = self._held.streams.get(request)
         if earlier is not None and stream.epoch and earlier.epoch > stream.epoch:
             raise ResumedElsewhere.of(request)
         draining = self._draining.pop(request, None)
@@ -232,7 +267,7 @@ class GatewayRequests:
             draining.cancel()
         if earlier is not None:
             earlier.supersede()
-        self._hold(stream)
+        self._held.add(stream)
 
     async def abort(self, request: RequestId) -> bool:
         """Abort any request of the fleet. Return True if it was live."""
@@ -244,7 +279,7 @@ class GatewayRequests:
         gateway after `FleetClient.stop`. Those that wait for a place are refused.
         """
         self._admission.waiting.close()
-        for stream in list(self._streams.values()):
+        for stream in list(self._held.streams.values()):
             stream.fail(
                 GatewayStopping("this gateway stops; another continues the answer (Last-Event-ID)")
             )
@@ -255,203 +290,29 @@ class GatewayRequests:
         """
         if not isinstance(notice, LoggedNotice):
             return True
-        stream = self._streams.get(notice.request)
+        stream = self._held.streams.get(notice.request)
         return stream is not None and stream.wants(notice.edge, notice.index)
 
     def deliver(self, notice: AnyNotice) -> None:
         """Pass a notice of the inbox to the stream of its request. Log an unreadable notice."""
         match notice:
             case ChunkNotice(chunk=chunk):
-                stream = self._streams.get(chunk.request)
+                stream = self._held.streams.get(chunk.request)
                 if stream is not None:
                     stream.put(chunk)
             case UnreadableNotice(error=error):
                 log.error("a notice of this gateway's inbox could not be read: %s", error)
             case EndNotice(request=request):
-                stream = self._streams.get(request)
+                stream = self._held.streams.get(request)
                 if stream is not None:
                     stream.ended(notice)
             case MovedNotice(request=request, epoch=epoch):
-                stream = self._streams.get(request)
+                stream = self._held.streams.get(request)
                 # one that is not attached yet is the newer one
                 if stream is not None and 0 < stream.epoch < epoch:
                     stream.supersede()
             case _:
                 return
-
-    async def catch_up(self) -> None:
-        """Find chunks whose notices were lost: read the logs of streams that have received nothing
-        since the last call although Redis has something new.
-
-        Raises: redis-py's errors while Redis is away.
-        """
-        submitted = [
-            stream for request, stream in self._streams.items() if request not in self._submitting
-        ]
-        for streams in slices([stream for stream in submitted if not stream.moved()], SLICE):
-            for stream in await self._stale(streams):
-                await self._catch_up(stream)
-
-    async def _catch_up(self, stream: ClientStream) -> None:
-        try:
-            await stream.catch_up()
-        except RedisError as error:
-            if is_away(error):
-                raise
-            log.warning("the log of %s could not be read: %s", stream.request_id, error)
-
-    async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
-        """Return the streams for which Redis has something new. A single script call compares all
-        of them, since most are idle and reading a stream costs four calls.
-        """
-        positions = [(stream, stream.position()) for stream in streams]
-        known = [(stream, position) for stream, position in positions if position is not None]
-        stale = [stream for stream, position in positions if position is None]
-        if not known:
-            return stale
-        call = scripts.stale_streams([position for _, position in known])
-        try:
-            found = cast("list[int]", await run_async(self._redis, call))
-        except RedisError as error:
-            if is_away(error):
-                raise
-            log.warning("the streams of this gateway could not be compared with Redis: %s", error)
-            return stale
-        return [*stale, *(known[number][0] for number in found)]
-
-    async def reconcile(self) -> None:
-        """Compare this gateway's streams with Redis after a lapsed lease or a Redis restart:
-        reattach streams, and release requests without a stream. Raises: redis-py's errors; then
-        call it again.
-        """
-        await self.reattach()
-        await self._release_unread()
-
-    async def reattach(self) -> None:
-        """Attach the streams that are held under a former id of this gateway to its present id.
-        Raises: redis-py's errors; the next lease renewal tries again.
-        """
-        async with self._membership.lock:
-            gateway = self._membership.id
-            for streams in slices(
-                [stream for stream in self._streams.values() if stream.is_detached(gateway)], SLICE
-            ):
-                await self._reattach(gateway, streams)
-
-    async def _reattach(self, gateway: WorkerId, streams: Sequence[ClientStream]) -> None:
-        held = {stream.request_id: stream.epoch for stream in streams}
-        answers = texts(await run_async(self._redis, scripts.reattach(gateway, held)))
-        if answers[0] == "unlisted":
-            return
-        for stream, answer, epoch in zip(streams, answers[::2], answers[1::2], strict=True):
-            if answer == "ok":
-                stream.held_by(gateway, Epoch(int(epoch)))
-            elif answer == "ended":
-                stream.held_by(gateway, stream.epoch)
-                stream.stop_acks()
-            elif answer == "unknown":
-                await self._resubmit(stream)
-            else:
-                stream.supersede()
-
-    async def _reattach_one(self, stream: ClientStream) -> None:
-        """Attach a stream again that Redis no longer lists as its answer's reader, or end it if a
-        newer stream reads the answer. Raises: redis errors.
-        """
-        async with self._membership.lock:
-            if self._streams.get(stream.request_id) is stream:
-                await self._reattach(self._membership.id, [stream])
-            else:
-                stream.supersede()
-
-    async def _resubmit(self, stream: ClientStream) -> None:
-        """Submit a request again that Redis lost, unless its client has received chunks that may
-        come out differently: then the stream fails.
-
-        With invariant numerics the recomputed rows are equal, and the stream leaves out the rows
-        that the client has.
-        """
-        if not (stream.is_undelivered or self._config.numerics == "invariant"):
-            stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))
-            return
-        log.warning("Redis lost request %s; it is submitted again", stream.request_id)
-        gateway = self._membership.id
-        call = self._submission(stream, gateway)
-        answer = texts(await run_async(self._redis, call))
-        if answer[0] == "ok":
-            stream.held_by(gateway, Epoch(int(answer[1])))
-        elif answer[0] != "exists":
-            stream.fail(
-                RedisUnreachable(
-                    f"Redis lost the request, and did not accept it again ({answer[0]}); try again"
-                )
-            )
-
-    async def _release_unread(self) -> None:
-        """Release requests that Redis lists as this gateway's although no stream reads them: the
-        reply to a submission was lost, or Redis lost writes. A request must be found by two calls
-        in a row, since its stream may just be beginning or ending.
-        """
-        me, before = self._membership.id, set(self._streams)
-        pairs = cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(me)))
-        listed = {RequestId(text(pair).partition("|")[0]) for pair in pairs}
-        unread = listed - before - set(self._streams)
-        for request in unread & self._unread:
-            epoch = Epoch(
-                int(text(await self._redis.hget(keys.task(request, CLIENT), "epoch")) or 0)
-            )
-            if counts := self._delivered.get(request):
-                log.warning(
-                    "request %s: Redis lost the acknowledgement of its answer, which is sent again",
-                    request,
-                )
-                await run_async(self._redis, scripts.ack(self._final_acks(request, epoch, counts)))
-            else:
-                log.warning(
-                    "request %s: no stream of this gateway reads its answer; it is detached",
-                    request,
-                )
-                await run_async(self._redis, scripts.detach(request, me, epoch))
-        self._unread = unread
-
-    def _final_acks(
-        self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]
-    ) -> list[scripts.Ack]:
-        """Return the acknowledgements of a whole answer. Any part that Redis has lost is then
-        computed again without a reader. `counts`: number of chunks by edge.
-        """
-        graph, last = self._config.graph_declaration(), list(counts)[-1]
-        return [
-            scripts.Ack(
-                request=request,
-                stage=CLIENT,
-                epoch=epoch,
-                edge=edge,
-                consumed=count,
-                producer=graph.edge(edge).source,
-                delivered=edge == last,
-                closed=True,
-            )
-            for edge, count in counts.items()
-        ]
-
-    def _hold(self, stream: ClientStream) -> None:
-        """Deliver the request's notices to `stream` from now on, not to an earlier stream."""
-        request = stream.request_id
-
-        def forget() -> None:
-            if self._streams.get(request) is stream:
-                del self._streams[request]
-                if counts := stream.delivered():
-                    self._delivered[request] = counts
-                if len(self._delivered) > MAX_DELIVERED:
-                    del self._delivered[next(iter(self._delivered))]
-                self._admission.waiting.wake()
-
-        stream.on_close = forget
-        stream.on_stale = lambda: self._reattach_one(stream)
-        stream.on_unread = lambda: self._drain(stream, self._config.web.send_timeout_s)
-        self._streams[request] = stream
 
     def _drain(self, stream: ClientStream, patience_s: float | None = None) -> None:
         """Read and acknowledge the rest of an answer without a client, so that its workers do not
@@ -459,42 +320,8 @@ class GatewayRequests:
         request is aborted; None: never.
         """
         request = stream.request_id
-        if self._streams.get(request) is not stream:
+        if not self._held.holds(stream):
             return
         draining = asyncio.create_task(stream.discard_rest(patience_s))
         self._draining[request] = draining
         draining.add_done_callback(lambda _: self._draining.pop(request, None))
-
-    def _submission(
-        self,
-        stream: ClientStream,
-        me: WorkerId,
-        *,
-        checked: bool = False,
-        waits: scripts.Waits = "",
-    ) -> scripts.Call:
-        """Return the call that submits a request. `checked`: refuse the request if one of its roles
-        has no worker and expects none; False for a request that was admitted before.
-        """
-        spec = stream.spec
-        graph = self._config.graph_declaration()
-        stages = graph.stages_for(spec.outputs)
-        return scripts.submit(
-            spec,
-            stream.blob,
-            bound=self._config.limits.max_requests,
-            stages=stages,
-            roles=self._roles_of(spec.outputs) if checked else (),
-            grace_us=self._admission.grace_us,
-            edges=[edge.name for edge in graph.edges_for(spec.outputs)],
-            gateway=me,
-            audio=[edge for edge in spec.outputs if graph.media.get(edge) == "audio"],
-            retention_s=self._config.retention_s,
-            first_roles=[self._config.roles_of(stage)[0].name for stage in stages],
-            client=stream.client_key,
-            waits=waits,
-        )
-
-    def _roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
-        stages = self._config.graph_declaration().stages_for(outputs)
-        return [role.name for role in self._config.roles() if role.stage in stages]

@@ -16,22 +16,23 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.client_edge import ClientEdge
-from fleet.control.connect import Reply, answer_of, run_async, stream_entries, text, texts
+from fleet.control.connect import run_async, text, texts
+from fleet.control.endings import Abort, EndingsOwed, FinalAcks
+from fleet.control.logged_chunks import chunks_of
 from fleet.control.notices import EndNotice
 from fleet.control.outage import is_away
-from fleet.core.chunk import Chunk, decode_chunk
+from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     ChunkOrderError,
     FleetError,
     NotFound,
-    RedisUnreachable,
     ResumedElsewhere,
     from_code,
 )
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.telemetry.counts import RECEIVED, Receipts
+from fleet.telemetry.counts import Receipts
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class ClientStream:
         blob: bytes | None,
         config: FleetConfig,
         client: Redis,
+        endings: EndingsOwed,
     ) -> None:
         self.request_id: RequestId = spec.id
         self.spec = spec
@@ -60,13 +62,15 @@ class ClientStream:
         self.gateway = WorkerId("")
         self._receipts = Receipts()
         self.on_close: Callable[[], object] = lambda: None
-        self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self.on_stale: Callable[[], Awaitable[object]] = self._supersede
-        """Called when Redis lists another reader of the answer, or no reader: attaches this stream
-        again, or ends it.
+        """Called when Redis lists another reader of the answer, or no reader, or does not have the
+        request: attaches this stream again, restores the request, or ends the stream.
         """
         self.on_unread: Callable[[], object] = lambda: None
+        self.was_read = False
+        """True if a client may have received a part of this answer from an earlier stream."""
         self._redis = client
+        self._endings = endings
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
         self._edges = {
@@ -100,15 +104,27 @@ class ClientStream:
         self.gateway = gateway
         self.epoch = epoch
 
+    def restored_by(self, gateway: WorkerId, epoch: Epoch) -> None:
+        """Set what `held_by` sets, and read the answer again from its start: Redis had lost the
+        request, and every log begins again. What the client has is left out.
+        """
+        self.held_by(gateway, epoch)
+        self._needs_no_acks = False
+        self._ready.clear()
+        for edge in self._edges.values():
+            edge.begin_again()
+
     def stop_acks(self) -> None:
         """Send no more acknowledgements: the request has ended in Redis."""
         self._needs_no_acks = True
 
     def is_detached(self, gateway: WorkerId) -> bool:
-        """Return True if the stream has not failed and is held under another gateway id than
-        `gateway`.
-        """
-        return bool(self.epoch) and self.gateway != gateway and self._error is None
+        """Return True if this stream has not failed and is held under another id than `gateway`."""
+        return bool(self.epoch) and self.gateway != gateway and not self.has_failed
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
 
     def ended(self, notice: EndNotice) -> None:
         """Record the end of the request. Unless its state is `finished`, the stream fails with the
@@ -126,6 +142,13 @@ class ClientStream:
     def fail(self, error: FleetError) -> None:
         self._error = self._error or error
         self._wake.set()
+
+    def _give_up(self, error: FleetError) -> None:
+        """Fail, and owe the abort of the request, which may run on."""
+        self.fail(error)
+        if self.epoch:
+            abort = Abort(request=self.request_id, epoch=self.epoch, reason=error.message)
+            self._endings.owe(abort)
 
     def supersede(self) -> None:
         """End this stream because a newer stream continues the answer. Later reads raise
@@ -146,10 +169,10 @@ class ClientStream:
         while True:
             while not self._ready:
                 if not self._open():
-                    await self._close()
+                    self._close()
                     raise StopAsyncIteration
                 if self._error is not None:
-                    await self._close()
+                    self._close()
                     raise self._error
                 self._wake.clear()
                 await self._wake.wait()
@@ -161,19 +184,36 @@ class ClientStream:
         return [edge for edge in self._edges.values() if not edge.ended]
 
     async def _consume(self, chunk: Chunk) -> Chunk | None:
-        """Consume a chunk, and acknowledge it if due. Return the part that is new to the client;
-        None if no part is.
+        """Consume a chunk, and acknowledge it if due: the last one by the final acknowledgements,
+        which are owed from then on. Return the part that is new to the client; None if no part is.
         """
         edge = self._edges[chunk.edge]
         try:
             new_part = edge.consume(chunk)
         except FleetError as error:
             self._ready.clear()
-            self.fail(error)
+            self._give_up(error)
             return None
-        if edge.ended or edge.consumed - edge.acked >= edge.stride:
+        if not self._open():
+            await self._end_delivery()
+        elif edge.ended or edge.consumed - edge.acked >= edge.stride:
             await self._send_acks()
         return new_part
+
+    async def _end_delivery(self) -> None:
+        """Close the stream, whose client has the whole answer; owe the final acknowledgements."""
+        self._close()
+        if self._needs_no_acks or isinstance(self._error, ResumedElsewhere):
+            return
+        edges = self._edges.values()
+        acks = FinalAcks(
+            request=self.request_id,
+            epoch=self.epoch,
+            consumed={edge.name: edge.consumed for edge in edges},
+            producers={edge.name: edge.source for edge in edges},
+            receipts=self._receipts.line(self.gateway),
+        )
+        await self._endings.settle(acks)
 
     async def _send_acks(self) -> None:
         """Send the acknowledgements that are due. After an error, the next call or `catch_up` sends
@@ -205,46 +245,23 @@ class ClientStream:
                 edge.acked = edge.consumed
             return True
         sent = [(edge, edge.consumed) for edge in due]
-        delivered = not self._open()
-        acks = [self._ack_of(edge, delivered=delivered and edge is due[-1]) for edge in due]
-        if delivered:
-            await self._report_receipts()
+        acks = [
+            scripts.Ack(
+                request=self.request_id,
+                stage=CLIENT,
+                epoch=self.epoch,
+                edge=edge.name,
+                consumed=edge.consumed,
+                producer=edge.source,
+            )
+            for edge in due
+        ]
         answers = texts(await run_async(self._redis, scripts.ack(acks)))
         for (edge, consumed), answer in zip(sent, answers, strict=True):
             if answer != "stale":
                 # its log may have been restarted meanwhile
                 edge.acked = min(consumed, edge.consumed)
         return "stale" not in answers
-
-    async def _report_receipts(self) -> None:
-        """Save the statistics of chunk arrivals in the trace. Must precede the last
-        acknowledgement, which may close the request and its epoch.
-        """
-        line = self._receipts.line(self.gateway)
-        if line is not None:
-            name = f"{RECEIVED}:{self.epoch}"
-            await run_async(
-                self._redis,
-                scripts.set_task_metadata(self.request_id, CLIENT, self.epoch, name, line),
-            )
-
-    def _ack_of(self, edge: ClientEdge, *, delivered: bool) -> scripts.Ack:
-        return scripts.Ack(
-            request=self.request_id,
-            stage=CLIENT,
-            epoch=self.epoch,
-            edge=edge.name,
-            consumed=edge.consumed,
-            producer=edge.source,
-            delivered=delivered,
-        )
-
-    def delivered(self) -> dict[EdgeName, int]:
-        """Return the number of chunks by edge if the client has received the whole answer; else an
-        empty dict.
-        """
-        is_whole = not self._open() and self._error is None
-        return {edge.name: edge.consumed for edge in self._edges.values()} if is_whole else {}
 
     def moved(self) -> bool:
         """Return True if every open edge has advanced since the last call, which shows that no
@@ -284,10 +301,8 @@ class ClientStream:
         for edge in self._open():
             await self._compare(edge, epochs[edge.name])
         await self._send_acks()
-        if self._closed:
-            self._release_if_settled()
-            return
-        await self._read_logs()
+        if not self._closed:
+            await self._read_logs()
 
     async def read_from_start(self) -> None:
         """Read the logs in one round trip, for a stream that has received no chunk, or only chunks
@@ -321,7 +336,7 @@ class ClientStream:
     async def _accept_logs(self, edges: Sequence[ClientEdge], replies: Sequence[Any]) -> None:
         *logs, state = replies
         for edge, log_reply in zip(edges, logs, strict=True):
-            self._add_logged(edge, _chunks_of(log_reply))
+            self._add_logged(edge, chunks_of(log_reply))
         await self._settle_state(*(text(field) for field in state))
 
     def _add_logged(self, edge: ClientEdge, chunks: list[Chunk]) -> None:
@@ -329,7 +344,7 @@ class ClientStream:
             after.first_row != before.first_row + before.num_rows
             for before, after in pairwise(chunks)
         ):
-            self.fail(
+            self._give_up(
                 ChunkOrderError(
                     f"edge {edge.name}: its log does not follow on itself; do all processes "
                     "have one version?"
@@ -344,7 +359,7 @@ class ClientStream:
         does not have it.
         """
         entry = f"{index + 1}-0"
-        return _chunks_of(
+        return chunks_of(
             await self._redis.xrange(keys.edge(self.request_id, edge.name), min=entry, max=entry)
         )
 
@@ -396,11 +411,10 @@ class ClientStream:
 
     @property
     def is_undelivered(self) -> bool:
-        """True if the client has not received any chunk."""
-        return not any(edge.next or edge.rows_delivered for edge in self._edges.values())
-
-    async def _fail_as_lost(self) -> None:
-        self.fail(RedisUnreachable("Redis lost the request; try again"))
+        """True if no client has received any chunk."""
+        return not self.was_read and not any(
+            edge.next or edge.rows_delivered for edge in self._edges.values()
+        )
 
     async def _settle_state(self, state: str, code: str, message: str, param: str) -> None:
         """Act on the request's state and error as read from Redis. `state`: "" if Redis does not
@@ -409,7 +423,7 @@ class ClientStream:
         if state == "finished" or not (state or self.epoch):
             await self._check_retained()
         elif not state:
-            await self.on_lost()
+            await self.on_stale()
         elif state in ("failed", "aborted"):
             notice = EndNotice(
                 request=self.request_id, state=state, code=code, message=message, param=param
@@ -439,15 +453,15 @@ class ClientStream:
             raise self._error
 
     async def abort(self, reason: str) -> None:
-        """Abort the request, unless it has ended or another gateway holds it now. Idempotent.
-
-        Raises: RedisUnreachable. If this gateway cannot renew its lease, the conductor aborts its
-        requests.
+        """Abort the request, unless it has ended or another gateway holds it now. Idempotent. While
+        Redis is away, the abort is owed.
         """
         if self._closed:
             return
-        await self._close()
-        await answer_of(run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason)))
+        self._close()
+        if self.epoch:
+            abort = Abort(request=self.request_id, epoch=self.epoch, reason=reason)
+            await self._endings.settle(abort)
 
     def run_on(self) -> None:
         """Let the gateway read the rest of the answer until a client resumes it
@@ -481,19 +495,6 @@ class ClientStream:
                 "(web.send_timeout_s)"
             )
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
         self._closed = True
-        self._release_if_settled()
-
-    def _release_if_settled(self) -> None:
-        """Release the stream, unless acknowledgements are due: `catch_up` must send them, or the
-        request would never end.
-        """
-        is_settled = all(edge.consumed == edge.acked for edge in self._edges.values())
-        if self._error is not None or self._open() or is_settled:
-            self.on_close()
-
-
-def _chunks_of(reply: Reply) -> list[Chunk]:
-    """Decode the chunks in a reply of XRANGE."""
-    return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
+        self.on_close()

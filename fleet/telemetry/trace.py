@@ -80,7 +80,7 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     for people, not to be parsed.
 
     `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off,
-    confirmed, released, kept, attached, delivered, ended.
+    confirmed, released, kept, attached, restored, delivered, ended.
     """
 
     at_us: int

@@ -17,6 +17,8 @@ from redis.asyncio import Redis
 from fleet.config import load_config
 from fleet.control import keys
 from fleet.control.connect import text
+from fleet.control.endings import EndingsOwed
+from fleet.control.membership import Membership
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk, WireTensor, encode_chunk
 from fleet.core.errors import ChunkOrderError, RedisUnreachable
@@ -37,7 +39,8 @@ class Log:
             Redis, fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(6, 2)))
         )
         self.spec = fake_spec_of(CONFIG)
-        self.stream = ClientStream(self.spec, None, CONFIG, self.client)
+        endings = EndingsOwed(self.client, Membership(self.client, self.client, CONFIG))
+        self.stream = ClientStream(self.spec, None, CONFIG, self.client, endings)
         self.edge: EdgeName = self.spec.outputs[0]
         self.source: StageName = CONFIG.graph_declaration().edge(self.edge).source
         self.rows, self.chunks = np.arange(num_rows, dtype="<i4"), list[Chunk]()

@@ -102,6 +102,7 @@ def test_added_work_is_refused_as_a_whole_with_a_full_memory(control: Control) -
     with full_memory(control.client):
         for add in (
             lambda: control.submit("req-2"),
+            lambda: control.restore("req-2"),
             lambda: control.append(epoch),
             lambda: control.hand_off(epoch),
         ):

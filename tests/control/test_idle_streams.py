@@ -52,7 +52,7 @@ class Idle:
         read.
         """
         self.read.clear()
-        await self.gateway.requests.catch_up()
+        await self.gateway.requests.recovery.catch_up()
         return list(self.read)
 
     async def settle(self) -> None:

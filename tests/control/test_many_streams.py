@@ -13,6 +13,8 @@ from fleet.conductor.driver import Driver
 from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, run, text
+from fleet.control.endings import EndingsOwed
+from fleet.control.membership import Membership
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
@@ -84,7 +86,7 @@ async def test_answer_that_ends_during_reconciliation_is_not_aborted(redis_url: 
 
         client._redis.smembers = held_then_delivered  # pyright: ignore
         for _ in range(2):
-            await client.requests._release_unread()  # pyright: ignore[reportPrivateUsage]
+            await client.requests.recovery.release_unread()
         view = await client.telemetry.trace(spec.id)
         assert view is not None
         assert view.state == "finished" and "lost" not in {event.what for event in view.events}
@@ -94,7 +96,8 @@ def test_stream_has_moved_once_each_open_edge_received_a_chunk() -> None:
     config = load_config(None, ("engine=fake", "device=cpu"))
     spec = fake_spec_of(config)
     unused = cast("redis.asyncio.Redis", None)
-    stream = ClientStream(spec, None, config, unused)
+    endings = EndingsOwed(unused, Membership(unused, unused, config))
+    stream = ClientStream(spec, None, config, unused, endings)
 
     def put(edge: EdgeName, index: int) -> None:
         stream.put(Chunk(request=spec.id, edge=edge, index=index, epoch=Epoch(1)))

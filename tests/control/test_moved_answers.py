@@ -3,7 +3,7 @@ it. A fenced gateway resumes every answer that it held.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from fleet.config import load_config
-from fleet.control import keys, scripts
+from fleet.control import keys, membership, scripts, stream_recovery
 from fleet.control import requests as requests_module
 from fleet.control.client import FleetClient
-from fleet.control.connect import run, run_async, run_with, text
+from fleet.control.connect import run, run_and_read, run_async, text
 from fleet.control.stream import ClientStream
 from fleet.core.errors import ResumedElsewhere
 from fleet.core.ids import CLIENT, RequestId, StageName, WorkerId
@@ -137,8 +137,8 @@ async def test_lost_attach_neither_aborts_an_answer_nor_returns_it_to_the_former
         await anext(resumed)
         before.write_back()
         for _ in range(NUM_RENEWALS):
-            await moving.first.requests.reconcile()
-            await moving.second.requests.catch_up()
+            await moving.first.requests.recovery.reconcile()
+            await moving.second.requests.recovery.catch_up()
         assert moving.redis.hget(keys.task(spec.id, CLIENT), "owner") == moving.second.id.encode()
         await collected(resumed, spec)
         assert (await wait_ended(moving.second, spec.id)).state == "finished"
@@ -177,6 +177,37 @@ async def test_rejoined_gateway_keeps_its_listener_although_the_rejoin_is_lost(
         assert (await wait_ended(moving.first, spec.id)).state == "finished"
 
 
+async def test_late_refusal_of_a_renewal_replaces_no_newer_id(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway was fenced, and has joined again by the time that it receives the refusal of an
+    earlier renewal: it keeps its new id, and with it the answers that it has taken since.
+    """
+    async with two_gateways(redis_url) as moving:
+        spec, stream = await moving.begin()
+        client = moving.first
+        run(moving.redis, scripts.fence_worker("", client.id, died=True))
+        refused, rejoined = asyncio.Event(), asyncio.Event()
+
+        async def answer_late(to: Redis, call: scripts.Call) -> object:
+            reply = await run_async(to, call)
+            if call.script == "renew" and not refused.is_set():
+                refused.set()
+                await rejoined.wait()
+            return reply
+
+        monkeypatch.setattr(membership, "run_async", answer_late)
+        late = asyncio.create_task(client._membership.renew(1))  # pyright: ignore[reportPrivateUsage]
+        await refused.wait()
+        await client._membership.renew(1)  # pyright: ignore[reportPrivateUsage]
+        present = client.id
+        rejoined.set()
+        await late
+        assert client.id == present
+        await collected(stream, spec)
+        assert (await wait_ended(client, spec.id)).state == "finished"
+
+
 @pytest.mark.parametrize(
     "delayed", [0, 1], ids=["the first reply is late", "the second reply is late"]
 )
@@ -192,19 +223,19 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
         numbers = iter(range(2))
 
         async def in_order(
-            client: Redis, call: scripts.Call, *command: str
-        ) -> tuple[object, object]:
+            client: Redis, call: scripts.Call, *reads: Sequence[str]
+        ) -> list[object]:
             number = next(numbers, None)
             if number == 1:
                 await attached[0].wait()
-            reply = await run_with(client, call, *command)
+            replies = await run_and_read(client, call, *reads)
             if number is not None:
                 attached[number].set()
             if number == delayed:
                 await replied.wait()
-            return reply
+            return replies
 
-        monkeypatch.setattr(requests_module, "run_with", in_order)
+        monkeypatch.setattr(requests_module, "run_and_read", in_order)
         tries = [asyncio.create_task(moving.resume(spec)) for _ in range(2)]
         await await_until(
             lambda: asyncio.to_thread(lambda: all(e.is_set() for e in attached)),
@@ -259,7 +290,7 @@ async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(
         spec, lose_end = await delivered_then_lost(moving)
         lose_end()
         for _ in range(2):
-            await moving.first.requests.reconcile()
+            await moving.first.requests.recovery.reconcile()
         assert (await wait_ended(moving.first, spec.id)).state == "finished"
 
 
@@ -363,7 +394,7 @@ async def test_failed_reattachment_is_repeated_at_the_next_renewal(
         expected = await answer(client, fake_spec(fleet))
         held = await begin(client, fleet)
         monkeypatch.setattr(
-            requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection)
+            stream_recovery, "run_async", intercept_attach(held[1][0].id, lose_connection)
         )
         fence(fleet, client)
         for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
@@ -392,7 +423,7 @@ async def test_cancelled_caller_does_not_interrupt_the_rejoin(
             return await send()
 
         monkeypatch.setattr(
-            requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller)
+            stream_recovery, "run_async", intercept_attach(held[1][0].id, cancel_caller)
         )
         fence(fleet, client)
         cancelled_submit = asyncio.create_task(client.requests.submit(other, None))

@@ -182,6 +182,7 @@ LOST_RIGHTS = {
                 "unlisted",
             ),
             "submit": (lambda control, _: control.submit()[0], "stale"),
+            "restore": (lambda control, _: control.restore()[0], "unlisted"),
             "attach": (lambda control, _: control.attach(GATEWAY), "unlisted"),
         },
     ),

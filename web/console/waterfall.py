@@ -153,7 +153,7 @@ def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
     events = [
         event
         for event in trace.events
-        if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")
+        if event.stage in ("", CLIENT) and event.what not in ("submitted", "restored", "ended")
     ]
     points = [_point(event, axis) for event in events]
     if trace.state in STRIKE and trace.ended_us:

@@ -200,7 +200,10 @@ class AnswerStream:
             self._stream.run_on()
         elif not self._ended:
             self._outcome = self._outcome or "aborted"
-            await self._abort()
+            # also after a failure: if Redis was unreachable, the request may still run
+            await self._stream.abort(
+                "the client left" if self._outcome == "aborted" else self._outcome
+            )
         self._metrics.observe_request_end(
             self._outcome,
             time.monotonic() - self._started,
@@ -276,17 +279,6 @@ class AnswerStream:
             ),
             completion_tokens_details=CompletionDetails(audio_tokens=audio, text_tokens=text),
         )
-
-    async def _abort(self) -> None:
-        """Abort the request, also after a failure: if Redis was unreachable, the request may still
-        run.
-        """
-        try:
-            await self._stream.abort(
-                "the client left" if self._outcome == "aborted" else self._outcome
-            )
-        except FleetError as error:
-            log.warning("request %s: cannot be aborted: %s", self.spec.id, error.message)
 
     def _pieces_of(self, chunk: Chunk) -> list[Piece]:
         if chunk.edge == self._edges.text:

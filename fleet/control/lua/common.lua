@@ -633,3 +633,28 @@ local function admission_refusal(r, gateway, bound, roles, grace_us, client, wai
   end
   return {'full', live}
 end
+-- Write a request with its tasks: the client's, held by `gateway` at the epoch that is written already, and one per stage, each granted
+-- to its first role: later stages wait, warm, before there is input. `what` is added to the trace. `of`: spec, blob, stages, edges,
+-- outputs, event, session, kind and model (shown in the index of requests), edges of audio (retained for less long than the others),
+-- retention s, audio's retention s, first role of each stage.
+local function begin_request(r, gateway, what, of)
+  local spec, blob, stages, edges, outputs, ev, session, kind, model, brief, retention_s, audio_retention_s, first_roles, client = unpack(of)
+  local rk = P .. 'req:' .. r
+  call('HSET', rk, 'spec', spec, 'created_us', int(now_us()), 'stages', stages .. ',client', 'edges', edges, 'outputs', outputs,
+    'kind', kind, 'model', model, 'brief', brief, 'retention_s', retention_s, 'audio_retention_s', audio_retention_s, 'share', client)
+  set_state(r, 'submitted')
+  call('ZADD', P .. 'index:all', 0, r)
+  if session ~= '' then call('HSET', rk, 'session', session) end
+  if blob ~= '' then call('SET', rk .. ':blob', blob) end
+  move(task_key(r, 'client'), r, 'client', 'attached')
+  call('HSET', task_key(r, 'client'), 'owner', gateway, 'holder', gateway)
+  call('SADD', tasks_of(gateway), r .. '|client')
+  call('SADD', P .. 'live', r)
+  count_live(client, 1)
+  trace(r, what, '', '', gateway)
+  event(ev)
+  local first_roles_of = split(first_roles)
+  for i, s in ipairs(split(stages)) do
+    grant_task(task_key(r, s), r, s, first_roles_of[i], '', caching_worker(r, s, first_roles_of[i]))
+  end
+end

@@ -1,5 +1,5 @@
--- detach: gives up the client edges of a request that no stream of the gateway reads: it lost the answer of its submission, or Redis
--- lost that they were delivered or belong to another gateway by now. Compares owner and epoch, and that the request is live. As after
+-- detach: gives up the client edges of a request that no stream of the gateway reads: the reply to its attachment was lost, or Redis
+-- lost that the request belongs to another gateway by now. Compares owner and epoch, and that the request is live. As after
 -- the gateway's death, another gateway can attach, or the conductor aborts the request.
 -- ARGV: request, gateway, epoch
 pass_when_full()

@@ -58,30 +58,58 @@ def submit(
     `retention_s`: seconds for which the request's keys outlive the request. Logs of the edges in
     `audio` outlive it for `AUDIO_RETENTION_S`.
     """
+    written = _written(spec, blob, stages, edges, audio, retention_s, first_roles, client)
+    return Call.of("submit", spec.id, gateway, bound, ",".join(roles), grace_us, waits, written)
+
+
+def restore(
+    spec: RequestSpec,
+    blob: bytes | None,
+    *,
+    epoch: Epoch,
+    stages: Sequence[StageName],
+    edges: Sequence[EdgeName],
+    gateway: WorkerId,
+    audio: Sequence[EdgeName] = (),
+    retention_s: int = RETENTION_S,
+    first_roles: Sequence[RoleName] = (),
+    client: str = "",
+) -> Call:
+    """Write a live request again that Redis has lost; no bound refuses it, since it was admitted
+    before. `epoch`: epoch at which the gateway holds the client edges. Otherwise as `submit`.
+    """
+    written = _written(spec, blob, stages, edges, audio, retention_s, first_roles, client)
+    return Call.of("restore", spec.id, gateway, epoch, written)
+
+
+def _written(
+    spec: RequestSpec,
+    blob: bytes | None,
+    stages: Sequence[StageName],
+    edges: Sequence[EdgeName],
+    audio: Sequence[EdgeName],
+    retention_s: int,
+    first_roles: Sequence[RoleName],
+    client: str,
+) -> list[Arg]:
+    """Return a request as `begin_request` in `common.lua` takes it."""
     submitted = RequestSubmitted(request=spec.id, graph=spec.graph, outputs=spec.outputs)
-    return Call.of(
-        "submit",
-        bound,
-        spec.id,
+    return [
         encode_request(spec),
-        blob,
+        blob or b"",
         ",".join(stages),
         ",".join(edges),
         ",".join(spec.outputs),
-        gateway,
         encode_event(submitted),
         spec.session,
         spec.kind or kind_of(spec),
         spec.model,
         ",".join(audio),
-        ",".join(roles),
-        grace_us,
         retention_s,
         AUDIO_RETENTION_S,
         ",".join(first_roles or stages),
         client,
-        waits,
-    )
+    ]
 
 
 def admission(

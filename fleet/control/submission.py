@@ -1,0 +1,104 @@
+"""Script calls that write a request of a deployment: its submission, and its restoration after
+Redis lost it. Sends nothing.
+"""
+
+from typing import NamedTuple
+
+from fleet.config import FleetConfig
+from fleet.control import scripts
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.request import RequestSpec
+
+
+class _Parts(NamedTuple):
+    """Parts of the deployment that a request uses. `audio`: its client edges with audio.
+    `first_roles`: role to which each stage's task is granted first.
+    """
+
+    stages: list[StageName]
+    edges: list[EdgeName]
+    audio: list[EdgeName]
+    first_roles: list[RoleName]
+
+
+class SubmissionCalls:
+    """Builder of the calls for one deployment."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self._config = config
+        self._graph = config.graph_declaration()
+        self.grace_us = int(config.lease.no_worker_timeout_s * 1e6)
+
+    def submit(
+        self,
+        spec: RequestSpec,
+        blob: bytes | None,
+        gateway: WorkerId,
+        client: str,
+        waits: scripts.Waits,
+    ) -> scripts.Call:
+        parts = self._parts_of(spec)
+        return scripts.submit(
+            spec,
+            blob,
+            bound=self._config.limits.max_requests,
+            stages=parts.stages,
+            roles=self.roles_of(spec.outputs),
+            grace_us=self.grace_us,
+            edges=parts.edges,
+            gateway=gateway,
+            audio=parts.audio,
+            retention_s=self._config.retention_s,
+            first_roles=parts.first_roles,
+            client=client,
+            waits=waits,
+        )
+
+    def restore(
+        self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, epoch: Epoch, client: str
+    ) -> scripts.Call:
+        parts = self._parts_of(spec)
+        return scripts.restore(
+            spec,
+            blob,
+            epoch=epoch,
+            stages=parts.stages,
+            edges=parts.edges,
+            gateway=gateway,
+            audio=parts.audio,
+            retention_s=self._config.retention_s,
+            first_roles=parts.first_roles,
+            client=client,
+        )
+
+    def admission(
+        self,
+        request: RequestId,
+        outputs: tuple[EdgeName, ...],
+        gateway: WorkerId,
+        client: str,
+        waits: scripts.Waits,
+    ) -> scripts.Call:
+        return scripts.admission(
+            request,
+            bound=self._config.limits.max_requests,
+            gateway=gateway,
+            roles=self.roles_of(outputs),
+            grace_us=self.grace_us,
+            client=client,
+            waits=waits,
+        )
+
+    def roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
+        """Return the roles of the stages that a request for `outputs` uses."""
+        stages = self._graph.stages_for(outputs)
+        return [role.name for role in self._config.roles() if role.stage in stages]
+
+    def _parts_of(self, spec: RequestSpec) -> _Parts:
+        stages = list(self._graph.stages_for(spec.outputs))
+        return _Parts(
+            stages=stages,
+            edges=[edge.name for edge in self._graph.edges_for(spec.outputs)],
+            audio=[edge for edge in spec.outputs if self._graph.media.get(edge) == "audio"],
+            first_roles=[self._config.roles_of(stage)[0].name for stage in stages],
+        )
