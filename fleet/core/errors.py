@@ -215,6 +215,12 @@ class TransferError(FleetError):
     retryable = True
 
 
+class ArenaFull(TransferError):
+    """The arena has no room at present for a tensor that it can hold."""
+
+    code = "arena_full"
+
+
 class SpanUnreachable(FleetError):
     """Two workers that have layers of one model cannot connect: no listener answers, or a worker
     does not have the fleet's secret.
