@@ -69,8 +69,7 @@ class ClientStream:
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
         self._edges = {
-            edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge))
-            for edge in edges
+            edge.name: ClientEdge(edge.name, edge.source, config.credits_of(edge)) for edge in edges
         }
         self._ready: deque[Chunk] = deque()
         self._error: FleetError | None = None
@@ -170,7 +169,7 @@ class ClientStream:
             self._ready.clear()
             self.fail(error)
             return None
-        if edge.ended or edge.consumed - edge.acked >= edge.stride:
+        if edge.is_ack_due():
             await self._send_acks()
         return new_part
 
@@ -203,7 +202,7 @@ class ClientStream:
             for edge in due:
                 edge.acked = edge.consumed
             return True
-        sent = [(edge, edge.consumed) for edge in due]
+        sent = [(edge, edge.begin_ack()) for edge in due]
         delivered = not self._open()
         acks = [self._ack_of(edge, delivered=delivered and edge is due[-1]) for edge in due]
         if delivered:
