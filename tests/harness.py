@@ -424,6 +424,10 @@ chunk sizes would otherwise depend on the machine.
 """
 
 
+NO_PARKING = "lease.park_after_s=3600"
+"""Setting for tests that need the owner of a task for as long as its client does not read."""
+
+
 def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
     """Return settings with so few credits that no stage runs far ahead of the client: every stage
     is still working when a test kills its worker.
@@ -432,6 +436,7 @@ def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
         f"graph={graph.name}",
         EACH_TOKEN,
         *(f"edges.{edge.name}.credits={credits}" for edge in graph.edges),
+        NO_PARKING,
     )
 
 

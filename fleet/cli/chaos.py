@@ -34,7 +34,8 @@ Hows = Annotated[
         "(its log may not grow), tail (killed, and the last writes cut off its log), partition "
         "(one gateway cut off from it), "
         "clock (set forward and back), failover (killed, and its replica promoted by a "
-        "sentinel). redis: all of these. all: every kind.",
+        "sentinel). redis: all of these. In clients: slow (more readers than slots, at a few "
+        "bytes a second for 10 s). all: every kind.",
         show_default="kill,stop,term",
     ),
 ]
@@ -92,7 +93,8 @@ into the replica with most tasks, or into the leading conductor, and the next on
 fleet is complete again. Where a stage is split, every other fault in a half of it waits for a
 hand-off; where its conversations are saved, for a save. A client whose gateway is lost resumes
 its answer at the other one, with Last-Event-ID; one that is refused with 503 sends its request
-again. Faults in Redis last longer than a lease, and are repaired. Voice sessions ask one
+again. Faults in Redis last longer than a lease, and are repaired. Slow readers (--how slow)
+read a few bytes a second while the others are answered, and then the rest. Voice sessions ask one
 question after another over WS /v1/realtime, and resume too.
 
 The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and

@@ -13,7 +13,8 @@ from enum import StrEnum
 class TaskState(StrEnum):
     """State of a task, field `state` of its hash. NEW: the hash does not exist yet.
 
-    An owner exists in RUNNING only. A GRANTED task waits for a worker of its role. Only the
+    An owner exists in RUNNING only. A GRANTED task waits for a worker of its role, a PARKED one for
+    credit from its consumers, or for input from another parked one. Only the
     client's task stays LOST, until a gateway attaches: the script that loses any other task grants
     it again.
     """
@@ -21,6 +22,7 @@ class TaskState(StrEnum):
     NEW = ""
     GRANTED = "granted"
     RUNNING = "running"
+    PARKED = "parked"
     LOST = "lost"
     FINISHED = "finished"
     FAILED = "failed"
@@ -38,6 +40,7 @@ class Happened(StrEnum):
     GRANTED = "granted"
     CLAIMED = "claimed"
     HANDED_OFF = "handed_off"
+    PARKED = "parked"
     FINISHED = "finished"
     FAILED = "failed"
     LOST = "lost"
@@ -59,16 +62,19 @@ class RequestState(StrEnum):
 _S, _R = TaskState, RequestState
 
 TASK_MOVES: Mapping[Happened, Mapping[TaskState, TaskState]] = {
-    Happened.GRANTED: dict.fromkeys((_S.NEW, _S.LOST, _S.GRANTED, _S.FINISHED), _S.GRANTED),
+    Happened.GRANTED: dict.fromkeys(
+        (_S.NEW, _S.LOST, _S.PARKED, _S.GRANTED, _S.FINISHED), _S.GRANTED
+    ),
     Happened.CLAIMED: {_S.GRANTED: _S.RUNNING},
     Happened.HANDED_OFF: {_S.RUNNING: _S.GRANTED},
+    Happened.PARKED: {_S.RUNNING: _S.PARKED},
     # The last chunk may be appended, or the delivery acknowledged, once more.
     Happened.FINISHED: dict.fromkeys((_S.RUNNING, _S.FINISHED), _S.FINISHED),
     Happened.FAILED: {_S.RUNNING: _S.FAILED},
     Happened.LOST: dict.fromkeys((_S.GRANTED, _S.RUNNING), _S.LOST),
     Happened.ATTACHED: dict.fromkeys((_S.NEW, _S.LOST, _S.RUNNING, _S.FINISHED), _S.RUNNING),
     Happened.CLOSED: {
-        **dict.fromkeys((_S.NEW, _S.GRANTED, _S.RUNNING, _S.LOST), _S.ABORTED),
+        **dict.fromkeys((_S.NEW, _S.GRANTED, _S.RUNNING, _S.PARKED, _S.LOST), _S.ABORTED),
         **{ended: ended for ended in (_S.FINISHED, _S.FAILED, _S.ABORTED)},
     },
 }

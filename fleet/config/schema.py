@@ -10,19 +10,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from fleet.config.credits import Credits
 from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, Switch, Text
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
 from fleet.config.web_schema import VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
-from fleet.core.ids import EdgeName, RoleName, StageName
+from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
 
 ARENA_MIB, REQUEST_CAP_MIB = 64, 32
 """Default size in MiB of a worker's arena, and of one request's part of it, without a split stage.
 """
-MAX_ACK_STRIDE = 16
 RENEWALS = 5
 
 
@@ -99,7 +99,9 @@ class Limits(Strict):
     429, and all with `max_wait_s` 0. `fair_shares`: requests that wait are admitted in the order of
     their clients' live requests, fewest first, where a client is an address; otherwise in the order
     of arrival at each gateway. `share_weights`: shares of addresses or networks in relation to
-    others, which have 1; see `web/gateway/shares.py`. `speech_piece_tokens`:
+    others, which have 1; see `web/gateway/shares.py`. `max_unread_bytes`: bytes of an answer, text
+    or audio, that its client may leave unread before the request waits for it.
+    `speech_piece_tokens`:
     longest piece into which a text to speak is split; every piece becomes an answer.
     `max_cached_conversations`: conversations whose KV cache each worker retains for the next turn;
     0 retains none. `max_redis_memory_percent`: share of Redis's `maxmemory`, if set, beyond which
@@ -120,6 +122,7 @@ class Limits(Strict):
     max_speech_chars: Items = 4096
     speech_piece_tokens: Annotated[int, Whole(2, 1_000_000)] = 48
     max_cached_conversations: Annotated[int, Whole(0, 1_000_000)] = 64
+    max_unread_bytes: Annotated[int, Whole(1, 2**32)] = 4 * 1024 * 1024
     max_redis_memory_percent: Annotated[float, Number(0, 100, above=True)] = 85.0
 
 
@@ -142,11 +145,12 @@ class RedisConfig(Strict):
 class LeaseConfig(Strict):
     """Leases of processes, and timeouts after which requests move on or fail. Units: seconds.
 
-    `claim_timeout_s`: a grant that no worker has claimed is granted again. `no_worker_timeout_s`: a
-    grant fails its request if its role has had no worker for this time and has none starting; new
-    requests are refused in the same case. `gateway_timeout_s`: how long a request whose gateway is
-    lost waits for another gateway. `prefix_cache_s`: how long a conversation's cached prefix is
-    kept; 0 caches nothing.
+    `claim_timeout_s`: a grant that no worker has claimed is granted again. `park_after_s`: a task
+    that waits for credit for this time gives up its slot until it has credit.
+    `no_worker_timeout_s`: a grant fails its request if its role has had no worker for this time and
+    has none starting; new requests are refused in the same case. `gateway_timeout_s`: how long a
+    request whose gateway is lost waits for another gateway. `prefix_cache_s`: how long a
+    conversation's cached prefix is kept; 0 caches nothing.
 
     `end_hung_processes`: whether a keeper kills and restarts a process that is stopped, or whose
     loop stands still, for two leases of a worker or longer (`fleet.cli.hangs`). `max_step_s`:
@@ -160,6 +164,7 @@ class LeaseConfig(Strict):
     worker_ttl_s: Annotated[float, Number(0.1, 3600)] = 1.25
     conductor_ttl_s: Annotated[float, Number(0.5, 3600)] = 1.5
     claim_timeout_s: Annotated[float, Number(0.1, 3600)] = 2.0
+    park_after_s: Annotated[float, Number(0.1, 3600)] = 1.0
     no_worker_timeout_s: Annotated[float, Number(0.1, 86_400)] = 30.0
     gateway_timeout_s: Annotated[float, Number(0.1, 86_400)] = 60.0
     prefix_cache_s: Annotated[float, Number(0, 86_400)] = 60.0
@@ -356,14 +361,14 @@ class FleetConfig(Strict):
             else replace(edge.policy, **given.model_dump(exclude_none=True))
         )
 
-    def credits_of(self, edge: Edge) -> int:
-        return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits
-
-    def ack_stride_of(self, edge: Edge) -> int:
-        """Return how many chunks the edge's consumer reads before it acknowledges: at most a
-        quarter of the credits, so that the producer is not blocked.
+    def credits_of(self, edge: Edge) -> Credits:
+        """Return how far an edge's producer may be ahead. To the client this is bounded in bytes,
+        and in chunks only if the deployment says so: its log is kept in any case.
         """
-        return max(1, min(MAX_ACK_STRIDE, self.credits_of(edge) // 4))
+        given = self.edges.get(edge.name, EdgeConfig()).credits
+        if edge.target == CLIENT:
+            return Credits(chunks=given, num_bytes=self.limits.max_unread_bytes)
+        return Credits(chunks=given or edge.credits)
 
     def window_ramp(self, edge_name: EdgeName) -> tuple[int, ...]:
         """Return the sizes of a codec's decoding windows, which are the edge's ramp. The ramp

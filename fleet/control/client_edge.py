@@ -6,6 +6,7 @@ chunks: the log is then read again from its first chunk, and rows that were alre
 left out.
 """
 
+from fleet.config.credits import Credits
 from fleet.core.chunk import Chunk
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import EdgeName, Epoch, StageName
@@ -14,7 +15,8 @@ from fleet.core.ids import EdgeName, Epoch, StageName
 class ClientEdge:
     """Reader's position in one client edge. `next`: number of chunks received in order; `epoch`:
     epoch of the last such chunk. `consumed`: number of chunks delivered or skipped; `acked`: number
-    of chunks acknowledged in Redis. `stride`: number of chunks per acknowledgement.
+    of chunks acknowledged in Redis. `credits`: bounds of the edge, of which each acknowledgement
+    covers a part.
     `diverged`: True if the log no longer contains what was read from it. `checked`: epoch of the
     producing task when the log was last checked for divergence. `ended`: True once the final chunk
     was consumed. `complete`: True once it was delivered: an edge that begins again after that
@@ -23,13 +25,14 @@ class ClientEdge:
     Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
 
-    def __init__(self, name: EdgeName, source: StageName, stride: int) -> None:
+    def __init__(self, name: EdgeName, source: StageName, credits: Credits) -> None:
         self.name = name
         self.source = source
-        self.stride = stride
         self.next = self.consumed = self.acked = self.rows_delivered = 0
         self.epoch = self.checked = Epoch(0)
         self.ended = self.complete = self.diverged = False
+        self._stride, self._stride_bytes = credits.ack_stride, credits.ack_stride_bytes
+        self._unacked_bytes = 0
         self._num_rows = 0
         self._early: dict[int, Chunk] = {}
 
@@ -67,6 +70,17 @@ class ClientEdge:
         self.ended = self.diverged = False
         self.drop_early()
 
+    def is_ack_due(self) -> bool:
+        """Return True if the consumed chunks are to be acknowledged now."""
+        num_chunks = self.consumed - self.acked
+        is_much = self._stride_bytes is not None and self._unacked_bytes >= self._stride_bytes
+        return self.ended or num_chunks >= self._stride or (num_chunks > 0 and is_much)
+
+    def begin_ack(self) -> int:
+        """Return the number of chunks to acknowledge; bytes are counted from here."""
+        self._unacked_bytes = 0
+        return self.consumed
+
     def consume(self, chunk: Chunk) -> Chunk | None:
         """Count `chunk`, the next in order, as consumed; return its part that was not delivered
         before, or None if all of it was.
@@ -75,6 +89,7 @@ class ClientEdge:
         """
         new_part = None if self.complete else self._new_part(chunk)
         self.consumed = chunk.index + 1
+        self._unacked_bytes += chunk.num_bytes
         self.ended = chunk.final
         self.complete |= chunk.final
         self.rows_delivered = max(self.rows_delivered, chunk.first_row + chunk.num_rows)

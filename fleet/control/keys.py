@@ -274,8 +274,10 @@ logs:facts | stream | forever | scripts that log a fact
 logs:dropped | string | forever | all processes
     number of lost log lines
 req:{r}:task:{stage} | hash | retention | submit
-    state, role, owner, epoch, entry in the role's stream, walks, inputs; per edge: chunks
-    produced, consumed and processed, items and bytes written; metadata for the trace
+    state, role, owner, epoch, entry in the role's stream, walks, inputs; while parked the edges
+    without credit, the former owner and the consumers that it starves; per edge: chunks
+    produced, consumed and processed, whether it is read no more, items and bytes written;
+    metadata for the trace
 req:{r}:edge:{edge} | stream | retention | append
     chunk headers
 req:{r}:loc:{edge} | hash | live | append

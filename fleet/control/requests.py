@@ -96,7 +96,7 @@ class GatewayRequests:
     @property
     def num_waiting(self) -> int:
         """Number of requests that wait for a place at this gateway."""
-        return len(self._admission.waiting)
+        return self._admission.waiting.num_waiting
 
     async def submit(
         self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None

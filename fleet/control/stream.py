@@ -74,8 +74,7 @@ class ClientStream:
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
         self._edges = {
-            edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge))
-            for edge in edges
+            edge.name: ClientEdge(edge.name, edge.source, config.credits_of(edge)) for edge in edges
         }
         self._ready: deque[Chunk] = deque()
         self._error: FleetError | None = None
@@ -196,7 +195,7 @@ class ClientStream:
             return None
         if not self._open():
             await self._end_delivery()
-        elif edge.ended or edge.consumed - edge.acked >= edge.stride:
+        elif edge.is_ack_due():
             await self._send_acks()
         return new_part
 
@@ -244,7 +243,7 @@ class ClientStream:
             for edge in due:
                 edge.acked = edge.consumed
             return True
-        sent = [(edge, edge.consumed) for edge in due]
+        sent = [(edge, edge.begin_ack()) for edge in due]
         acks = [
             scripts.Ack(
                 request=self.request_id,

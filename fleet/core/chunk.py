@@ -90,6 +90,11 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         """Number of rows of the chunk's first tensor, by which the rows of an edge are counted."""
         return next((tensor.shape[0] for tensor in self.tensors.values() if tensor.shape), 0)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the chunk's tensors, inline or not."""
+        return sum(tensor.length_bytes for tensor in self.tensors.values())
+
     def without(self, num_rows: int) -> "Chunk":
         """Return the chunk without its first `num_rows` rows. Raises: ChunkOrderError unless it has
         exactly one tensor, stored inline.

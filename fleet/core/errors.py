@@ -223,6 +223,12 @@ class TransferStopped(FleetError):
     code = "transfer_stopped"
 
 
+class ArenaFull(TransferError):
+    """The arena has no room at present for a tensor that it can hold."""
+
+    code = "arena_full"
+
+
 class SpanUnreachable(FleetError):
     """Two workers that have layers of one model cannot connect: no listener answers, or a worker
     does not have the fleet's secret.

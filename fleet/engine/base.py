@@ -147,6 +147,13 @@ class Engine(Protocol):
         """
         ...
 
+    def num_unread(self, request_id: RequestId) -> int:
+        """Return the number of the pieces fed last that the engine has yet to read, although it
+        needs no further piece for that; 0 for an unknown request. The default is for engines that
+        read what they are fed.
+        """
+        return 0
+
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         """Pause a request, for example one without credit, so that `step()` skips it; or resume
         it.

@@ -28,6 +28,7 @@ from fleet.engine.base import (
     KVStats,
 )
 from fleet.engine.capabilities import KVBlocks, KVPagePool
+from fleet.engine.unread import UnreadPieces
 
 DECODE = Walk("decode")
 OUT = "out"
@@ -41,7 +42,7 @@ class _Running:
     `out`: all numbers produced, for an export; `replayed`: output rows produced by another engine
     that are still to be returned. `trail`: the input rows absorbed, each with the checksum after
     it; `cached`: the trail of the session's last request. `due_s`: the earliest time of the next
-    step.
+    step. `unread`: the pieces of `rows`.
     """
 
     request: EngineRequest
@@ -56,6 +57,7 @@ class _Running:
     trail: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
     cached: list[tuple[bytes, int]] = field(default_factory=list[tuple[bytes, int]])
     due_s: float = 0.0
+    unread: UnreadPieces = field(default_factory=UnreadPieces)
 
     def absorb(self, row: bytes) -> None:
         self.state = zlib.crc32(row, self.state)
@@ -129,11 +131,19 @@ class FakeEngine(Engine):
         if running is None:
             return 0
         assert not running.fed_final, "input after the final one"
-        running.rows += _rows(piece.arrays)
+        rows = _rows(piece.arrays)
+        running.rows += rows
+        running.unread.add(len(rows))
         running.fed_final = piece.final
         num_reused = running.reuse_cached() if running.cached and running.fed_final else 0
         self._rows_reused += num_reused
         return num_reused
+
+    def num_unread(self, request_id: RequestId) -> int:
+        running = self._running.get(request_id)
+        if running is None or (self._source and not running.fed_final):
+            return 0
+        return running.unread.count(len(running.rows))
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         running = self._running.get(request_id)

@@ -78,7 +78,8 @@ class Edge:
     `tensors`: dtype of each tensor by its name. `remote`: names of the tensors that the consumer
     pulls by NIXL; all other tensors are sent inline through Redis. `never_inline`: if the arena has
     no room for a remote tensor, the request fails instead of sending the tensor inline. `credits`:
-    chunks that the producer may append before the consumer acknowledges. `item_ms`: duration of an
+    chunks that the producer may append before the consumer acknowledges; an edge to the client is
+    bounded in bytes instead (`limits.max_unread_bytes`). `item_ms`: duration of an
     item in milliseconds, for edges that carry audio.
     """
 

@@ -59,7 +59,6 @@ QWEN3_OMNI = Graph(
             target=CLIENT,
             tensors={"ids": "int32"},
             policy=TOKENS,
-            credits=512,
         ),
         # Per prompt chunk its positions' ids and the accept-layer rows of multimodal positions;
         # then one id per answer token.
@@ -69,7 +68,7 @@ QWEN3_OMNI = Graph(
             target=TALKER,
             tensors={"ids": "int32", "rows": "float32", "row_positions": "int32"},
             remote=("rows",),
-            credits=256,
+            credits=1024,  # as many as a usual answer has tokens: text does not wait for its speech
             transitions=(
                 Transition(producer_walk=PREFILL, nth=0, to=PREFILL),
                 Transition(producer_walk=DECODE, nth=0, to=LAST_PREFILL),
@@ -94,7 +93,6 @@ QWEN3_OMNI = Graph(
             source=CODE2WAV,
             target=CLIENT,
             tensors={"pcm": "int16"},
-            credits=256,
         ),
         *capture_edges(THINKER),
     ),

@@ -31,7 +31,6 @@ TEXT = Graph(
             target=CLIENT,
             tensors={"ids": "int32"},
             policy=TOKENS,
-            credits=512,
         ),
         *capture_edges(LM),
     ),

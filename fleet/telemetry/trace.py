@@ -79,8 +79,8 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Event in the trace of a request. `worker`: id of the worker concerned, or "". `detail`: text
     for people, not to be parsed.
 
-    `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off,
-    confirmed, released, kept, attached, restored, delivered, ended.
+    `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, parked,
+    handed_off, confirmed, released, kept, attached, restored, delivered, ended.
     """
 
     at_us: int

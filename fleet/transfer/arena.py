@@ -6,7 +6,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fleet.core.errors import TransferError
+from fleet.core.errors import ArenaFull, TransferError
 from fleet.core.ids import RequestId
 
 ALIGN_BYTES = 64
@@ -66,8 +66,8 @@ class Arena:
 
     def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
         """Allocate a slot. `request`: request whose cap the slot counts against, or None for a
-        destination of reads. Raises: TransferError if no hole is large enough, or the request would
-        exceed its cap.
+        destination of reads. Raises: ArenaFull if no hole is large enough; TransferError if none
+        could be, or the request would exceed its cap.
         """
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         if (
@@ -151,7 +151,8 @@ class Arena:
                 del self._holes[position]
                 return offset
         largest = max((size for _, size in self._holes), default=0)
-        raise TransferError(
+        error = ArenaFull if size_bytes <= self.capacity_bytes else TransferError
+        raise error(
             f"the arena has no room for {size_bytes} bytes: {self.used_bytes} of "
             f"{self.capacity_bytes} in use, "
             f"largest hole {largest}, {self.quarantined_slots} slots quarantined "

@@ -92,7 +92,7 @@ class Transfer(Protocol):
         """Begin to read a tensor from a peer's arena, with a deadline `deadline_s` seconds from
         now.
 
-        Raises: TransferError when the peer is gone or no destination is free.
+        Raises: ArenaFull when no destination is free; TransferError when the peer is gone.
         """
         ...
 

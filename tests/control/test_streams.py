@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.config.credits import Credits
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.graphs import ALL, EACH, ChunkPolicy, Edge, Transition
@@ -44,7 +45,7 @@ def expected_walk(position: int, num_prefill: int) -> Walk:
 def chunks_of(
     policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: bool = True
 ) -> list[Draft]:
-    edge = OutboundEdge(EDGE, policy, 64, writes_markers=marks)
+    edge = OutboundEdge(EDGE, policy, Credits(chunks=64), writes_markers=marks)
     drafts: list[Draft] = []
     for position in range(num_prefill + num_decode):
         walk = PREFILL if position < num_prefill else DECODE
@@ -68,7 +69,7 @@ def test_ramped_chunks_grow_with_the_producers_lead(step_ms: int, sizes: list[in
     edge = OutboundEdge(
         replace(EDGE, item_ms=80, transitions=()),
         ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1),
-        64,
+        Credits(chunks=64),
         writes_markers=True,
         clock=lambda: now_ms / 1000,
     )
@@ -89,7 +90,7 @@ def test_first_chunk_grows_with_load_up_to_a_bound(num_answers: int, first: int)
     edge = OutboundEdge(
         replace(EDGE, transitions=()),
         ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3),
-        64,
+        Credits(chunks=64),
         writes_markers=True,
     )
     sizes = [draft.num_items for item in items for draft in edge.offer(item, num_answers)]
@@ -106,7 +107,13 @@ class Answers:
         edge = replace(EDGE, transitions=(), tensors={"ids": "int32"})
         policy = ChunkPolicy(kind="each", max_chunks_per_s=1000)
         self._edges = [
-            OutboundEdge(edge, policy, 512, writes_markers=True, clock=lambda: self.now_ms / 1000)
+            OutboundEdge(
+                edge,
+                policy,
+                Credits(chunks=512),
+                writes_markers=True,
+                clock=lambda: self.now_ms / 1000,
+            )
             for _ in range(num_answers)
         ]
 
@@ -155,7 +162,7 @@ def test_recovered_edge_sends_its_first_chunk_early() -> None:
     edge = OutboundEdge(
         timed,
         ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1),
-        64,
+        Credits(chunks=64),
         writes_markers=True,
         logged=EdgeLog(rows=[2, 4], walks=[DECODE, DECODE]),
         clock=lambda: now_ms / 1000,
@@ -255,14 +262,14 @@ def test_final_chunk_before_earlier_chunks_does_not_end_the_edge() -> None:
 
 
 def test_credit_is_the_bound_less_unconsumed_chunks() -> None:
-    edge = OutboundEdge(EDGE, EACH, 2, writes_markers=True)
+    edge = OutboundEdge(EDGE, EACH, Credits(chunks=2), writes_markers=True)
     for position in range(2):
         assert edge.has_credit()
         edge.offer(EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}))
     assert not edge.has_credit()
-    edge.add_credit(1)
+    edge.credit.acknowledge(1)
     assert edge.has_credit()
-    edge.add_credit(0)
+    edge.credit.acknowledge(0)
     assert edge.has_credit()
 
 
@@ -273,9 +280,14 @@ def test_logged_chunks_are_recomputed_without_credit() -> None:
     edge = OutboundEdge(
         replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)),
         EACH,
-        2,
+        Credits(chunks=2),
         writes_markers=True,
-        logged=EdgeLog(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], remote={0, 2}, consumed=1),
+        logged=EdgeLog(
+            rows=[1, 1, 1],
+            walks=[PREFILL, DECODE, DECODE],
+            remote={0: Epoch(1), 2: Epoch(1)},
+            consumed=1,
+        ),
     )
     walks = [PREFILL, DECODE, DECODE]
     for index, walk in enumerate(walks):
@@ -288,5 +300,5 @@ def test_logged_chunks_are_recomputed_without_credit() -> None:
             "the log contains the data of chunk 1"
         )
     assert not edge.has_credit()
-    edge.add_credit(2)
+    edge.credit.acknowledge(2)
     assert edge.has_credit()

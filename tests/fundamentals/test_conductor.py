@@ -44,6 +44,15 @@ CALLS: list[Callable[[Control], object]] = [
     lambda control: control.lose_tensors(),
     lambda control: control.redeliver(),
     lambda control: control.watch(),
+    lambda control: control.run(
+        scripts.park(
+            REQUEST,
+            STAGE,
+            control.epoch(),
+            [scripts.CreditWait(TEXT, CLIENT, num_produced(control))],
+        )
+    ),
+    lambda control: control.acknowledge(num_produced(control)),
     lambda control: control.acknowledge(num_produced(control), delivered=True),
     lambda control: control.detach(GATEWAY, control.epoch(CLIENT)),
     lambda control: control.attach(OTHER_GATEWAY),

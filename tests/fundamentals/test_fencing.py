@@ -130,6 +130,8 @@ WRITES_OF_A_TASK: dict[str, Call] = {
     "confirm": lambda _, old: scripts.confirm(REQUEST, STAGE, old),
     "decline": lambda _, old: scripts.decline(REQUEST, STAGE, old),
     "report_idle": lambda _, old: scripts.report_idle(REQUEST, STAGE, old, {TEXT: 1}),
+    "park": lambda _, old: scripts.park(REQUEST, STAGE, old, [scripts.CreditWait(TEXT, CLIENT, 9)]),
+    "park_starved": lambda _, old: scripts.park_starved(REQUEST, STAGE, old, [(TEXT, STAGE, 9)]),
     "lose_tasks": lambda control, old: control.lose_task(old),
     "suspect_task": lambda _, old: scripts.suspect_task(REQUEST, STAGE, old),
     "fail": lambda _, old: failed(old),

@@ -21,6 +21,7 @@ from tests.harness import (
     held,
     in_step,
     thread_fleet,
+    wait_ended,
 )
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
@@ -58,6 +59,41 @@ async def test_recovered_answer_equals_the_undisturbed_one(
                 spec, blob = spec_of(CASE, frontend, temperature=temperature, seed=3)
                 kill = once(1, lambda spec=spec, stages=stages: replace(fleet, spec, *stages))
                 assert_same(await answer_disturbed(client, spec, blob, kill), expected)
+
+
+@pytest.mark.one_in(2, "recoveries")
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+async def test_answer_that_parks_repeatedly_equals_the_undisturbed_one(
+    redis_url: str, tiny_checkpoint: Path, temperature: float
+) -> None:
+    """The client pauses until no worker has a task of its request, several times. Tensors that the
+    Thinker published are not published again where it continues.
+    """
+    frontend = make_frontend(tiny_checkpoint)
+    ways = (*TORCH, "numerics=invariant", *in_step(QWEN3_OMNI), "lease.park_after_s=0.1")
+    with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+        async with gateway(fleet) as client:
+            expected = await answer(
+                client, *spec_of(CASE, frontend, temperature=temperature, seed=3)
+            )
+            wait_until(lambda: not held(fleet), "workers to hold nothing")
+            spec, blob = spec_of(CASE, frontend, temperature=temperature, seed=3)
+            thinker = next(loop for loop in fleet.loops if loop.stage == THINKER)
+            num_slots: list[int] = []
+
+            def pause(edge: EdgeName, index: int) -> None:
+                if edge == AUDIO and index < 3:
+                    wait_until(
+                        lambda: not any(spec.id in loop.tasks for loop in fleet.loops),
+                        "no worker to have a task of the request",
+                    )
+                    num_slots.append(thinker.transfer.used_slots())
+
+            assert_same(await answer_disturbed(client, spec, blob, pause), expected)
+            trace = await wait_ended(client, spec.id)
+    assert num_slots[0] == num_slots[-1] > 0
+    parked = {event.stage for event in trace.events if event.what == "parked"}
+    assert {TALKER, CODE2WAV} <= parked and not any(e.what == "lost" for e in trace.events)
 
 
 async def test_recovered_answer_is_complete_in_fast_numerics(

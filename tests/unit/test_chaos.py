@@ -1,5 +1,6 @@
 """`fleet chaos` without a fleet: schedule, options, comparison of answers, and the load."""
 
+import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ from fleet.lab.faults.answer import (
 from fleet.lab.faults.clients import Gateways, ResumableStream
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.load import ChaosLoad, Outcome
-from fleet.lab.faults.options import ChaosOptions, chaos_overrides, make_plan
+from fleet.lab.faults.options import SHORT_CREDIT, ChaosOptions, chaos_overrides, make_plan
 from fleet.lab.faults.requests import is_sampled, make_bodies
 from fleet.lab.faults.schedule import (
+    CLIENTS,
     KINDS,
     LONG_LEASES,
     PROCESS_KINDS,
@@ -39,6 +41,7 @@ from fleet.lab.faults.schedule import (
     Moment,
     draw_faults,
 )
+from fleet.lab.faults.slow import SlowGateways, SlowReaders
 from tests.support import REPO
 from tests.unit.test_bench_run import CannedGateway, fake_gateway
 
@@ -445,3 +448,33 @@ def test_answer_that_redis_forgot_is_lost_unless_the_faults_may_cause_it() -> No
         True,
         True,
     ]
+
+
+def test_slow_readers_are_a_kind_of_their_own_and_one_of_all() -> None:
+    slow = make_plan(replace(OPTIONS, how="slow", kills_per_role=3), CONFIG)
+    assert [(fault.role, fault.kind) for fault in slow.schedule()] == [
+        (CLIENTS, FaultKind.SLOW)
+    ] * 3
+    assert not slow.kinds and not slow.redis_kinds and slow.num_readers == 16 + 2
+    assert SHORT_CREDIT in slow.options.overrides
+    every = make_plan(replace(OPTIONS, how="all"), CONFIG)
+    assert Counter(fault.kind for fault in every.schedule()) == {
+        **dict.fromkeys(KINDS, len(every.roles)),
+        **dict.fromkeys((*REDIS_KINDS, FaultKind.SLOW), 1),
+    }
+    some = make_plan(replace(OPTIONS, how="kill,redis", kills=12), CONFIG)
+    assert not some.num_slow and SHORT_CREDIT not in some.options.overrides
+    few = make_plan(replace(OPTIONS, how="slow"), load_config(None, ("limits.max_requests=10",)))
+    assert few.num_readers == 10 - OPTIONS.concurrency, "the fleet must admit them all"
+
+
+def test_slow_readers_read_little_until_they_hurry_and_every_byte_is_compared() -> None:
+    with answering(events("abc", b"1234")) as gateway:
+        expected = read_answer([(0.1, gateway.stream)])
+        for answers, differ in (([expected], False), ([answer(audio=b"1235")], True)):
+            slow = SlowReaders(lambda: SlowGateways([gateway.url]), [b"0"], answers, 3)
+            hurried_s, requests = slow.read(time.perf_counter, slow_s=0.2)
+            assert hurried_s <= time.perf_counter() and requests == ["req-1"] * 3
+            assert [outcome.request for outcome in slow.outcomes] == [0] * 3
+            assert [bool(outcome.difference) for outcome in slow.outcomes] == [differ] * 3
+            assert not any(outcome.lost for outcome in slow.outcomes)

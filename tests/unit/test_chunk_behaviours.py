@@ -13,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fleet.config import load_config
+from fleet.config.credits import Credits
 from fleet.core.chunk import Chunk, Location, TensorRef, WireTensor
-from fleet.core.errors import TransferError
+from fleet.core.errors import ArenaFull, TransferError
 from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
@@ -46,7 +47,7 @@ ONE, OTHER, PEER = RequestId("one"), RequestId("other"), WorkerId("thinker@there
 
 def codes_edge(*ramp: int) -> OutboundEdge:
     policy = ChunkPolicy(kind="ramp", ramp=ramp)
-    return OutboundEdge(QWEN3_OMNI.edge(CODES), policy, 64, writes_markers=True)
+    return OutboundEdge(QWEN3_OMNI.edge(CODES), policy, Credits(chunks=64), writes_markers=True)
 
 
 def frame(number: int, *, final: bool = False) -> EdgeItem:
@@ -259,16 +260,20 @@ class PullDouble:
 @dataclass(slots=True)
 class TransferDouble:
     """Transfer double: a read returns a pull whose outcome the test sets. `failing`: whether every
-    new pull fails. `max_pulls`: number of pulls after which the transfer refuses further ones.
+    new pull fails; `full`: whether no new pull finds room. `max_pulls`: number of pulls after which
+    the transfer refuses further ones.
     """
 
     pulls: list[PullDouble] = field(default_factory=list[PullDouble])
     failing: bool = False
     max_pulls: int = 1000
+    full: bool = False
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> PullDouble:
         if len(self.pulls) >= self.max_pulls:
             raise TransferError("the arena has no room")
+        if self.full:
+            raise ArenaFull("the arena has no room")
         error = TransferError("the read timed out") if self.failing else None
         self.pulls.append(PullDouble(error=error))
         return self.pulls[-1]
@@ -344,6 +349,17 @@ def test_chunk_is_delivered_once_its_read_has_landed(arrivals: Arrivals) -> None
     ((edge, _, arrays, final),) = arrivals.advance(task)
     assert (edge, arrays["rows"].tolist(), final) == (THOUGHT, [[1, 2]], False)
     assert not arrivals.receiver.pulling() and task.inbound[THOUGHT].consumed == 1
+
+
+def test_read_without_room_waits_for_room_however_long(arrivals: Arrivals) -> None:
+    task, arrivals.transfer.full = open_talker(ONE), True
+    for _ in range(4):
+        assert not arrivals.advance(task)
+        arrivals.now_s += DEADLINE_S
+    arrivals.transfer.full = False
+    assert not arrivals.advance(task) and arrivals.receiver.pulling()
+    arrivals.transfer.pulls[0].data = bytes(8)
+    assert len(arrivals.advance(task)) == 1
 
 
 def test_ready_chunk_is_delivered_while_another_request_waits(arrivals: Arrivals) -> None:

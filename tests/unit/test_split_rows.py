@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from fleet.config.credits import Credits
 from fleet.core.errors import ChunkOrderError
 from fleet.core.ids import EdgeName, Epoch, RequestId
 from fleet.core.request import RequestSpec, Sampling
@@ -66,7 +67,9 @@ def thought_of(
     outputs: Sequence[EngineOutput], logged: EdgeLog | None = None, *, imported: bool = False
 ) -> list[Draft]:
     """Return the chunks for the Talker that these outputs release."""
-    edge = OutboundEdge(QWEN3_OMNI.edge(THOUGHT), EACH, 256, writes_markers=True, logged=logged)
+    edge = OutboundEdge(
+        QWEN3_OMNI.edge(THOUGHT), EACH, Credits(chunks=256), writes_markers=True, logged=logged
+    )
     task = Task(
         spec=SPEC,
         stage=THINKER,
@@ -86,7 +89,7 @@ def thought_of(
 
 def log_of(drafts: Sequence[Draft], *, remote: bool = False) -> EdgeLog:
     with_rows = (
-        {draft.index for draft in drafts if "rows" in draft.arrays} if remote else set[int]()
+        {draft.index: Epoch(1) for draft in drafts if "rows" in draft.arrays} if remote else {}
     )
     rows, walks = (
         [len(draft.arrays["ids"]) for draft in drafts],
@@ -267,7 +270,10 @@ def test_corrupt_prefill_output_fails_the_request(name: str) -> None:
 
 def test_codes_are_joined_along_frames_with_a_row_of_16_per_frame() -> None:
     frames = np.arange(6 * 16, dtype=np.int32).reshape(6, 16)
-    adapter, edge = talker(), OutboundEdge(QWEN3_OMNI.edge(CODES), EACH, 64, writes_markers=True)
+    adapter, edge = (
+        talker(),
+        OutboundEdge(QWEN3_OMNI.edge(CODES), EACH, Credits(chunks=64), writes_markers=True),
+    )
     outputs = [
         EngineOutput(request_id=REQUEST, walk=DECODE, arrays={"codes": frame[None]})
         for frame in frames

@@ -22,7 +22,8 @@ NUM_LABELS, LAST_LABEL = 5, 930
 LABEL_WIDTH = 18.0
 """Width of a letter of a span's label on a phone."""
 OUTPUT, STRIKE = "output", ("lost", "failed", "aborted")
-ENDS = ("finished", "failed", "lost", "handed_off")
+MARKED = ("lost", "failed", "parked", "handed_off")
+ENDS = ("finished", "failed", "lost", "parked", "handed_off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,9 +192,7 @@ def _point(event: TraceEvent, axis: Axis) -> LanePoint:
 def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis) -> Lane:
     events = [event for event in trace.events if event.stage == task.stage]
     spans = tuple(_spans_of_events(events, axis)) or tuple(_spans_of_task(task, axis))
-    points = tuple(
-        _point(event, axis) for event in events if event.what in ("lost", "failed", "handed_off")
-    )
+    points = tuple(_point(event, axis) for event in events if event.what in MARKED)
     return Lane(
         key=f"stage-{task.stage}",
         label=task.stage,

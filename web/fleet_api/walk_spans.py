@@ -14,7 +14,7 @@ from fleet.telemetry.trace import RequestTrace, TaskTrace, TraceEvent
 
 EdgeLogs = Mapping[str, Sequence[Chunk]]
 """The stored chunks of each edge, by its name."""
-RELEASED = ("lost", "failed", "handed_off", "finished")
+RELEASED = ("lost", "parked", "failed", "handed_off", "finished")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 -- The credit of the call for one producer is one entry of its inbox.
 -- "delivered": the consumer, a gateway, has received everything, and its task ends; append ends the tasks of workers. If that was the
 -- request's last task, the request is closed as finished.
--- "closed": the consumer reads no more, so its producer gets unlimited credit.
+-- "closed": the consumer reads no more, so its producer gets unlimited credit. A parked producer is granted again if it has credit now.
 -- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, delivered ("1"), closed ("1")
 pass_when_full()
 local out = {}
@@ -18,8 +18,10 @@ for i = 1, #ARGV, 8 do
     local closed = ARGV[i + 7] == '1'
     if closed or tonumber(consumed) > tonumber(t[2] or '0') then
       call('HSET', tk, 'consumed:' .. e, consumed)
-      local owner = call('HGET', task_key(r, producer), 'owner')
-      if owner and owner ~= '' then add_news(owner, 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed)) end
+      if closed then call('HSET', tk, 'closed:' .. e, '1') end
+      local p = call('HMGET', task_key(r, producer), 'owner', 'waits')
+      if p[1] and p[1] ~= '' then add_news(p[1], 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed))
+      elseif p[2] then unpark_if_due(r, producer) end
     end
     if ARGV[i + 6] == '1' then
       move(tk, r, s, 'finished')

@@ -383,16 +383,46 @@ local function grant_task(tk, r, s, role, alone, to, how)
   event(cjson.encode({type = 'TaskGranted', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
   return epoch
 end
--- Return the worker for a task's first grant: the worker that caches the session of its request, if it is alive, accepts tasks of
--- the role and has a free slot; else nil. If the task stays unclaimed there, the next grant goes to the role.
-local function caching_worker(r, s, role)
-  local session = call('HGET', P .. 'req:' .. r, 'session')
-  local w = session and call('HGET', P .. 'cached_prefix:' .. session, s)
+-- Return the worker if it is alive, accepts tasks of the role and has a free slot; else nil.
+local function with_room(w, role)
   local deadline = w and call('ZSCORE', P .. 'workers', w)
   if not deadline or tonumber(deadline) < now_us() then return nil end
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'draining', 'standby', 'capacity')
   local has_room = call('SCARD', tasks_of(w)) < tonumber(is[4] or '0')
   return is[1] == role and is[2] ~= '1' and is[3] ~= '1' and has_room and w or nil
+end
+-- Return the worker for a task's first grant: the worker that caches the session of its request, if it has room; else nil. If the task
+-- stays unclaimed there, the next grant goes to the role.
+local function caching_worker(r, s, role)
+  local session = call('HGET', P .. 'req:' .. r, 'session')
+  return session and with_room(call('HGET', P .. 'cached_prefix:' .. session, s), role)
+end
+-- Return how many chunks of an edge its consumer has acknowledged, as text; without a bound if it reads no more.
+local function consumed_of(r, e, consumer)
+  local c = call('HMGET', task_key(r, consumer), 'consumed:' .. e, 'state', 'closed:' .. e)
+  return (c[2] == 'finished' or c[3]) and ENDLESS or c[1] or '0'
+end
+-- Grant a parked task again: to the worker that parked it if that has room, since what the task published is there, else to its role.
+-- Tasks that are parked because this one gives them no input are granted with it.
+local function unpark(tk, r, s, how)
+  local t = call('HMGET', tk, 'role', 'alone', 'parked_by', 'starved')
+  call('HDEL', tk, 'waits', 'parked_by', 'starved')
+  local alone = t[2] or ''
+  grant_task(tk, r, s, t[1], alone, alone == '' and with_room(t[3], t[1]) or nil, how)
+  for _, starved in ipairs(split(t[4])) do
+    if call('HGET', task_key(r, starved), 'state') == 'parked' then unpark(task_key(r, starved), r, starved, how) end
+  end
+end
+-- Grant a task again if it is parked, and every edge for which it waits has credit: its consumer has acknowledged enough chunks.
+local function unpark_if_due(r, s)
+  local tk = task_key(r, s)
+  local t = call('HMGET', tk, 'state', 'waits')
+  if t[1] ~= 'parked' then return end
+  for _, wait in ipairs(split(t[2])) do
+    local e, consumer, enough = string.match(wait, '^(.-)|(.-)|(%d+)$')
+    if tonumber(consumed_of(r, e, consumer)) < tonumber(enough) then return end
+  end
+  unpark(tk, r, s, ', which has credit')
 end
 -- The order of the clients whose requests wait at gateways for a place: fewest live requests by its weight first, among equal ones the
 -- client whose last turn was longest ago. A client's name ends in `*` and its weight, unless the weight is 1.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -62,6 +63,16 @@ class Ack:
     producer: StageName
     delivered: bool = False
     closed: bool = False
+
+
+class CreditWait(NamedTuple):
+    """An output edge without credit, and the number of chunks that its consumer must have
+    acknowledged before the task continues.
+    """
+
+    edge: EdgeName
+    consumer: StageName
+    enough: int
 
 
 def claim(
@@ -245,6 +256,29 @@ def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: S
 def lose_tasks(tasks: Sequence[tuple[RequestId, StageName, Epoch]]) -> Call:
     """Report that a step failed as a whole and lost these tasks. The loss counts as a worker's
     death over each task, although the worker lives.
+    """
+    ...
+
+
+@script
+def park(request: RequestId, stage: StageName, epoch: Epoch, waits: Sequence[CreditWait]) -> Call:
+    """Give up a task that waits for credit, until its consumers have acknowledged enough. The
+    answer is "parked"; or "credit", and the number of chunks acknowledged on each edge, if enough
+    has arrived meanwhile.
+    """
+    ...
+
+
+@script
+def park_starved(
+    request: RequestId,
+    stage: StageName,
+    epoch: Epoch,
+    inputs: Sequence[tuple[EdgeName, StageName, int]],
+) -> Call:
+    """Give up a task that has read all its input and waits for a parked task. `inputs`: edge,
+    producer and number of chunks consumed, of each input edge. The answer is "parked", or "input"
+    if the task need not park.
     """
     ...
 

@@ -29,7 +29,7 @@ from fleet.telemetry.trace import (
 )
 
 Fields = Mapping[str, bytes]
-OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
+OWNED_UNTIL = ("lost", "parked", "handed_off", "finished", "failed", "claimed")
 
 
 async def read_trace(client: Redis, request: RequestId) -> RequestTrace | None:

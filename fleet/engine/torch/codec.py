@@ -7,7 +7,7 @@ no model: the decoder defines states, and which windows may share a step.
 
 import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput, ConfigError, EngineError, FleetError, failure_of
 from fleet.core.ids import RequestId, Walk
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.unread import UnreadPieces
 
 log = logging.getLogger(__name__)
 StateT = TypeVar("StateT")
@@ -103,8 +104,8 @@ class WindowPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream(Generic[StateT]):
-    """State of a request in the loop. `waiting_TQ`: frames fed and not yet decoded; `known`:
-    samples decoded by an earlier owner, still to be returned.
+    """State of a request in the loop. `waiting_TQ`: frames fed and not yet decoded, and `unread`
+    their pieces; `known`: samples decoded by an earlier owner, still to be returned.
     """
 
     request_id: RequestId
@@ -112,6 +113,7 @@ class _Stream(Generic[StateT]):
     waiting_TQ: NDArray[np.int32]
     known: NDArray[np.float32]
     num_windows: int = 0
+    unread: UnreadPieces = field(default_factory=UnreadPieces)
     walk: Walk = _BEFORE_ANY_INPUT
     ended: bool = False
     paused: bool = False
@@ -162,10 +164,18 @@ class CodecEngine(Engine, Generic[StateT]):
         assert not stream.ended, "input after the final one"
         stream.walk, stream.ended = piece.walk, piece.final
         try:
-            stream.waiting_TQ = np.concatenate((stream.waiting_TQ, self._frames(piece.arrays)))
+            frames_TQ = self._frames(piece.arrays)
+            stream.unread.add(len(frames_TQ))
+            stream.waiting_TQ = np.concatenate((stream.waiting_TQ, frames_TQ))
         except EngineError as error:
             stream.error = error
         return 0
+
+    def num_unread(self, request_id: RequestId) -> int:
+        stream = self._streams.get(request_id)
+        if stream is None or not self._window_frames(stream):
+            return 0
+        return stream.unread.count(len(stream.waiting_TQ))
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         stream = self._streams.get(request_id)

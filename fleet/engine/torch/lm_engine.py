@@ -175,6 +175,10 @@ class LMEngine(Engine, Generic[TaskT]):
             )
             scheduled.reported += size
 
+    def num_unread(self, request_id: RequestId) -> int:
+        scheduled = self._requests.get(request_id)
+        return scheduled.task.num_unread if scheduled is not None else 0
+
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         scheduled = self._requests.get(request_id)
         if scheduled is not None:

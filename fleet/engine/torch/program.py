@@ -54,6 +54,11 @@ class ProgramTask(Protocol):
         """True if a token is to be sampled once every known row is computed."""
         ...
 
+    @property
+    def num_unread(self) -> int:
+        """Number of the pieces fed last that no known row contains yet."""
+        return 0
+
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """Add a piece of input; return outputs that are ready at once: mostly nothing, or the end
         of a request without an answer. Raises: BadInput.

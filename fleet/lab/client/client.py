@@ -155,9 +155,19 @@ class ApiClient:
             transcript=transcript,
         )
 
-    def open_chat(self, body: bytes, *, timeout_s: float = TIMEOUT_S) -> OpenResponse:
-        """Begin a streamed answer and return its open response. `body`: encoded `ChatCall`."""
-        return self._transport.open("POST", "/v1/chat/completions", body, timeout_s=timeout_s)
+    def open_chat(
+        self, body: bytes, *, timeout_s: float = TIMEOUT_S, small_buffers: bool = False
+    ) -> OpenResponse:
+        """Begin a streamed answer and return its open response. `body`: encoded `ChatCall`.
+        `small_buffers`: if True, the gateway notices soon if nothing is read.
+        """
+        return self._transport.open(
+            "POST",
+            "/v1/chat/completions",
+            body,
+            timeout_s=timeout_s,
+            small_buffers=small_buffers,
+        )
 
     def resume_chat(
         self, request_id: str, last_event_id: str, *, timeout_s: float = TIMEOUT_S

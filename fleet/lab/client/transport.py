@@ -13,6 +13,7 @@ import msgspec
 from fleet.lab.client.errors import ApiError, ApiRefused, ApiSilent, ApiUnreachable
 
 READ_BYTES = 1 << 16
+SMALL_BUFFER_BYTES, SMALL_SEGMENT_BYTES = 4096, 536
 TIMEOUT_S = 600.0
 
 
@@ -57,12 +58,12 @@ class OpenResponse:
                 )
         self.request_id = self._response.getheader("x-request-id", "")
 
-    def read(self) -> bytes:
+    def read(self, most_bytes: int = READ_BYTES) -> bytes:
         """Return the next bytes of the body as they arrive, b"" at its end. Raises: ApiUnreachable,
         ApiSilent.
         """
         with self._mapped_errors():
-            return self._response.read1(READ_BYTES)
+            return self._response.read1(most_bytes)
 
     def read_all(self) -> bytes:
         """Return the rest of the body, and close the connection. Raises: ApiUnreachable,
@@ -122,9 +123,11 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
+        small_buffers: bool = False,
     ) -> OpenResponse:
         """Send a request and return its response once the status has arrived. `headers`: replace
-        the default headers, which declare JSON.
+        the default headers, which declare JSON. `small_buffers`: if True, the kernels at both ends
+        hold some KiB of the response, not megabytes (plain HTTP only).
 
         Raises: ApiRefused, ApiUnreachable, ApiSilent.
         """
@@ -132,9 +135,28 @@ class Transport:
         content = {"content-type": "application/json"} if body is not None else {}
         every_header = {**content, **self.headers, **(headers or {})}
         connection = kind(self._host, self.port, timeout=timeout_s)
+        if small_buffers and not self._secure:
+            connection.sock = self._small_socket(timeout_s)
         return OpenResponse(
             self.url, connection, timeout_s, method, self._path + path, body, every_header
         )
+
+    def _small_socket(self, timeout_s: float) -> socket.socket:
+        """Return a connected socket with a small receive buffer. Its segments are small too, by
+        which the sender's kernel sizes its buffer.
+        """
+        try:
+            family, *_, address = socket.getaddrinfo(
+                self._host, self.port, type=socket.SOCK_STREAM
+            )[0]
+            wire = socket.socket(family, socket.SOCK_STREAM)
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+            wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT_BYTES)
+            wire.settimeout(timeout_s)
+            wire.connect(address)
+        except OSError as error:
+            raise _unreachable(self.url, error) from error
+        return wire
 
     def call(
         self,

@@ -163,12 +163,15 @@ class Gateways:
         stream.close_silent()
         stream.request_id = stream.request_id or response.request_id
         stream.reached_s = time.perf_counter()
-        while (piece := response.read()) and not is_cancelled():
+        while (piece := self._read_piece(response)) and not is_cancelled():
             stream.reached_s = time.perf_counter()
             stream.pieces.append((stream.reached_s - stream.sent_s, piece))
         response.close()
         if stream.is_interrupted():
             raise ApiUnreachable(f"the gateway at {api.url} stops")
+
+    def _read_piece(self, response: OpenResponse) -> bytes:
+        return response.read()
 
     def _open(self, api: ApiClient, body: bytes, stream: ResumableStream) -> OpenResponse:
         if stream.request_id:

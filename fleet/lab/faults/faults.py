@@ -1,5 +1,5 @@
-"""Injection of faults into the busiest process of a role or into Redis, one after another; each
-fault waits until the fleet has recovered from the last.
+"""Injection of faults into the busiest process of a role, into Redis or into clients, one after
+another; each fault waits until the fleet has recovered from the last.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from fleet.lab.faults.recovery import Recovery
 from fleet.lab.faults.redis_faults import RedisFaults
 from fleet.lab.faults.save_clock import SaveClock
 from fleet.lab.faults.schedule import (
+    CLIENTS,
     CONDUCTOR,
     GATEWAY,
     REDIS,
@@ -29,6 +30,7 @@ from fleet.lab.faults.schedule import (
     Moment,
     name_of,
 )
+from fleet.lab.faults.slow import SlowReaders
 from fleet.lab.faults.watch import FleetWatch, Member
 
 RECOVERY_TIMEOUT_S = 300.0
@@ -128,16 +130,22 @@ class FaultInjector:
         faults: Iterable[Fault],
         now_s: Callable[[], float],
         report: Callable[[InjectedFault], None],
+        slow: SlowReaders | None = None,
     ) -> list[InjectedFault]:
         """Inject `faults` in order and return them with their effects. Stops early if the fleet
         does not recover. `now_s`: clock of the phase. `report`: called with each injected fault.
+        `slow`: the clients of a fault in clients.
         """
         self._now_s = now_s
         injected: list[InjectedFault] = []
         for fault in faults:
             self._pause.wait(fault.pause_s)
-            inject = self._inject_in_redis if fault.role == REDIS else self._inject
-            injected.append(inject(fault))
+            if fault.role == CLIENTS:
+                assert slow is not None, "a run with slow readers has them"
+                injected.append(self._read_slowly(fault, slow))
+            else:
+                inject = self._inject_in_redis if fault.role == REDIS else self._inject
+                injected.append(inject(fault))
             report(injected[-1])
             if injected[-1].recovered_s is None:
                 break
@@ -157,6 +165,19 @@ class FaultInjector:
             kind=fault.kind,
             target=target,
             requests=(),
+            at_s=at_s,
+            until_s=until_s,
+            recovered_s=self._now_s() - at_s if self.wait_until_complete() else None,
+        )
+
+    def _read_slowly(self, fault: Fault, slow: SlowReaders) -> InjectedFault:
+        at_s = self._now_s()
+        until_s, requests = slow.read(self._now_s)
+        return InjectedFault(
+            role=CLIENTS,
+            kind=fault.kind,
+            target=f"{slow.count} clients",
+            requests=tuple(requests),
             at_s=at_s,
             until_s=until_s,
             recovered_s=self._now_s() - at_s if self.wait_until_complete() else None,

@@ -29,6 +29,7 @@ from fleet.lab.faults.requests import make_bodies, make_save_tasks
 from fleet.lab.faults.saves import SAVE_S, SaveLoad, SaveSurroundings
 from fleet.lab.faults.schedule import REDIS, FaultKind
 from fleet.lab.faults.session_files import SessionFiles
+from fleet.lab.faults.slow import SlowGateways, SlowReaders
 from fleet.lab.faults.soak import run_soak
 from fleet.lab.faults.soak_report import SoakVerdict
 from fleet.lab.faults.verdict import INVARIANT, ChaosRecord, Verdict, judge
@@ -178,8 +179,15 @@ class ChaosRun:
             captures = CaptureLoad(fleet.redis_url, config, options.seed)
             expected = [undisturbed.answers[request] for request in range(len(bodies))]
             load = ChaosLoad(fleet.gateways, bodies, expected, may_forget=plan.may_forget)
+            slow = SlowReaders(
+                lambda: SlowGateways(fleet.urls, fleet.api_key),
+                bodies,
+                expected,
+                plan.num_readers,
+                may_forget=plan.may_forget,
+            )
             try:
-                faults = self._disturb(fleet, load, voice, saves, captures)
+                faults = self._disturb(fleet, load, voice, saves, captures, slow)
                 self._progress.steps("the last answers", None)
                 disturbed = load.finish()
             finally:
@@ -203,6 +211,7 @@ class ChaosRun:
                     faults_left=plan.total_faults - len(faults),
                     undisturbed=tuple(undisturbed.outcomes),
                     disturbed=tuple(disturbed),
+                    slow=tuple(slow.outcomes),
                     # In this order: all clients have ended before what is left is counted.
                     sessions=voice.finish(),
                     conversations=saves.finish(),
@@ -261,6 +270,7 @@ class ChaosRun:
         voice: VoiceLoad,
         saves: SaveLoad,
         captures: CaptureLoad,
+        slow: SlowReaders,
     ) -> list[InjectedFault]:
         """Inject all planned faults while the loads run; return the injected faults."""
         plan, options, steps = self._plan, self._options, self._progress.steps
@@ -283,7 +293,7 @@ class ChaosRun:
             saves.running(load.now_s, self._steps("saves", plan.num_saved)),
             captures.running(self._steps("captures", self._config.training.enabled)),
         ):
-            return fleet.injector.inject_all(plan.schedule(), load.now_s, report_fault)
+            return fleet.injector.inject_all(plan.schedule(), load.now_s, report_fault, slow)
 
     def _steps(self, name: str, is_wanted: object) -> Callable[[], None]:
         if is_wanted:

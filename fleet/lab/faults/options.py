@@ -24,6 +24,7 @@ from fleet.lab.faults.schedule import (
     Moment,
     draw_faults,
     draw_redis_faults,
+    draw_slow_readers,
     mix,
 )
 from fleet.lab.report.files import check_report_folders
@@ -32,6 +33,7 @@ DEFAULT_REPLICAS, DEFAULT_SAVES = 2, 2
 MIN_SOAK_REQUESTS = 100
 TRAINING = (f"stages.{TRAINER}.replicas=1", f"stages.{TRAINER}.standby=1", "training.passes=1")
 """Settings that add a trainer: one active trainer, and a standby to replace it."""
+SHORT_CREDIT = "limits.max_unread_bytes=16384"
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length limits of a spoken answer: about five seconds."""
 
@@ -71,7 +73,8 @@ class ChaosPlan:
     Invariants: `roles` are roles of the deployment, the conductor or the gateway, each once;
     `kinds` are kinds of faults in processes of these roles, `redis_kinds` kinds of faults in Redis,
     each once. `moments`: event by role, for which every other fault in the role waits.
-    `num_faults`, `num_redis_faults`: numbers of faults in processes and in Redis. `num_saved`:
+    `num_faults`, `num_redis_faults`, `num_slow`: numbers of faults in processes and in Redis, and
+    of disturbances by `num_readers` slow readers each. `num_saved`:
     number of conversations that are saved, at each of `saved_stages`.
     """
 
@@ -82,12 +85,14 @@ class ChaosPlan:
     moments: Mapping[str, Moment]
     kinds: tuple[FaultKind, ...]
     redis_kinds: tuple[FaultKind, ...]
+    num_slow: int = 0
+    num_readers: int = 0
     num_saved: int = 0
     saved_stages: tuple[str, ...] = ()
 
     @property
     def total_faults(self) -> int:
-        return self.num_faults + self.num_redis_faults
+        return self.num_faults + self.num_redis_faults + self.num_slow
 
     @property
     def has_second_gateway(self) -> bool:
@@ -120,20 +125,22 @@ class ChaosPlan:
             seed,
             draw_faults(seed, self.num_faults, self.roles, self.kinds, spacing_s, self.moments),
             draw_redis_faults(seed, self.num_redis_faults, self.redis_kinds, spacing_s),
+            draw_slow_readers(seed, self.num_slow, spacing_s),
         )
 
 
 def chaos_overrides(
-    config: FleetConfig, overrides: Sequence[str], *, voice: bool = False
+    config: FleetConfig, overrides: Sequence[str], *, voice: bool = False, slow: bool = False
 ) -> tuple[str, ...]:
     """Return the overrides for a chaos run, followed by the user's `overrides`, which take
     precedence.
 
     `voice`: whether to add overrides for voice sessions: short answers, and audio as it is in the
-    log.
+    log. `slow`: whether to add a bound of what clients may leave unread that short answers exceed.
     """
     return (
         "numerics=invariant",
+        *((SHORT_CREDIT,) if slow else ()),
         *(f"stages.{key}.replicas={DEFAULT_REPLICAS}" for key in _replica_keys(config)),
         *(TRAINING if config.training.enabled else ()),
         *(_voice_overrides(config) if voice else ()),
@@ -203,13 +210,19 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
         options.how,
         "nothing ends a hung process in this fleet; add --set lease.end_hung_processes=true",
     )
-    num_faults, num_redis_faults = _count_faults(options, len(roles), len(kinds), len(redis_kinds))
+    is_slow = FaultKind.SLOW in chosen or ALL in chosen
+    num_faults, num_redis_faults, num_slow = _count_faults(
+        options, (len(roles), len(kinds)), len(redis_kinds), int(is_slow)
+    )
     savable = _savable_stages(config)
     num_saved = _count_saved(options, config, savable)
     saved_stages = savable if num_saved else ()
     return ChaosPlan(
         options=replace(
-            options, overrides=chaos_overrides(config, options.overrides, voice=options.voice > 0)
+            options,
+            overrides=chaos_overrides(
+                config, options.overrides, voice=options.voice > 0, slow=is_slow
+            ),
         ),
         num_faults=num_faults,
         num_redis_faults=num_redis_faults,
@@ -217,6 +230,8 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
         moments=_moments(config, roles, saved_stages),
         kinds=kinds,
         redis_kinds=redis_kinds,
+        num_slow=num_slow,
+        num_readers=_num_readers(config, options.concurrency),
         num_saved=num_saved,
         saved_stages=saved_stages,
     )
@@ -270,18 +285,31 @@ def _count_saved(options: ChaosOptions, config: FleetConfig, stages: Sequence[st
     return options.saves
 
 
-def _count_faults(
-    options: ChaosOptions, num_roles: int, num_kinds: int, num_redis_kinds: int
-) -> tuple[int, int]:
-    """Return the numbers of faults in processes and in Redis, from `--kills` (total) or
-    `--kills-per-role` (for each role and for each kind of Redis fault).
+def _num_readers(config: FleetConfig, concurrency: int) -> int:
+    """Return how many slow readers are more than the last stage has slots for, as far as the fleet
+    admits them beside the other clients.
     """
-    in_processes = num_roles * num_kinds
+    roles = [role for role in config.roles() if not (role.optional or role.hosts_spans)]
+    slots = min(role.replicas * config.of_role(role).max_batch for role in roles)
+    return max(1, min(slots + 2, config.limits.max_requests - concurrency))
+
+
+def _count_faults(
+    options: ChaosOptions, in_processes: tuple[int, int], num_redis_kinds: int, num_slow: int
+) -> tuple[int, int, int]:
+    """Return the numbers of faults in processes, in Redis, and in clients, from `--kills` (total)
+    or `--kills-per-role` (for each role, and for each kind of fault elsewhere). `in_processes`:
+    numbers of roles and of kinds of faults in them.
+    """
+    num_roles, num_kinds = in_processes
     if options.kills:
-        num_redis = round(options.kills * num_redis_kinds / (in_processes + num_redis_kinds))
-        return options.kills - num_redis, num_redis
-    per_role = (options.kills_per_role or num_kinds) if num_kinds else 0
-    return num_roles * per_role, num_redis_kinds * (options.kills_per_role or 1)
+        kinds = num_roles * num_kinds + num_redis_kinds + num_slow
+        num_redis, num_slow = (
+            round(options.kills * share / kinds) for share in (num_redis_kinds, num_slow)
+        )
+        return options.kills - num_redis - num_slow, num_redis, num_slow
+    per_role, each = options.kills_per_role or num_kinds, options.kills_per_role or 1
+    return num_roles * per_role if num_kinds else 0, num_redis_kinds * each, num_slow * each
 
 
 def _require(valid: bool, option: str, value: object, advice: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from fleet.lab.faults.answer import longest_gap_s
 from fleet.lab.faults.faults import InjectedFault
 from fleet.lab.faults.load import Outcome
-from fleet.lab.faults.schedule import CONDUCTOR, REDIS
+from fleet.lab.faults.schedule import CLIENTS, CONDUCTOR, REDIS
 from fleet.lab.report.stats import Summary, summarise
 
 IN_FLIGHT_S = 1.0
@@ -65,10 +65,10 @@ def is_open_during(outcome: Outcome, fault: InjectedFault) -> bool:
 
 
 def is_affected(outcome: Outcome, fault: InjectedFault) -> bool:
-    """Return True if the fault hit a worker or the gateway of this request, or hit a conductor or
-    Redis while the request was open.
+    """Return True if the fault hit a worker or the gateway of this request, or hit a conductor,
+    Redis or other clients while the request was open.
     """
-    if fault.role in (CONDUCTOR, REDIS):
+    if fault.role in (CONDUCTOR, REDIS, CLIENTS):
         return is_open_during(outcome, fault)
     return outcome.id in fault.requests
 

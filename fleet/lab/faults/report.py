@@ -103,6 +103,7 @@ def _answer_counts(verdict: Verdict) -> Iterable[tuple[str, object]]:
     residue = verdict.residue
     return (
         ("requests", len(verdict.disturbed)),
+        ("requests of slow readers", len(verdict.slow)),
         ("answered, greedy", verdict.answered_greedy),
         ("answered, sampled with a seed", verdict.answered_sampled),
         ("open during a fault", verdict.open_requests),

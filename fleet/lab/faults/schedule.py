@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
+CONDUCTOR, GATEWAY, REDIS, CLIENTS = "conductor", "web", "redis", "clients"
 """The roles besides the stages of the graph."""
 
 
@@ -13,7 +13,8 @@ class FaultKind(StrEnum):
     """Kind of a fault. KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and other workers
     have the tasks, then SIGCONT. TERM: SIGTERM. PAUSE: SIGSTOP for a part of a lease or for longer
     than one, then SIGCONT. HANG: SIGSTOP that nobody continues, so that the process's keeper must
-    end it.
+    end it. SLOW: clients read a few bytes a second for a while, and then the rest of their answers;
+    see `slow`.
 
     All other kinds are faults in Redis or in connections to it; see `redis_faults`.
     """
@@ -31,6 +32,7 @@ class FaultKind(StrEnum):
     PARTITION = "partition"
     CLOCK = "clock"
     FAILOVER = "failover"
+    SLOW = "slow"
 
 
 SIGNALS = {
@@ -50,7 +52,9 @@ SHORT_LEASES, LONG_LEASES = (0.2, 0.8), (1.2, 1.8)
 """Ranges of the durations of pauses, in leases: below a lease, and above one but below the two
 after which a keeper ends a stopped process.
 """
-REDIS_KINDS = tuple(kind for kind in FaultKind if kind not in SIGNALS)
+REDIS_KINDS = tuple(
+    kind for kind in FaultKind if kind not in SIGNALS and kind is not FaultKind.SLOW
+)
 FORGETTING_KINDS = {FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER}
 """Faults after which Redis may lack ended requests, or audio deleted early for lack of memory."""
 
@@ -68,8 +72,8 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault to inject into a process of `role`, or into Redis, `pause_s` seconds after the fleet
-    has recovered from the previous fault.
+    """A fault to inject into a process of `role`, into Redis or into clients, `pause_s` seconds
+    after the fleet has recovered from the previous fault.
 
     `moment`: event to wait for. `severity`, from 0 to 1: size of a Redis fault, for example the
     part of its log that is cut off; for a fault during a save, the share of the save's usual
@@ -141,9 +145,16 @@ def draw_redis_faults(
     return faults[:count]
 
 
-def mix(seed: int, first: Sequence[Fault], second: Sequence[Fault]) -> list[Fault]:
-    """Interleave two schedules at random; the order within each schedule stays."""
-    turns = [iter(first)] * len(first) + [iter(second)] * len(second)
+def draw_slow_readers(seed: int, count: int, spacing_s: float) -> list[Fault]:
+    """Generate `count` disturbances by slow readers, with pauses as in `draw_faults`."""
+    rng = random.Random(f"slow {seed}")
+    pauses = [spacing_s * rng.uniform(0.5, 1.5) for _ in range(count)]
+    return [Fault(role=CLIENTS, kind=FaultKind.SLOW, pause_s=pause_s) for pause_s in pauses]
+
+
+def mix(seed: int, *schedules: Sequence[Fault]) -> list[Fault]:
+    """Interleave schedules at random; the order within each schedule stays."""
+    turns = [turn for faults in schedules for turn in [iter(faults)] * len(faults)]
     random.Random(f"mix {seed}").shuffle(turns)
     return [next(schedule) for schedule in turns]
 

@@ -33,7 +33,8 @@ class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a chaos run, with its options and environment.
 
     `began`: local time, ISO 8601. `replicas`, `standby`: numbers of workers by role. `requests`:
-    number of different requests, each sent at least once under faults. `voice`: number of voice
+    number of different requests, each sent at least once under faults. `slow`: outcomes of clients
+    that read slowly for a while. `voice`: number of voice
     sessions. `faults_left`: number of faults that were not injected. `captures`: result of the
     hidden-state samples for the trainer, None without a trainer.
     """
@@ -57,6 +58,7 @@ class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
     captures: CaptureReport | None = None
     undisturbed: tuple[Outcome, ...]
     disturbed: tuple[Outcome, ...]
+    slow: tuple[Outcome, ...] = ()
 
 
 class Verdict(ChaosRecord, frozen=True, kw_only=True):
@@ -97,14 +99,15 @@ def judge(record: ChaosRecord) -> Verdict:
     answers may differ by rounding.
     """
     disturbed, faults = record.disturbed, record.faults
-    lost = tuple(outcome for outcome in disturbed if outcome.lost)
-    changed = tuple(outcome for outcome in disturbed if outcome.changed)
-    different = tuple(outcome for outcome in disturbed if outcome.difference)
+    judged = (*disturbed, *record.slow)
+    lost = tuple(outcome for outcome in judged if outcome.lost)
+    changed = tuple(outcome for outcome in judged if outcome.changed)
+    different = tuple(outcome for outcome in judged if outcome.difference)
     open_requests = [
         outcome for outcome in disturbed if any(is_open_during(outcome, fault) for fault in faults)
     ]
-    answered = len(disturbed) - len(lost)
-    sampled = sum(is_sampled(outcome.request) for outcome in disturbed if not outcome.lost)
+    answered = len(judged) - len(lost)
+    sampled = sum(is_sampled(outcome.request) for outcome in judged if not outcome.lost)
     alone = {
         role
         for role, count in record.replicas.items()

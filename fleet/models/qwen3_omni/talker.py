@@ -31,6 +31,7 @@ from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 from fleet.engine.torch.sampling_rows import draw_rows
 from fleet.engine.torch.step_inputs import StepInputs, StepShape
 from fleet.engine.torch.tiles import in_tiles, padded
+from fleet.engine.unread import UnreadPieces
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code_predictor import CodePredictor, FrameDraw
 from fleet.models.qwen3_omni.config import OmniConfig
@@ -82,6 +83,7 @@ class TalkerTask(GraphTask):
         self._text: deque[Tensor] = deque()
         # Ids that are not embedded yet: many chunks of a replay are embedded together.
         self._text_ids: list[np.ndarray] = []
+        self._unread = UnreadPieces()
         self._text_ended = False
         self._spoke_end = False
         self._begun = False
@@ -102,6 +104,11 @@ class TalkerTask(GraphTask):
     def wants_draw(self) -> bool:
         return self._begun and not self._drawn
 
+    @property
+    def num_unread(self) -> int:
+        """Number of pieces of the answer whose text no row contains yet."""
+        return self._unread.count(len(self._text) + sum(map(len, self._text_ids)))
+
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """Take a piece of the Thinker's output, and return outputs that are replayed.
 
@@ -112,6 +119,8 @@ class TalkerTask(GraphTask):
         arrays = piece.arrays
         if "header" in arrays:
             self._header = self._program.embed_text(arrays["header"])
+        if self._header is not None:
+            self._unread.add(len(arrays.get("ids", ())))
         if len(arrays.get("ids", ())):
             if self._header is None:
                 self._rows.extend(self._program.embed_prompt(arrays))

@@ -26,6 +26,7 @@ from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.loop.inbox import Inbox
 from fleet.worker.loop.maintenance import Maintenance
 from fleet.worker.loop.outbox import Outbox, is_urgent
+from fleet.worker.loop.parking import Parking
 from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.sessions.service import SessionService
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, is_unwritten
@@ -66,7 +67,7 @@ class WorkerLoop:
         self.hand_offs = HandOffCoordinator(context, parts)
         self.intake = GrantIntake(context, parts, self.hand_offs)
         self._inbox = Inbox(self.worker, parts)
-        self._outbox = Outbox(context, parts, self.hand_offs)
+        self._outbox = Outbox(context, parts, self.hand_offs, Parking(context, parts))
         self.maintenance = Maintenance(
             context, parts, self.hand_offs, self.intake, self._outbox, heads
         )
@@ -271,8 +272,9 @@ class WorkerLoop:
         """Move arrived chunks into the engine, and pause or resume its request."""
         task.dirty = False
         for edge, walk, arrays, final in self.parts.receiver.advance(task):
-            task.ack_due = True
-            for piece in task.adapter.consume(edge, walk, arrays, final=final):
+            pieces = task.adapter.consume(edge, walk, arrays, final=final)
+            task.add_fed(edge, len(pieces))
+            for piece in pieces:
                 task.cached_rows += self.engine.feed(task.request, piece)
         if task.is_over():
             self.engine.finish(task.request)

@@ -90,8 +90,8 @@ class Maintenance:
         )
 
     def _find_consumers(self) -> None:
-        """Find tasks that wait for credit from a consumer without an owner, and let them produce
-        without credit: the consumer may itself be waiting for the slot that the task holds.
+        """Find tasks that wait for credit from a consumer that is queued for a slot, and let them
+        produce without credit.
         """
         waiting = [
             (task, name)
@@ -99,11 +99,11 @@ class Maintenance:
             for name, edge in task.outbound.items()
             if edge.is_ahead()
         ]
-        owners = self._link.find_owners(
+        are_queued = self._link.are_queued(
             [(task.request, self._consumers[name]) for task, name in waiting]
         )
-        for (task, name), owner in zip(waiting, owners, strict=True):
-            task.outbound[name].consumer_unassigned = not owner
+        for (task, name), is_queued in zip(waiting, are_queued, strict=True):
+            task.outbound[name].consumer_queued = is_queued
 
     def _forget_unlisted_peers(self, now_s: float) -> None:
         """End the connections to peers that are no longer listed. If abandoned reads occupy memory,

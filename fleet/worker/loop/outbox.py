@@ -12,6 +12,7 @@ from fleet.control.connect import Reply, text
 from fleet.core.errors import ChunkOrderError
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.loop.parking import Parking
 from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
 
@@ -27,13 +28,18 @@ class Outbox:
     """
 
     def __init__(
-        self, context: WorkerContext, parts: WorkerParts, hand_offs: HandOffCoordinator
+        self,
+        context: WorkerContext,
+        parts: WorkerParts,
+        hand_offs: HandOffCoordinator,
+        parking: Parking,
     ) -> None:
         self._worker, self._engine = context.worker, context.engine
         self._tasks = parts.tasks
         self._sender = parts.sender
         self._receiver = parts.receiver
         self._hand_offs, self._cached_sessions = hand_offs, parts.cached_sessions
+        self._parking = parking
         self._queued: list[PendingCall] = []
 
     def add(self, calls: Sequence[PendingCall]) -> None:
@@ -44,7 +50,12 @@ class Outbox:
         metadata before the chunk that ends it.
         """
         appends, relocations = self._collect_chunks()
-        acks = [ack for task in self._tasks.values() if task.ack_due for ack in task.take_acks()]
+        acks = [
+            ack
+            for task in self._tasks.values()
+            if task.ack_due
+            for ack in task.take_acks(self._engine.num_unread(task.request))
+        ]
         calls: list[PendingCall] = [(scripts.ack(acks), ignore_reply)] if acks else []
         queued, self._queued = self._queued, []
         calls += queued + self._hand_offs.take_metadata_calls() + self._cached_sessions.take_calls()
@@ -70,7 +81,7 @@ class Outbox:
                     ignore_reply,
                 )
             )
-        return calls + self._hand_offs.take_calls()
+        return calls + self._hand_offs.take_calls() + self._parking.take_calls()
 
     def _collect_chunks(self) -> tuple[list[scripts.Append], list[scripts.Relocation]]:
         appends: list[scripts.Append] = []

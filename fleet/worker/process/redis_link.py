@@ -214,14 +214,14 @@ class RedisLink:
         by_status = cast("list[list[bytes]]", exchange(self._client, (), *reads))
         return [WorkerId(text(name)) for names in by_status for name in names]
 
-    def find_owners(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[str]:
-        """Return the owner of each task; "" for a task without an owner."""
+    def are_queued(self, tasks: Sequence[tuple[RequestId, StageName]]) -> list[bool]:
+        """Return, for each task, True if it is granted and no worker has claimed it yet."""
         if not tasks:
             return []
         pipe = self._client.pipeline(transaction=False)
         for request, stage in tasks:
-            pipe.hget(keys.task(request, stage), "owner")
-        return [text(owner) for owner in cast("list[bytes | None]", pipe.execute())]
+            pipe.hget(keys.task(request, stage), "state")
+        return [state == b"granted" for state in cast("list[bytes | None]", pipe.execute())]
 
     def chosen_drafter(self, stage: StageName) -> str:
         """Return the drafter that an operator chose for a stage; "" if none was chosen."""

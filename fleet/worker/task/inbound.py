@@ -1,7 +1,9 @@
 """Input edge of a task: chunks in index order, each once. Pure; knows no Redis and no tensors."""
 
+from collections import deque
+
 from fleet.core.chunk import Chunk, Location
-from fleet.core.ids import Walk
+from fleet.core.ids import EdgeName, Walk
 
 Arrived = tuple[Chunk, Location]
 
@@ -72,3 +74,27 @@ class InboundEdge:
         self.consumed += 1
         self.ended = chunk.final
         return chunk, location, self.walk
+
+
+class Reading:
+    """How far a task's engine has read the chunks that were fed to it. `chunks`: number of chunks
+    read, by input edge.
+    """
+
+    def __init__(self) -> None:
+        self.chunks: dict[EdgeName, int] = {}
+        self._num_pieces = 0
+        self._fed: deque[tuple[EdgeName, int, int]] = deque()
+        """Per chunk that is not read: its edge, and the chunks and pieces up to its end."""
+
+    def add(self, edge: EdgeName, num_chunks: int, num_pieces: int) -> None:
+        """Record a chunk that was fed as `num_pieces`, after which `num_chunks` of the edge are
+        consumed.
+        """
+        self._num_pieces += num_pieces
+        self._fed.append((edge, num_chunks, self._num_pieces))
+
+    def follow(self, num_unread: int) -> None:
+        """Count the chunks that are read. `num_unread`: number of the last pieces that are not."""
+        while self._fed and self._fed[0][2] <= self._num_pieces - num_unread:
+            edge, self.chunks[edge], _ = self._fed.popleft()

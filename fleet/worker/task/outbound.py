@@ -7,17 +7,19 @@ and chunk numbers continue after the log's.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
+from fleet.config.credits import Credits
 from fleet.core.errors import ChunkOrderError
-from fleet.core.ids import Walk
+from fleet.core.ids import Epoch, Walk
 from fleet.engine.base import Arrays
 from fleet.graphs import ChunkPolicy, Edge
 from fleet.stages.base import EdgeItem
+from fleet.worker.task.credit import EdgeCredit
 
 NO_WALK = Walk("")
 
@@ -26,8 +28,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk before it is sent. `ordinal`: index of its first item among the items of
     `producer_walk`; `first_row`: index of its first tensor row in the edge.
 
-    `is_logged`: True if the log holds this chunk, and only the location of its remote tensors is
-    new.
+    `logged_at`: if the log holds this chunk, and only the location of its remote tensors may be
+    new, the epoch at which it was appended.
     """
 
     index: int
@@ -39,21 +41,27 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     final: bool = False
     num_items: int = 0
     first_row: int = 0
-    is_logged: bool = False
+    logged_at: Epoch | None = None
+
+    @property
+    def is_logged(self) -> bool:
+        return self.logged_at is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLog:
-    """Contents of an edge's log: number of tensor rows (`rows`) and producer's walk of each chunk.
-    `final`: True if the last chunk is final.
+    """Contents of an edge's log: number of tensor rows (`rows`), bytes and producer's walk of each
+    chunk. `final`: True if the last chunk is final.
 
-    `remote`: indices of chunks with tensors whose bytes are not in the log. `consumed`: number of
+    `remote`: chunks with tensors whose bytes are not in the log: epoch of the owner that appended
+    each, by index. `consumed`: number of
     chunks that the consumer has acknowledged.
     """
 
     rows: Sequence[int] = ()
+    sizes_bytes: Sequence[int] = ()
     walks: Sequence[Walk] = ()
-    remote: Set[int] = frozenset()
+    remote: Mapping[int, Epoch] = field(default_factory=dict[int, Epoch])
     final: bool = False
     consumed: int = 0
 
@@ -114,7 +122,8 @@ class OutboundEdge:
     `writes_markers`: True if the producer writes the transition markers (`transition_source:
     producer`).
     Units: `clock` in seconds.
-    `consumer_unassigned`: True if no worker owned the consumer's task when this was last read.
+    `consumer_queued`: True if the consumer's task waited for its first slot, or its next one after
+    a loss, when this was last read. `credit`: what the consumer has not acknowledged.
     `is_held`: True if a chunk is complete and waits only for the policy's rate.
     """
 
@@ -122,7 +131,7 @@ class OutboundEdge:
         self,
         edge: Edge,
         policy: ChunkPolicy,
-        credits: int,
+        credits: Credits,
         *,
         writes_markers: bool,
         logged: EdgeLog | None = None,
@@ -130,13 +139,14 @@ class OutboundEdge:
     ) -> None:
         self.edge = edge
         self._policy = policy
-        self._credits = credits
         self.writes_markers = writes_markers
         logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
-        self.acked = logged.consumed
+        self.credit = EdgeCredit(
+            credits, logged.sizes_bytes or (0,) * len(logged.rows), logged.consumed
+        )
         self.ended = False
-        self.consumer_unassigned = False
+        self.consumer_queued = False
         self._logged_final = logged.final
         self._replay = _Replay(rows=deque(logged.rows))
         self._logged_walks, self._logged_remote = logged.walks, logged.remote
@@ -223,7 +233,7 @@ class OutboundEdge:
             replay.rows.popleft()
         remote = {name: array for name, array in arrays.items() if name in self.edge.remote}
         return (
-            [Draft(index=index, arrays=remote, is_logged=True)]
+            [Draft(index=index, arrays=remote, logged_at=self._logged_remote[index])]
             if remote and index in self._logged_remote
             else []
         )
@@ -240,6 +250,14 @@ class OutboundEdge:
         """
         first = next((name for name in self.edge.tensors if name in arrays), None)
         return len(arrays[first]) if first is not None else 0
+
+    def _num_bytes(self, arrays: Arrays) -> int:
+        """Return the size of arrays as they are sent, in the edge's dtypes."""
+        dtypes = self.edge.tensors
+        return sum(
+            array.size * np.dtype(dtypes.get(name, array.dtype)).itemsize
+            for name, array in arrays.items()
+        )
 
     def _split(self, arrays: Arrays, num_rows: int) -> tuple[Arrays, Arrays]:
         if self.num_rows(arrays) <= num_rows:
@@ -313,25 +331,22 @@ class OutboundEdge:
             self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)
         self._items, self.is_held = [], False
         self.produced += 1
+        self.credit.add_chunk(self._num_bytes(draft.arrays))
         return draft
 
-    def add_credit(self, consumed: int) -> None:
-        self.acked = max(self.acked, consumed)
-
     def is_ahead(self) -> bool:
-        """Return True if the consumer has left as many chunks unacknowledged as the edge's credits
+        """Return True if the consumer has left as much unacknowledged as the edge's credits
         allow.
         """
-        return (
-            not self._replay.rows and not self.ended and self.produced - self.acked >= self._credits
-        )
+        has_more = not self.ended and not self._logged_final
+        return has_more and not self._replay.rows and self.credit.is_used_up()
 
     def has_credit(self) -> bool:
         """Return True if the task may produce. Acknowledgements are not needed during replay, since
         a new consumer may wait for tensors of chunks that count as consumed, nor while the consumer
-        has no owner, since it may be waiting for this task's slot.
+        is queued for a slot: an answer's text does not wait until its speech has one.
         """
-        return self.consumer_unassigned or not self.is_ahead()
+        return self.consumer_queued or not self.is_ahead()
 
 
 def _join(items: list[Arrays]) -> Arrays:

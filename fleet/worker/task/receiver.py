@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleet.core.chunk import Location, TensorRef, WireTensor
-from fleet.core.errors import TransferError
+from fleet.core.errors import ArenaFull, TransferError
 from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
 from fleet.engine.base import Arrays
 from fleet.telemetry.counts import PullTally
@@ -41,8 +41,8 @@ class _Pulling:
 
 @dataclass(frozen=True, slots=True)
 class _Failing:
-    """State of reads of a chunk that fail although their peer is still listed: time of the first
-    failure, and time of the next attempt.
+    """State of reads of a chunk that fail although their peer is still listed, or find no room:
+    time of the first failure since there was room, and time of the next attempt.
     """
 
     since_s: float
@@ -69,7 +69,8 @@ class Receiver:
 
     Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a
     producer that dies; their chunk waits for a new location. A read from a peer that may only be
-    slow, or whose death is not noticed yet, is retried for two deadlines.
+    slow, or whose death is not noticed yet, is retried for two deadlines. A read for which this
+    worker's arena has no room waits for room: other reads and requests will end.
     """
 
     def __init__(
@@ -132,6 +133,8 @@ class Receiver:
             self._lost[key] = _Lost(location, time.monotonic() + REPORT_AGAIN_S)
             self._failing.pop(key, None)
             self._to_report.append((task, edge))
+        except ArenaFull:
+            self._failing[key] = _Failing(time.monotonic(), time.monotonic() + RETRY_S)
         except TransferError:
             self._note_failure(task, edge)
             if not self._schedule_retry(key, location):

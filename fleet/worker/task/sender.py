@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.control.scripts import Append, Relocation
-from fleet.core.chunk import Chunk, Location, WireTensor
+from fleet.core.chunk import Chunk, Location, TensorRef, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.events import ChunkAppended
-from fleet.core.ids import RequestId, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId
 from fleet.transfer.base import Transfer
 from fleet.worker.task.outbound import Draft, OutboundEdge
 from fleet.worker.task.task import Task
@@ -21,10 +21,15 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 1024
 """Largest size of a remote tensor that is sent inline: a pull costs more than the bytes."""
+_Key = tuple[EdgeName, int, str]
+"""Edge, index and name of a published tensor."""
 
 
 class Sender:
     """Turns a task's chunk drafts into log appends, in order.
+
+    A task that this worker owned before, and had to give up, finds its logged tensors where they
+    are: they are not published a second time.
 
     Arena slots are freed when requests end, so requests that each hold part of a full arena could
     block each other indefinitely. Therefore a tensor that finds no room in the arena is sent
@@ -33,7 +38,7 @@ class Sender:
 
     def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
         self._transfer, self._worker = transfer, worker
-        self._published: set[RequestId] = set()
+        self._published: dict[RequestId, dict[_Key, tuple[Epoch, TensorRef]]] = {}
 
     def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
         """Add a task's unsent chunks to `appends`, and new locations of logged chunks whose tensors
@@ -52,8 +57,13 @@ class Sender:
         location: Location = {}
         for name, array in draft.arrays.items():
             wire, data = _inline(edge, name, array)
-            if _is_pulled(edge, name, data):  # else it is in the logged header
-                location[name] = self._publish(task.request, edge, wire, data).ref or data
+            if not _is_pulled(edge, name, data):  # it is in the logged header
+                continue
+            at = (edge.edge.name, draft.index, name)
+            epoch, ref = self._published.get(task.request, {}).get(at, (None, None))
+            if ref is None or epoch != draft.logged_at:  # else these are the rows in the log
+                ref = self._publish(task, edge, draft, name, wire, data).ref
+            location[name] = ref or data
         return Relocation(
             request=task.request,
             stage=task.stage,
@@ -105,7 +115,7 @@ class Sender:
         for name, array in draft.arrays.items():
             wire, data = _inline(edge, name, array)
             if _is_pulled(edge, name, data):
-                wire = self._publish(task.request, edge, wire, data)
+                wire = self._publish(task, edge, draft, name, wire, data)
             if wire.ref is not None:
                 location[name] = wire.ref
                 wire = WireTensor(dtype=wire.dtype, shape=array.shape, data=wire.data)
@@ -113,8 +123,15 @@ class Sender:
         return tensors, location
 
     def _publish(
-        self, request: RequestId, edge: OutboundEdge, inline: WireTensor, data: bytes
+        self,
+        task: Task,
+        edge: OutboundEdge,
+        draft: Draft,
+        name: str,
+        inline: WireTensor,
+        data: bytes,
     ) -> WireTensor:
+        request = task.request
         try:
             wire = self._transfer.publish(request, inline.dtype, inline.shape, data)
         except TransferError as error:
@@ -122,7 +139,10 @@ class Sender:
                 raise
             log.warning("%d bytes of %s are sent through Redis: %s", len(data), request, error)
             return inline
-        self._published.add(request)
+        of_request = self._published.setdefault(request, {})
+        if wire.ref is not None:
+            at = (edge.edge.name, draft.index, name)
+            of_request[at] = (draft.logged_at or task.epoch, wire.ref)
         return wire
 
     def published(self, request: RequestId) -> bool:
@@ -131,7 +151,7 @@ class Sender:
     def release(self, request: RequestId) -> None:
         if request in self._published:
             self._transfer.release(request)
-            self._published.discard(request)
+            del self._published[request]
 
 
 def _is_pulled(edge: OutboundEdge, name: str, data: bytes) -> bool:

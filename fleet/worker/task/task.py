@@ -9,7 +9,7 @@ from enum import Enum
 import numpy as np
 
 from fleet.config import FleetConfig
-from fleet.control.scripts import Ack
+from fleet.control.scripts import Ack, CreditWait
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
@@ -19,7 +19,7 @@ from fleet.stages.base import LoggedOutput, TaskAdapter
 from fleet.telemetry.counts import Receipts
 from fleet.worker.task.claim import TaskLogs
 from fleet.worker.task.hand_off import KVImport
-from fleet.worker.task.inbound import InboundEdge
+from fleet.worker.task.inbound import InboundEdge, Reading
 from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
 
 
@@ -55,10 +55,10 @@ class Task:
     the import has ended.
 
     `unsent`: chunks released and not yet appended, in order over all edges. `acked`: number of
-    chunks acknowledged, by input edge. `alone`: True if no other task may run beside it. `timings`:
-    the times of a hand-off from another worker, until they are written. `logged`: the number of
-    chunks in each input's log when the task was opened. `cached_rows`: number of positions reused
-    from an earlier turn of the session.
+    chunks acknowledged, by input edge, and `reading` what the engine has read. `alone`: True if no
+    other task may run beside it. `timings`: the times of a hand-off from another worker, until they
+    are written. `logged`: the number of chunks in each input's log when the task was opened.
+    `cached_rows`: number of positions reused from an earlier turn of the session.
     `dirty`: True if feeding the task may change something. `ack_due`: True if acknowledgements may
     be due. The flags `dirty` and `ack_due` only save looking at idle tasks.
     `idle_consumed`: number of chunks consumed, by input edge, when the task was last reported idle.
@@ -77,6 +77,7 @@ class Task:
         default_factory=list[tuple[OutboundEdge, Draft]]
     )
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
+    reading: Reading = field(default_factory=Reading)
     alone: bool = False
     kv_import: KVImport | None = None
     timings: HandOff | None = None
@@ -147,7 +148,7 @@ class Task:
 
     def add_credit(self, edge: EdgeName, consumed: int) -> None:
         if edge in self.outbound:
-            self.outbound[edge].add_credit(consumed)
+            self.outbound[edge].credit.acknowledge(consumed)
             self.dirty = True
 
     def may_move(self) -> bool:
@@ -187,29 +188,64 @@ class Task:
         self.idle_consumed = consumed
         return consumed
 
-    def take_acks(self) -> list[Ack]:
+    def add_fed(self, edge: EdgeName, num_pieces: int) -> None:
+        """Record that the next chunk of an input edge was fed to the engine, as `num_pieces`."""
+        self.reading.add(edge, self.inbound[edge].consumed, num_pieces)
+        self.ack_due = True
+
+    def take_acks(self, num_unread: int) -> list[Ack]:
         """Return the acknowledgements that are due: after every stride of chunks, and at once at
-        the end of an edge or of the task.
+        the end of an edge or of the task. `num_unread`: number of the pieces fed last that the
+        engine has yet to read. It reads only while the outputs have credit, so that a slow reader
+        of the answer holds back every stage before it.
         """
         due: list[Ack] = []
         self.ack_due = False
         closing = self.all_ended()
+        self.reading.follow(num_unread)
         for name, edge in self.inbound.items():
-            behind = edge.consumed - self.acked.get(name, 0)
-            if not closing and not (behind and (behind >= self.strides[name] or edge.ended)):
+            read = edge.consumed if closing else self.reading.chunks.get(name, 0)
+            behind = read - self.acked.get(name, 0)
+            is_end = edge.ended and read == edge.consumed
+            if not closing and not (behind and (behind >= self.strides[name] or is_end)):
                 continue
-            self.acked[name] = edge.consumed
+            self.acked[name] = read
             ack = Ack(
                 request=self.request,
                 stage=self.stage,
                 epoch=self.epoch,
                 edge=name,
-                consumed=edge.consumed,
+                consumed=read,
                 producer=self.producers[name],
                 closed=closing and not edge.ended,
             )
             due.append(ack)
         return due
+
+    def is_starved(self, num_unread: int) -> bool:
+        """Return True if only further input lets the task go on. `num_unread`: number of fed pieces
+        that the engine has yet to read.
+        """
+        edges = self.inbound.values()
+        return (
+            self.phase is TaskPhase.RUNNING
+            and not (num_unread or self.unsent)
+            and not any(edge.num_held for edge in edges)
+            and any(not edge.ended for edge in edges)
+        )
+
+    def progress(self) -> tuple[int, ...]:
+        """Return the numbers of chunks consumed and produced, by edge."""
+        consumed = (edge.consumed for edge in self.inbound.values())
+        return (*consumed, *(edge.produced for edge in self.outbound.values()))
+
+    def credit_waits(self) -> list[CreditWait]:
+        """Return the output edges without credit, and when each has enough again."""
+        return [
+            CreditWait(name, edge.edge.target, edge.credit.enough())
+            for name, edge in self.outbound.items()
+            if not edge.has_credit()
+        ]
 
 
 def open_task(
@@ -244,7 +280,7 @@ def open_task(
             if edge.source == stage
         },
         producers={edge.name: edge.source for edge in inputs},
-        strides={edge.name: config.ack_stride_of(edge) for edge in inputs},
+        strides={edge.name: config.credits_of(edge).ack_stride for edge in inputs},
         alone=alone,
         logged={edge: len(chunks) for edge, chunks in logs.inputs.items()},
     )
@@ -260,9 +296,10 @@ def _open_outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundE
     first = next(iter(edge.tensors))
     logged = EdgeLog(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
+        sizes_bytes=[chunk.num_bytes for chunk in chunks],
         walks=[chunk.producer_walk or Walk("") for chunk in chunks],
         remote={
-            chunk.index
+            chunk.index: chunk.epoch
             for chunk in chunks
             if any(tensor.data is None for tensor in chunk.tensors.values())
         },

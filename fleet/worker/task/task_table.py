@@ -1,5 +1,5 @@
-"""The tasks that a worker owns, and every way in which one ends: finished, failed, dropped or
-redelivered. Knows no Redis.
+"""The tasks that a worker owns, and every way in which one ends: finished, failed, dropped, parked
+or redelivered. Knows no Redis.
 """
 
 import logging

@@ -1,0 +1,28 @@
+"""How far the producer of an edge may be ahead of its consumer. Pure; knows no edge."""
+
+from dataclasses import dataclass
+
+MAX_ACK_STRIDE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credits:
+    """Bounds of what a producer has sent and its consumer has not acknowledged: number of chunks,
+    and their bytes. None: no bound.
+
+    A consumer acknowledges after a quarter of either at the latest, so that a producer is not
+    blocked by what was read; a task without credit continues once half of both is free.
+    """
+
+    chunks: int | None = None
+    num_bytes: int | None = None
+
+    @property
+    def ack_stride(self) -> int:
+        """Number of chunks after which a consumer acknowledges."""
+        return max(1, min(MAX_ACK_STRIDE, (self.chunks or 4 * MAX_ACK_STRIDE) // 4))
+
+    @property
+    def ack_stride_bytes(self) -> int | None:
+        """Number of bytes after which a consumer acknowledges; None: whatever their number."""
+        return self.num_bytes // 4 if self.num_bytes is not None else None
