@@ -60,8 +60,16 @@ def threads_of_agents() -> list[int]:
     return [
         int(task.name)
         for task in Path("/proc/self/task").iterdir()
-        if (task / "comm").read_text().startswith("nixl-")
+        if _name_of(task)[:5] == "nixl-"
     ]
+
+
+def _name_of(task: Path) -> str:
+    """Return the name of a thread; "" if it has ended meanwhile."""
+    try:
+        return (task / "comm").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_until_spinning(num_agents: int) -> None:

@@ -295,8 +295,8 @@ LOST_RIGHTS = {
         },
     ),
 }
-READ_ONLY = {"admission", "availability", "leases", "queues", "stale_streams"}
-NEEDS_NO_RIGHT = {"announce_start", "assume_served", "log_fact", "record_metrics"}
+READ_ONLY = {"admission", "availability", "backlog", "leases", "queues", "stale_streams"}
+NEEDS_NO_RIGHT = {"announce_start", "assume_served", "log_fact", "record_metrics", "take_turns"}
 
 
 @pytest.mark.parametrize(

@@ -459,7 +459,7 @@ def test_slow_readers_are_a_kind_of_their_own_and_one_of_all() -> None:
     assert SHORT_CREDIT in slow.options.overrides
     every = make_plan(replace(OPTIONS, how="all"), CONFIG)
     assert Counter(fault.kind for fault in every.schedule()) == {
-        **dict.fromkeys(KINDS, len(every.roles)),
+        **dict.fromkeys(PROCESS_KINDS, len(every.roles)),
         **dict.fromkeys((*REDIS_KINDS, FaultKind.SLOW), 1),
     }
     some = make_plan(replace(OPTIONS, how="kill,redis", kills=12), CONFIG)

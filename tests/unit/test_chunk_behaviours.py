@@ -270,9 +270,7 @@ class TransferDouble:
     full: bool = False
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> PullDouble:
-        if len(self.pulls) >= self.max_pulls:
-            raise TransferError("the arena has no room")
-        if self.full:
+        if self.full or len(self.pulls) >= self.max_pulls:
             raise ArenaFull("the arena has no room")
         error = TransferError("the read timed out") if self.failing else None
         self.pulls.append(PullDouble(error=error))
