@@ -50,7 +50,7 @@ def with_definitions(body: str) -> str:
 def _common() -> tuple[_Definition, ...]:
     """Return the definitions in `common.lua`, each of which begins at the start of a line."""
     parts = re.split(r"^(?=local )", read("common"), flags=re.MULTILINE)
-    tables = {"TASK_MOVES": TASK_MOVES, "REQUEST_MOVES": REQUEST_MOVES}
+    tables = {"task_moves": TASK_MOVES, "request_moves": REQUEST_MOVES}
     return (
         *(_Definition(frozenset({name}), _table(name, of)) for name, of in tables.items()),
         *(_Definition(_names(part), part) for part in parts if part),
@@ -58,12 +58,14 @@ def _common() -> tuple[_Definition, ...]:
 
 
 def _table(name: str, moves: Mapping[Any, Mapping[Any, str]]) -> str:
-    """Return a Lua table of tables."""
+    """Return a Lua function that returns a table of tables. A script that has the function builds
+    the tables only when it calls it: appends and acknowledgements rarely do.
+    """
     rows: list[str] = []
     for key, row in moves.items():
         entries = ", ".join(f"['{state}'] = '{after}'" for state, after in row.items())
         rows.append(f"['{key}'] = {{{entries}}}")
-    return f"local {name} = {{{', '.join(rows)}}}\n"
+    return f"local function {name}() return {{{', '.join(rows)}}} end\n"
 
 
 def _names(part: str) -> frozenset[str]:

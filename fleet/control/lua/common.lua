@@ -1,5 +1,5 @@
 -- Definitions of the scripts, each of which contains the definitions that it uses (`lua_source.py`). P is the key prefix; all times are Redis's own, in microseconds.
--- TASK_MOVES and REQUEST_MOVES, which precede these definitions, are written by `lua_source.py` from the tables in `fleet/conductor/states.py`.
+-- `task_moves` and `request_moves`, which precede these definitions, are written by `lua_source.py` from the tables in `fleet/conductor/states.py`.
 local P = '{fleet}:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864
@@ -103,7 +103,7 @@ local function set_state(r, state)
   local rk = P .. 'req:' .. r
   local was = call('HGET', rk, 'state')
   if was == state then return end
-  assert(REQUEST_MOVES[was or ''][state], 'a ' .. (was or 'new') .. ' request cannot be ' .. state)
+  assert(request_moves()[was or ''][state], 'a ' .. (was or 'new') .. ' request cannot be ' .. state)
   if was then call('ZREM', P .. 'index:' .. was, r) end
   call('HSET', rk, 'state', state)
   call('ZADD', P .. 'index:' .. state, 0, r)
@@ -233,7 +233,7 @@ local function availability(roles, grace_us)
   return out
 end
 -- Return the state of a task in `state` (nil: it was never granted) after what happened to it; nil if the table forbids that.
-local function next_state(happened, state) return TASK_MOVES[happened][state or ''] end
+local function next_state(happened, state) return task_moves()[happened][state or ''] end
 -- Change a task's state by what happened to it, and its place in the indexes that the conductor queries: unclaimed grants, and requests
 -- without a gateway. Every write of a task's state is by this function. A move that the table forbids is an error; a script that may
 -- meet one compares with `next_state` before its first write.
