@@ -100,12 +100,14 @@ class Driver:
             )
 
     def turn(self) -> None:
-        """Renew leadership, act on what is due, and wait. A conductor that does not lead only
-        waits.
-        """
+        """Act on what is due, and wait. A conductor that does not lead only waits."""
+        self.act()
+        self._wait()
+
+    def act(self) -> None:
+        """Renew leadership, and act on what is due if this conductor leads."""
         if self._lead() and self._clock() >= self.next_watch:
             self._watch()
-        self._wait()
 
     def _lead(self) -> bool:
         lease_ms = int(self.config.lease.conductor_ttl_s * 1000)

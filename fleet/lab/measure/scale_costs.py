@@ -224,5 +224,5 @@ def _watch_ms(config: FleetConfig, waiting: int) -> float:
 
 def _turn_ms(driver: Driver) -> float:
     began_s = time.perf_counter()
-    driver.turn()
+    driver.act()
     return (time.perf_counter() - began_s) * 1e3
