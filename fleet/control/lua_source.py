@@ -16,7 +16,9 @@ from fleet.control.undeclared_keys import UNDECLARED_FLAG
 
 _DEFINITION = re.compile(r"local (?:function (?P<function>\w+)|(?P<values>\w+(?:, \w+)*) = )")
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_COMMENT = re.compile(r"^ *-- .*\n", re.MULTILINE)
+REST = "--rest\n"
+"""Line of a script before which it mostly answers."""
 
 
 class _Definition(NamedTuple):
@@ -32,18 +34,26 @@ class _Definition(NamedTuple):
 def source(name: str) -> str:
     """Return the Lua text of a script: first the flag for servers that require it, then the common
     definitions that the script uses, then the script.
+
+    A script that mostly has nothing to do answers before the line `REST`: only what the lines
+    before it use is defined before them.
     """
-    return UNDECLARED_FLAG + with_definitions(read(name))
+    head, found, rest = read(name).partition(REST)
+    return UNDECLARED_FLAG + (with_definitions(head, rest) if found else with_definitions(head))
 
 
-def with_definitions(body: str) -> str:
-    """Return Lua text behind the common definitions that it uses."""
-    wanted, used = _words(body), list[str]()
-    for definition in reversed(_common()):  # each uses only earlier ones
-        if definition.names & wanted:
-            wanted |= _words(definition.text)
-            used.append(definition.text)
-    return "".join(reversed(used)) + body
+def with_definitions(*parts: str) -> str:
+    """Return Lua text, each part of it behind the common definitions that it uses."""
+    text, defined = "", set[_Definition]()
+    for part in parts:
+        wanted, used = _words(part), list[_Definition]()
+        for definition in reversed(_common()):  # each uses only earlier ones
+            if definition.names & wanted:
+                wanted |= _words(definition.text)
+                used.append(definition)
+        text += "".join(each.text for each in reversed(used) if each not in defined) + part
+        defined.update(used)
+    return text
 
 
 @cache

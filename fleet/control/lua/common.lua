@@ -255,6 +255,15 @@ local function refusal_of(tk, r, epoch)
   if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
   return t[2] ~= 'running' and 'stale' or nil
 end
+-- Return why the owner of the task at this epoch can import no blocks ("released": none are offered); else nil and the worker that offers
+-- them.
+local function refused_offer(r, s, epoch)
+  if call('HGET', task_key(r, s), 'epoch') ~= epoch then return 'stale' end
+  if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
+  local kv = call('HMGET', kv_key(r, s), 'state', 'source')
+  if kv[1] ~= 'offered' then return 'released' end
+  return nil, kv[2]
+end
 -- Return true if an epoch is below another epoch, as text. An epoch above Redis's proves that Redis lost the write that raised it.
 local function is_older(epoch, other) return tonumber(epoch) < tonumber(other or '0') end
 -- Return why a worker may not write to the records of training, nil if it may: it must be listed and not stand by, and, where it names an

@@ -4,11 +4,10 @@
 pass_when_full()
 local r, s, epoch = unpack(ARGV)
 local kk = kv_key(r, s)
-if call('HGET', task_key(r, s), 'epoch') ~= epoch then return 'stale' end
-if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
-local kv = call('HMGET', kk, 'state', 'source')
-if kv[1] ~= 'offered' or not call('ZSCORE', P .. 'workers', kv[2]) then return 'released' end
+local why, source = refused_offer(r, s, epoch)
+if why then return why end
+if not call('ZSCORE', P .. 'workers', source) then return 'released' end
 call('HSET', kk, 'state', 'confirmed', 'data', '', 'confirmed_epoch', epoch)
-trace(r, 'confirmed', s, epoch, call('HGET', task_key(r, s), 'owner'), 'from ' .. kv[2])
-notice(kv[2], 'k', 'f', 'r', r)
+trace(r, 'confirmed', s, epoch, call('HGET', task_key(r, s), 'owner'), 'from ' .. source)
+notice(source, 'k', 'f', 'r', r)
 return 'ok'

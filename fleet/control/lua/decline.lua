@@ -4,11 +4,9 @@
 pass_when_full()
 local r, s, epoch = unpack(ARGV)
 local kk = kv_key(r, s)
-if call('HGET', task_key(r, s), 'epoch') ~= epoch then return 'stale' end
-if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
-local kv = call('HMGET', kk, 'state', 'source')
-if kv[1] ~= 'offered' then return 'released' end
+local why, source = refused_offer(r, s, epoch)
+if why then return why end
 call('HSET', kk, 'state', 'released', 'pages', '', 'loc', '', 'data', '')
-trace(r, 'released', s, epoch, kv[2], 'it cannot be imported')
-notice(kv[2], 'k', 'f', 'r', r)
+trace(r, 'released', s, epoch, source, 'it cannot be imported')
+notice(source, 'k', 'f', 'r', r)
 return 'ok'

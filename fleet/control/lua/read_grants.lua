@@ -7,9 +7,10 @@
 -- Answers the grants, as entries of a stream.
 -- ARGV: worker, role, number of free slots
 local w, role, free = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local out, num_read = {}, 0
 if not call('ZSCORE', P .. 'workers', w) then return 'unlisted' end
-if call('XLEN', role_key(role, true)) + call('XLEN', role_key(role, false)) == 0 then return out end
+if call('XLEN', role_key(role, true)) + call('XLEN', role_key(role, false)) == 0 then return {} end
+--rest
+local out, num_read = {}, 0
 local is = call('HMGET', P .. 'worker:' .. w, 'draining', 'standby', 'next_role', 'no_worker_us')
 if is[1] == '1' or is[2] == '1' then return 'draining' end
 local next_role = is[3] and is[3] ~= '' and is[3]
