@@ -243,7 +243,9 @@ def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(
     driver = text(layout)
     sessions_of(driver.engine).begin_load("s", saved)
     assert copied(driver).error is None
-    route_of(driver).worker_at[place].kill()
+    route = route_of(driver)
+    route.worker_at[place].kill()
+    wait_until(lambda: route.chain is None or route.chain.is_broken, "the loss to be noticed")
     driver.turn()
     sessions_of(driver.engine).begin_save("s")
     refused = copied(driver)
