@@ -5,32 +5,43 @@
 -- "closed": the consumer reads no more, so its producer gets unlimited credit. A parked producer is granted again if it has credit now.
 -- ARGV: repeated 8: request, consumer stage, epoch, edge, consumed, producer stage, delivered ("1"), closed ("1")
 pass_when_full()
+-- Write how much was consumed; return true if the producer is parked, and may have credit now.
+local function give_credit(tk, r, e, consumed, before, producer, closed)
+  if not closed and tonumber(consumed) <= tonumber(before or '0') then return false end
+  call('HSET', tk, 'consumed:' .. e, consumed)
+  if closed then call('HSET', tk, 'closed:' .. e, '1') end
+  local p = call('HMGET', task_key(r, producer), 'owner', 'waits')
+  local is_held = p[1] and p[1] ~= ''
+  if is_held then add_news(p[1], 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed)) end
+  return not is_held and p[2]
+end
 local out = {}
 for i = 1, #ARGV, 8 do
-  local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
-  local tk = task_key(r, s)
+  local r, s, epoch, e, consumed, producer, delivered, closed = unpack(ARGV, i, i + 7)
+  local tk, answer = task_key(r, s), 'ok'
   local t = call('HMGET', tk, 'epoch', 'consumed:' .. e, 'state')
   -- A running task belongs to a live request: `close` leaves no task running.
-  if t[1] ~= epoch then out[#out + 1] = 'stale'
-  elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
-  elseif ARGV[i + 6] == '1' and not next_state('finished', t[3]) then out[#out + 1] = 'stale'
+  if t[1] ~= epoch then answer = 'stale'
+  elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
   else
-    local closed = ARGV[i + 7] == '1'
-    if closed or tonumber(consumed) > tonumber(t[2] or '0') then
-      call('HSET', tk, 'consumed:' .. e, consumed)
-      if closed then call('HSET', tk, 'closed:' .. e, '1') end
-      local p = call('HMGET', task_key(r, producer), 'owner', 'waits')
-      if p[1] and p[1] ~= '' then add_news(p[1], 'a', r .. '|' .. e .. '|' .. (closed and ENDLESS or consumed))
-      elseif p[2] then unpark_if_due(r, producer) end
+    local ends = delivered == '1'
+    local is_parked = not ends and give_credit(tk, r, e, consumed, t[2], producer, closed == '1')
+    if ends or is_parked then
+      --rest
+      if ends and not next_state('finished', t[3]) then answer = 'stale'
+      else
+        if ends then is_parked = give_credit(tk, r, e, consumed, t[2], producer, closed == '1') end
+        if is_parked then unpark_if_due(r, producer) end
+        if ends then
+          move(tk, r, s, 'finished')
+          call('HSET', tk, 'finished_us', int(now_us()))
+          trace(r, 'delivered', s, epoch, remove_owner(tk, r, s))
+          close_if_complete(r)
+        end
+      end
     end
-    if ARGV[i + 6] == '1' then
-      move(tk, r, s, 'finished')
-      call('HSET', tk, 'finished_us', int(now_us()))
-      trace(r, 'delivered', s, epoch, remove_owner(tk, r, s))
-      close_if_complete(r)
-    end
-    out[#out + 1] = 'ok'
   end
+  out[#out + 1] = answer
 end
 send_news()
 return out

@@ -41,16 +41,9 @@ for i = 1, #ARGV, 13 do
     if ev ~= '' then event(ev) end
     if ARGV[i + 12] == '1' then call('XADD', P .. 'boundaries', '*', 'e', ev) end
   end
-  if finish == '1' and next_state('finished', t[3]) and (answer == 'ok' or answer == 'duplicate') then
-    move(tk, r, s, 'finished')
-    call('HSET', tk, 'finished_us', now)
-    local owner = remove_owner(tk, r, s)
-    if t[3] == 'running' then
-      trace(r, 'finished', s, epoch, owner)
-      count_us('took:' .. s, now - (call('HGET', tk, 'claimed_us') or now))
-    end
-    event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
-    close_if_complete(r)
+  if finish == '1' and (answer == 'ok' or answer == 'duplicate') then
+    --rest
+    finish_task(tk, r, s, epoch, t[3], now)
   end
   out[#out + 1] = answer
 end

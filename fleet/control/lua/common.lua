@@ -501,6 +501,19 @@ local function close_if_complete(r)
   end
   close(r, 'finished', '', '', '')
 end
+-- Finish a task with its last output; one that has ended stays as it is.
+local function finish_task(tk, r, s, epoch, state, now)
+  if not next_state('finished', state) then return end
+  move(tk, r, s, 'finished')
+  call('HSET', tk, 'finished_us', now)
+  local owner = remove_owner(tk, r, s)
+  if state == 'running' then
+    trace(r, 'finished', s, epoch, owner)
+    count_us('took:' .. s, now - (call('HGET', tk, 'claimed_us') or now))
+  end
+  event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
+  close_if_complete(r)
+end
 -- Keep what is needed to submit a request again whose task killed its workers. The oldest letters are removed beyond a number and a size.
 local function keep_dead_letter(r, stage, why)
   local spec, blob = call('HGET', P .. 'req:' .. r, 'spec'), call('GET', P .. 'req:' .. r .. ':blob') or ''
