@@ -69,13 +69,17 @@ def _common() -> tuple[_Definition, ...]:
 
 def _table(name: str, moves: Mapping[Any, Mapping[Any, str]]) -> str:
     """Return a Lua function that returns a table of tables. A script that has the function builds
-    the tables only when it calls it: appends and acknowledgements rarely do.
+    the tables when it first calls it, which not every call of the script does.
     """
     rows: list[str] = []
     for key, row in moves.items():
         entries = ", ".join(f"['{state}'] = '{after}'" for state, after in row.items())
         rows.append(f"['{key}'] = {{{entries}}}")
-    return f"local function {name}() return {{{', '.join(rows)}}} end\n"
+    table = f"{{{', '.join(rows)}}}"
+    return (
+        f"local all_{name} = nil\n"
+        f"local function {name}() all_{name} = all_{name} or {table}; return all_{name} end\n"
+    )
 
 
 def _names(part: str) -> frozenset[str]:
