@@ -18,7 +18,7 @@ _DEFINITION = re.compile(r"local (?:function (?P<function>\w+)|(?P<values>\w+(?:
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"^ *-- .*\n", re.MULTILINE)
 REST = "--rest\n"
-"""Line of a script before which it mostly answers."""
+"""Line that a script rarely reaches."""
 
 
 class _Definition(NamedTuple):
@@ -35,8 +35,8 @@ def source(name: str) -> str:
     """Return the Lua text of a script: first the flag for servers that require it, then the common
     definitions that the script uses, then the script.
 
-    A script that mostly has nothing to do answers before the line `REST`: only what the lines
-    before it use is defined before them.
+    A script that rarely reaches the line `REST`, which may be within a block, defines there what
+    only the lines after it use. The names end with that block.
     """
     head, found, rest = read(name).partition(REST)
     return UNDECLARED_FLAG + (with_definitions(head, rest) if found else with_definitions(head))

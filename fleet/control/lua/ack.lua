@@ -8,37 +8,49 @@
 -- ARGV: repeated 8: request, stage (the consumer), epoch, edge, consumed, producer (its stage),
 -- delivered ("1"), closed ("1")
 pass_when_full()
+-- Write how much was consumed; return true if the producer is parked, and may have credit now.
+local function give_credit(task, request, edge, consumed, consumed_before, producer, is_closed)
+  if not is_closed and tonumber(consumed) <= tonumber(consumed_before or '0') then return false end
+  call('HSET', task, 'consumed:' .. edge, consumed)
+  if is_closed then call('HSET', task, 'closed:' .. edge, '1') end
+  local owner, waits = unpack(call('HMGET', task_key(request, producer), 'owner', 'waits'))
+  local is_held = owner and owner ~= ''
+  if is_held then
+    add_news(owner, 'a', request .. '|' .. edge .. '|' .. (is_closed and ENDLESS or consumed))
+  end
+  return not is_held and waits
+end
 local answers = {}
 for i = 1, #ARGV, 8 do
   local request, stage, epoch, edge, consumed, producer, delivered, closed = unpack(ARGV, i, i + 7)
-  local is_delivered, is_closed = delivered == '1', closed == '1'
-  local task = task_key(request, stage)
-  local present_epoch, consumed_before, state = unpack(
+  local task, is_closed, answer = task_key(request, stage), closed == '1', 'ok'
+  local present_epoch, before, state = unpack(
     call('HMGET', task, 'epoch', 'consumed:' .. edge, 'state'))
-  local answer = 'ok'
   -- A running task belongs to a live request: `close` leaves no task running.
   if present_epoch ~= epoch then
     answer = 'stale'
   elseif state ~= 'running' and call('SISMEMBER', PREFIX .. 'live', request) == 0 then
     answer = 'ended'
-  elseif is_delivered and not next_state('finished', state) then
-    answer = 'stale'
   else
-    if is_closed or tonumber(consumed) > tonumber(consumed_before or '0') then
-      call('HSET', task, 'consumed:' .. edge, consumed)
-      if is_closed then call('HSET', task, 'closed:' .. edge, '1') end
-      local owner, waits = unpack(call('HMGET', task_key(request, producer), 'owner', 'waits'))
-      if owner and owner ~= '' then
-        add_news(owner, 'a', request .. '|' .. edge .. '|' .. (is_closed and ENDLESS or consumed))
-      elseif waits then
-        unpark_if_due(request, producer)
+    local ends = delivered == '1'
+    local is_parked = not ends
+      and give_credit(task, request, edge, consumed, before, producer, is_closed)
+    if ends or is_parked then
+      --rest
+      if ends and not next_state('finished', state) then
+        answer = 'stale'
+      else
+        if ends then
+          is_parked = give_credit(task, request, edge, consumed, before, producer, is_closed)
+        end
+        if is_parked then unpark_if_due(request, producer) end
+        if ends then
+          move(task, request, stage, 'finished')
+          call('HSET', task, 'finished_us', int(now_us()))
+          trace(request, 'delivered', stage, epoch, remove_owner(task, request, stage))
+          close_if_complete(request)
+        end
       end
-    end
-    if is_delivered then
-      move(task, request, stage, 'finished')
-      call('HSET', task, 'finished_us', int(now_us()))
-      trace(request, 'delivered', stage, epoch, remove_owner(task, request, stage))
-      close_if_complete(request)
     end
   end
   answers[#answers + 1] = answer

@@ -55,18 +55,9 @@ for i = 1, #ARGV, 13 do
     if event ~= '' then publish_event(event) end
     if asks == '1' then call('XADD', PREFIX .. 'boundaries', '*', 'e', event) end
   end
-  local is_written = answer == 'ok' or answer == 'duplicate'
-  if finish == '1' and next_state('finished', state) and is_written then
-    move(task, request, stage, 'finished')
-    call('HSET', task, 'finished_us', now)
-    local owner = remove_owner(task, request, stage)
-    if state == 'running' then
-      trace(request, 'finished', stage, epoch, owner)
-      count_us('took:' .. stage, now - (call('HGET', task, 'claimed_us') or now))
-    end
-    publish_event(cjson.encode({type = 'TaskFinished', request = request, stage = stage, epoch = 0})
-      :gsub('"epoch":0', '"epoch":' .. epoch))
-    close_if_complete(request)
+  if finish == '1' and (answer == 'ok' or answer == 'duplicate') then
+    --rest
+    finish_task(task, request, stage, epoch, state, now)
   end
   answers[#answers + 1] = answer
 end

@@ -636,6 +636,20 @@ local function close_if_complete(request)
   end
   close(request, 'finished', '', '', '')
 end
+-- Finish a task with its last output; one that has ended stays as it is.
+local function finish_task(task, request, stage, epoch, state, now)
+  if not next_state('finished', state) then return end
+  move(task, request, stage, 'finished')
+  call('HSET', task, 'finished_us', now)
+  local owner = remove_owner(task, request, stage)
+  if state == 'running' then
+    trace(request, 'finished', stage, epoch, owner)
+    count_us('took:' .. stage, now - (call('HGET', task, 'claimed_us') or now))
+  end
+  publish_event(cjson.encode({type = 'TaskFinished', request = request, stage = stage, epoch = 0})
+    :gsub('"epoch":0', '"epoch":' .. epoch))
+  close_if_complete(request)
+end
 -- Keep what is needed to submit a request again whose task killed its workers. The oldest letters
 -- are removed beyond a number and a size.
 local function keep_dead_letter(request, stage, why)
