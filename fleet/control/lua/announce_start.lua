@@ -1,5 +1,5 @@
 -- announce_start: records that a worker of the role is starting. Its process announces itself while
--- it loads; before that, its keeper does (`begins` is set, and `place` is the keeper's). For a
+-- it loads; before that, its keeper does (`begins_us` is set, and `place` is the keeper's). For a
 -- keeper, compares that `child` has neither announced itself nor joined yet. Writes until when the
 -- start counts, replacing the announcement of `instead_of`: the keeper whose start this process
 -- continues, or a dead child. Each start of a keeper (`number`; a repeated call has the same one),

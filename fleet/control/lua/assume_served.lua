@@ -1,6 +1,6 @@
 -- assume_served: Redis restarted at `since` (us) and may have lost which roles were served: each
 -- role counts as served until then, unless a later loss is recorded.
--- ARGV: since_us, then roles
+-- ARGV: since_us, then repeated 1: role
 local since_us = ARGV[1]
 for i = 2, #ARGV do
   local role = ARGV[i]

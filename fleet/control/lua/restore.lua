@@ -3,7 +3,8 @@
 -- registers first, or nobody would notice its end. The gateway holds the client edges at the epoch
 -- that it names: only Redis could have given it. So a gateway that attached later takes them by its
 -- higher epoch, and one that attached earlier does not.
--- ARGV: request, gateway, epoch (of the client edges), then the request as `begin_request` takes it
+-- ARGV: request, gateway, epoch (of the client edges), then written (the request as
+-- `begin_request` takes it)
 local request, gateway, epoch = unpack(ARGV, 1, 3)
 local written = {unpack(ARGV, 4)}
 if call('EXISTS', PREFIX .. 'req:' .. request) == 1 then return {'exists'} end

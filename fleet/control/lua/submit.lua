@@ -3,8 +3,8 @@
 -- attached to its gateway, and grants one task per stage (`begin_request`). One that `waits` for
 -- its turn is answered "full" until it has it.
 -- Refused for its roles, it answers "no_worker", the time until a retry (us), and the roles.
--- ARGV: request, gateway, bound, roles, grace_us, waits ("", "turn" or "soon"), then the request as
--- `begin_request` takes it
+-- ARGV: request, gateway, bound, roles, grace_us, waits ("", "turn" or "soon"), then
+-- written (the request as `begin_request` takes it)
 local request, gateway, bound, roles, grace_us, waits = unpack(ARGV, 1, 6)
 local written = {unpack(ARGV, 7)}
 local client = written[#written]
