@@ -29,7 +29,7 @@ local REFUSING_S = 10
 local VOICE_ENDED_MS = 600000
 local REFUSED_KEPT_S, MAX_REFUSED = 3600, 100
 
--- Return Redis's time, which is asked for once per call of a script.
+-- Return Redis's time, which stands still while a script runs.
 local script_time_us = nil
 local function now_us()
   if not script_time_us then
@@ -369,8 +369,9 @@ local function raise_epoch(key, seen)
   local written = tonumber(call('HGET', key, 'epoch') or '0')
   local former, now = math.max(written, tonumber(seen or '') or 0), now_us()
   -- Redis may lose its last writes, and must not issue their epochs again. The time differs; behind
-  -- a clock that was set back, its part below a second.
-  local epoch = int(now > former and now or former + 1 + now % 1000000)
+  -- a clock that was set back, its part below a second. One script may raise an epoch twice.
+  local set_back = now < former and now % 1000000 or 0
+  local epoch = int(now > former and now or former + 1 + set_back)
   call('HSET', key, 'epoch', epoch)
   return epoch
 end
