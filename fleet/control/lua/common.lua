@@ -412,14 +412,15 @@ local function consumed_of(r, e, consumer)
   return (c[2] == 'finished' or c[3]) and ENDLESS or c[1] or '0'
 end
 -- Grant a parked task again: to the worker that parked it if that has room, since what the task published is there, else to its role.
--- Tasks that are parked because this one gives them no input are granted with it.
+-- Tasks that are parked because this one gives them no input are granted with it, unless one has parked since, for credit of its own.
 local function unpark(tk, r, s, how)
   local t = call('HMGET', tk, 'role', 'alone', 'parked_by', 'starved')
   call('HDEL', tk, 'waits', 'parked_by', 'starved')
   local alone = t[2] or ''
   grant_task(tk, r, s, t[1], alone, alone == '' and with_room(t[3], t[1]) or nil, how)
   for _, starved in ipairs(split(t[4])) do
-    if call('HGET', task_key(r, starved), 'state') == 'parked' then unpark(task_key(r, starved), r, starved, how) end
+    local of = call('HMGET', task_key(r, starved), 'state', 'waits')
+    if of[1] == 'parked' and not of[2] then unpark(task_key(r, starved), r, starved, how) end
   end
 end
 -- Grant a task again if it is parked, and every edge for which it waits has credit: its consumer has acknowledged enough chunks.

@@ -3,7 +3,8 @@
 -- removes the worker, and takes from it each task that it owns or that is reserved for it, which is granted again at a higher epoch: the
 -- first ones here, the others by `fence_tasks`. A standby worker of its role takes its place. Its hash is retained for some minutes, and
 -- a log line says how it ended and what it held.
--- An end that its keeper observed counts against the tasks that ran there, a lapsed lease does not: the process may live.
+-- An end that its keeper observed counts against the tasks that ran there, a lapsed lease does not: the process may live. One that
+-- reports that it leaves after its lease lapsed has lived: its end, if it comes, counts against none of them.
 -- ARGV: leader, worker, event, how ("died", "left" or, of a leader, "lapsed"), deadline us (of a leader)
 pass_when_full()
 local function archive(w, how, cause)
@@ -53,6 +54,7 @@ lose_tasks_of(w, how)
 if how == 'died' then settle_evidence(w) end
 local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off')
 local role = is[1]
+if not role and how == 'left' then call('DEL', evidence_key(w)) end
 for _, first in ipairs(role and role ~= '' and {true, false} or {}) do
   redis.pcall('XGROUP', 'DELCONSUMER', role_key(role, first), 'workers.idle', w)
 end
