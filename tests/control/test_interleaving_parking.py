@@ -119,7 +119,11 @@ MUTATIONS = {
         "is parked, and has the credit for which it waits",
     ),
     "parking counts as a death": (
-        Mutation(r"\n\w+\((\w+), \w+, \w+, 'parked'\)", r"\g<0> call('HINCRBY', \1, 'deaths', 1)"),
+        Mutation(
+            r"\n\w+\((\w+), \w+, \w+, 'parked'(?=[,)])",
+            r"\ncall('HINCRBY', \1, 'deaths', 1)\g<0>",
+            ["park"],
+        ),
         "a death is counted against r0|think as",
     ),
     "credit grants nothing": (
