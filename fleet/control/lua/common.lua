@@ -527,7 +527,7 @@ local function consumed_of(request, edge, consumer)
 end
 -- Grant a parked task again: to the worker that parked it if that has room, since what the task
 -- published is there, else to its role. Tasks that are parked because this one gives them no input
--- are granted with it.
+-- are granted with it, unless they have parked since, for credit of their own.
 local function unpark(task, request, stage, how)
   local role, alone, parked_by, starved_stages = unpack(
     call('HMGET', task, 'role', 'alone', 'parked_by', 'starved'))
@@ -536,7 +536,8 @@ local function unpark(task, request, stage, how)
   local worker = may_share and with_room(parked_by, role) or nil
   grant_task(task, request, stage, role, alone or '', worker, how)
   for _, starved in ipairs(split(starved_stages)) do
-    if call('HGET', task_key(request, starved), 'state') == 'parked' then
+    local state, waits = unpack(call('HMGET', task_key(request, starved), 'state', 'waits'))
+    if state == 'parked' and not waits then
       unpark(task_key(request, starved), request, starved, how)
     end
   end

@@ -5,7 +5,8 @@
 -- first ones here, the others by `fence_tasks`. A standby worker of its role takes its place. Its
 -- hash is retained for some minutes, and a log line says how it ended and what it held.
 -- An end that its keeper observed counts against the tasks that ran there, a lapsed lease does not:
--- the process may live.
+-- the process may live. One that reports that it leaves after its lease lapsed has lived: its end,
+-- if it comes, counts against none of them.
 -- ARGV: leader, worker, event, how ("died", "left" or, of a leader, "lapsed"), deadline_us (of a
 -- leader)
 local leader, worker, event, how, deadline_us = unpack(ARGV)
@@ -61,6 +62,7 @@ lose_tasks_of(worker, how)
 if how == 'died' then settle_evidence(worker) end
 local role, standby, draining, ordered_off = unpack(
   call('HMGET', worker_key, 'role', 'standby', 'draining', 'ordered_off'))
+if not role and how == 'left' then call('DEL', evidence_key(worker)) end
 local serves_role = role and role ~= ''
 for _, first in ipairs(serves_role and {true, false} or {}) do
   redis.pcall('XGROUP', 'DELCONSUMER', role_key(role, first), 'workers.idle', worker)
