@@ -92,10 +92,10 @@ all are sent again and again, while faults are injected by a schedule drawn from
 into the replica with most tasks, or into the leading conductor, and the next only once the
 fleet is complete again. Where a stage is split, every other fault in a half of it waits for a
 hand-off; where its conversations are saved, for a save. A client whose gateway is lost resumes
-its answer at the other one, with Last-Event-ID; one that is refused with 503 sends its request
-again. Faults in Redis last longer than a lease, and are repaired. Slow readers (--how slow)
-read a few bytes a second while the others are answered, and then the rest. Voice sessions ask one
-question after another over WS /v1/realtime, and resume too.
+its answer at the other one, with Last-Event-ID; one that is refused with 429 or 503 sends its
+request again. Faults in Redis last longer than a lease, and are repaired. Slow readers
+(--how slow) read a few bytes a second while the others are answered, and then the rest. Voice
+sessions ask one question after another over WS /v1/realtime, and resume too.
 
 The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and
 what is left at the end. Each answer is also read once more from its beginning, and must not

@@ -123,8 +123,9 @@ def test_client_gives_up_without_any_gateway(monkeypatch: pytest.MonkeyPatch) ->
         Gateways(gone).receive(b"{}", lambda: False)
 
 
-def test_request_refused_for_now_is_sent_again_and_another_refusal_is_final() -> None:
-    with serving(ScriptedGateway(b"", "503"), ScriptedGateway(FIRST + LAST)) as urls:
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_request_refused_for_now_is_sent_again_and_another_refusal_is_final(status: str) -> None:
+    with serving(ScriptedGateway(b"", status), ScriptedGateway(FIRST + LAST)) as urls:
         stream = Gateways(urls).receive(b"{}", lambda: False)
     assert (stream.request_id, stream.refusals, stream.gateway_changes) == ("req-1", 1, 0)
     with (

@@ -17,9 +17,10 @@ from fleet.lab.client.transport import TIMEOUT_S, OpenResponse
 
 UNREACHABLE_S = 30.0
 """Time for which a client keeps trying while no gateway serves."""
-NOT_FOUND, UNAVAILABLE = 404, 503
-"""HTTP status for an unknown request; and HTTP status of a gateway that cannot serve yet, for
-example while Redis is away (the Retry-After header says when to retry).
+NOT_FOUND, FULL, UNAVAILABLE = 404, 429, 503
+"""HTTP status for an unknown request; of a gateway whose fleet has no place for another request, as
+beside many slow readers; and of a gateway that cannot serve yet, for example while Redis is away.
+The Retry-After header of the last two says when to retry.
 """
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 """Default pause before the next try, and upper limit of the pause that a gateway asks for."""
@@ -31,9 +32,9 @@ class ResumableStream:
     """The recorded stream of one answer, received over one or more connections.
 
     `gateway_changes`: number of gateways lost during the answer. `refusals`: number of responses
-    with status `UNAVAILABLE`, each followed by another try. `silent`: connections that timed out;
-    closing such a connection would cancel the request, so they are closed once another gateway has
-    the answer. Units: `sent_s`, and `reached_s` (when a gateway last sent something), on
+    with status `FULL` or `UNAVAILABLE`, each followed by another try. `silent`: connections that
+    timed out; closing such a connection would cancel the request, so they are closed once another
+    gateway has the answer. Units: `sent_s`, and `reached_s` (when a gateway last sent something), on
     `time.perf_counter`; times in the pieces count from `sent_s`.
     """
 
@@ -118,7 +119,8 @@ class Gateways:
     ) -> None:
         """Read the answer from one gateway after another, until its last event has arrived.
 
-        If a gateway cannot be reached, or answers `UNAVAILABLE`, the next gateway is tried.
+        If a gateway cannot be reached, or answers `FULL` or `UNAVAILABLE`, the next gateway is
+        tried: for `UNREACHABLE_S` at most, except while the fleet is full.
         """
         turn, pause = next(self._turns), threading.Event()
         while True:
@@ -138,8 +140,10 @@ class Gateways:
                 # Redis may have lost a request whose gateway is silent meanwhile, and submits it
                 # again.
                 is_lost = error.http_status == NOT_FOUND and bool(stream.silent)
+                if error.http_status == FULL:
+                    stream.reached_s = time.perf_counter()
                 if (
-                    not (error.http_status == UNAVAILABLE or is_lost)
+                    not (error.http_status in (FULL, UNAVAILABLE) or is_lost)
                     or self._is_late(stream)
                     or is_cancelled()
                 ):

@@ -34,6 +34,10 @@ MIN_SOAK_REQUESTS = 100
 TRAINING = (f"stages.{TRAINER}.replicas=1", f"stages.{TRAINER}.standby=1", "training.passes=1")
 """Settings that add a trainer: one active trainer, and a standby to replace it."""
 SHORT_CREDIT = "limits.max_unread_bytes=16384"
+SHORT_WAIT = "limits.max_wait_s=2"
+"""A bound on how long a request waits for a place, during which a gateway sends nothing: less than
+the silence after which a client takes its gateway for frozen.
+"""
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length limits of a spoken answer: about five seconds."""
 
@@ -140,6 +144,7 @@ def chaos_overrides(
     """
     return (
         "numerics=invariant",
+        SHORT_WAIT,
         *((SHORT_CREDIT,) if slow else ()),
         *(f"stages.{key}.replicas={DEFAULT_REPLICAS}" for key in _replica_keys(config)),
         *(TRAINING if config.training.enabled else ()),

@@ -108,7 +108,7 @@ def _answer_counts(verdict: Verdict) -> Iterable[tuple[str, object]]:
         ("answered, sampled with a seed", verdict.answered_sampled),
         ("open during a fault", verdict.open_requests),
         ("resumed at another gateway", verdict.gateway_changes),
-        ("refused with 503, then sent again", verdict.refusals),
+        ("refused with 429 or 503, then sent again", verdict.refusals),
         ("lost", len(verdict.lost)),
         ("changed when read once more", len(verdict.changed)),
         ("no longer there to read once more", sum(outcome.unread for outcome in verdict.disturbed)),

@@ -143,7 +143,7 @@ def show(verdict: SoakVerdict, console: Console) -> None:
         console,
         f"{counts.answered} answered, {counts.aborted} aborted, {counts.lost} lost, "
         f"{counts.different} different, {counts.gateway_changes} resumed at another gateway, "
-        f"{counts.refusals} refused with 503 and sent again",
+        f"{counts.refusals} refused with 429 or 503 and sent again",
     )
     failures = (
         (not verdict.changes, "there is no sample to compare: the soak was too short"),

@@ -67,8 +67,8 @@ class Verdict(ChaosRecord, frozen=True, kw_only=True):
     `open_requests`: number of requests that were open when a signal was sent, or started while a
     process was stopped. `faults_by_role`: counts by role and signal. `aimed`: number of faults that
     waited for an event, by the event's name; `in_moment`: number of faults injected while that
-    event was under way. `refusals`: answers with status 503, after each of which the client tried
-    again. `saves`: report on saved conversations, None without any.
+    event was under way. `refusals`: answers with status 429 or 503, after each of which the
+    client tried again. `saves`: report on saved conversations, None without any.
     """
 
     passed: bool
