@@ -38,8 +38,9 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
     """List each stage's drafter, and for each of its workers the tokens per pass and the share of
     accepted guesses by position.
 
-    The last column is the measured speed of answers with drafts relative to that without, from the
-    first token on; `auto` has it after its first comparison.
+    The last column is, for each drafter, the speed of answers with its drafts relative to the speed
+    without drafts, from the first token on. Only `auto` measures it; until its first comparison the
+    column is empty.
 
     Example: fleet draft list
     """

@@ -134,8 +134,8 @@ class KeeperProcess:
 
 
 def _end(pid: int) -> None:
-    """Wait for the end of the command whose keeper was killed. Where there is no parent-death
-    signal, kill it first.
+    """Wait up to `PREDECESSOR_TIMEOUT_S` for the end of the command whose keeper was killed. On
+    systems other than Linux, which have no parent-death signal, kill it first.
     """
     if sys.platform != "linux":
         kill_all(pid)

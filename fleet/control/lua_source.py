@@ -18,7 +18,7 @@ _DEFINITION = re.compile(r"local (?:function (?P<function>\w+)|(?P<values>\w+(?:
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"^ *-- .*\n", re.MULTILINE)
 REST = "--rest\n"
-"""Line of a script before which it mostly answers."""
+"""Line that a script rarely reaches."""
 
 
 class _Definition(NamedTuple):
@@ -35,8 +35,8 @@ def source(name: str) -> str:
     """Return the Lua text of a script: first the flag for servers that require it, then the common
     definitions that the script uses, then the script.
 
-    A script that mostly has nothing to do answers before the line `REST`: only what the lines
-    before it use is defined before them.
+    A script that rarely reaches the line `REST`, which may be within a block, defines there what
+    only the lines after it use. The names end with that block.
     """
     head, found, rest = read(name).partition(REST)
     return UNDECLARED_FLAG + (with_definitions(head, rest) if found else with_definitions(head))
@@ -69,13 +69,17 @@ def _common() -> tuple[_Definition, ...]:
 
 def _table(name: str, moves: Mapping[Any, Mapping[Any, str]]) -> str:
     """Return a Lua function that returns a table of tables. A script that has the function builds
-    the tables only when it calls it: appends and acknowledgements rarely do.
+    the tables when it first calls it, which not every call of the script does.
     """
     rows: list[str] = []
     for key, row in moves.items():
         entries = ", ".join(f"['{state}'] = '{after}'" for state, after in row.items())
         rows.append(f"['{key}'] = {{{entries}}}")
-    return f"local function {name}() return {{{', '.join(rows)}}} end\n"
+    table = f"{{{', '.join(rows)}}}"
+    return (
+        f"local all_{name} = nil\n"
+        f"local function {name}() all_{name} = all_{name} or {table}; return all_{name} end\n"
+    )
 
 
 def _names(part: str) -> frozenset[str]:

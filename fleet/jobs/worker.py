@@ -1,8 +1,8 @@
-"""The worker process that runs jobs, one at a time, each in a forked process. The process stops
-immediately: an interrupted job has failed.
+"""The worker process that runs jobs, one at a time, each in a forked process. A stop signal kills
+the running job, which then counts as failed: the worker does not wait for it.
 
-A job's processes end with the worker, even if the worker is killed; the next worker then fails the
-job.
+On Linux, a job's processes end with the worker even if the worker is killed; the job is failed when
+another worker next looks for jobs.
 """
 
 import datetime

@@ -65,9 +65,9 @@ class Arena:
         return sum(slot.size_bytes for slot in self._by_request.get(request, {}).values())
 
     def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
-        """Allocate a slot. `request`: request whose cap the slot counts against, or None for a
-        destination of reads. Raises: ArenaFull if no hole is large enough; TransferError if none
-        could be, or the request would exceed its cap.
+        """Allocate a slot. `request`: request whose cap the slot counts against, or None for a slot
+        into which this process reads. Raises: ArenaFull if no hole is large enough now;
+        TransferError if the slot exceeds the whole arena or the request's cap.
         """
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         if (

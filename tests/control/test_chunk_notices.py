@@ -2,6 +2,7 @@
 from the edge's log.
 """
 
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
@@ -258,14 +259,14 @@ def test_every_common_definition_is_used_and_scripts_have_only_those_they_use() 
         "local function close(" in sources["abort"]
         and "local function close(" not in sources["relocate"]
     )
-    for name, lua in sources.items():
+    for script, lua in sources.items():
         defined = [
-            line.split("(")[0].removeprefix("local function ")
+            line.split("local function ")[1].split("(")[0]
             for line in lua.splitlines()
             if "local function " in line
         ]
-        unused = [function for function in defined if lua.count(function.strip()) < 2]
-        assert not unused, f"{name}: {unused}"
+        unused = [name for name in defined if len(re.findall(rf"\b{name}\b", lua)) < 2]
+        assert not unused, f"{script}: {unused}"
 
 
 @pytest.fixture

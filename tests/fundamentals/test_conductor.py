@@ -127,23 +127,21 @@ def test_move_without_a_row_is_refused_and_changes_nothing(
 
 
 def test_states_are_written_by_move_and_set_state_only() -> None:
-    """No other line of a script writes the field `state` of a task or a request."""
-    writes = re.compile(r"call\('H(?:SET|MSET|SETNX|DEL)', (?:tk|rk|task)\b[^\n]*'state'")
+    """No other call of a script writes the field `state` of a task or a request."""
+    inner = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"
+    key = r"(?:\w*task|\w*request_key|task_key\([^()]*\)|PREFIX \.\. 'req:'[^,]*)"
+    writes = re.compile(rf"call\(\s*'H(?:SET|MSET|SETNX|DEL)',\s*{key},{inner}'state'{inner}\)")
     found = {
         name: lines
         for name in (*scripts.SCRIPTS, "common")
-        if (lines := [line for line in read_lua(name) if writes.search(line)])
+        if (lines := writes.findall(lua_source.read(name)))
     }
     assert found == {
         "common": [
-            "  call('HSET', rk, 'state', state)",
-            "  call('HSET', tk, 'state', to)",
+            "call('HSET', request_key, 'state', state)",
+            "call('HSET', task, 'state', after, ...)",
         ]
     }
-
-
-def read_lua(name: str) -> list[str]:
-    return lua_source.read(name).splitlines()
 
 
 def test_new_owner_of_the_lead_decides_the_boundaries_that_wait(control: Control) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.sources import EVERYTHING, SOURCES, imports, nodes, parsed, relative
+from tests.support import REPO
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
 MAX_FMT_SKIPS = 30
@@ -16,6 +17,52 @@ def test_files_and_functions_keep_the_size_limits() -> None:
         f"{relative(path)}{place}": size for path in EVERYTHING for place, size in excesses(path)
     }
     assert found == {}
+
+
+def test_lua_scripts_keep_the_limits_of_columns_and_functions() -> None:
+    found = {
+        f"{relative(path)}:{number}": excess
+        for path in LUA_FILES
+        for number, excess in lua_excesses(path.read_text())
+    }
+    assert found == {}
+
+
+def lua_excesses(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LUA_COLUMNS:
+            yield number, f"{len(line)} columns, limit {MAX_LUA_COLUMNS}"
+    for function in LUA_FUNCTION.finditer(text):
+        if (length := function[0].count("\n") + 1) > MAX_FUNCTION_LINES:
+            yield text[: function.start()].count("\n") + 1, f"function of {length} lines"
+
+
+def test_lua_scripts_unpack_the_arguments_that_they_declare_in_that_order() -> None:
+    scripts = {path.stem: path.read_text() for path in LUA_FILES if path.stem != "common"}
+    for name, text in scripts.items():
+        unpacked = unpacked_arguments(text)
+        assert declared_arguments(text)[: len(unpacked)] == unpacked, name
+        assert text.count("ARGV[") == len(re.findall(r"^ *local \w+ = .*ARGV\[", text, re.M)), name
+
+
+def declared_arguments(text: str) -> list[str]:
+    """Return the names in a script's comment `ARGV: ...`."""
+    (comment,) = re.findall(r"^-- ARGV: ((?:.*\n)(?:-- .*\n)*)", text, re.M)
+    plain = re.sub(
+        r"\([^)]*\)|\bthen\b|\brepeated\b[ \d]*:|\bnone\b", "", comment.replace("\n-- ", " ")
+    )
+    return re.findall(r"\w+", plain)
+
+
+def unpacked_arguments(text: str) -> list[str]:
+    """Return the names that a script gives to its arguments, each at its first place."""
+    assigned = re.findall(r"local ((?:\w|[,\s])+?) =\s+(?:\{?unpack\(ARGV|\S*ARGV\[)", text)
+    return list(dict.fromkeys(name for names in assigned for name in re.findall(r"\w+", names)))
+
+
+LUA_FILES = sorted((REPO / "fleet").rglob("*.lua"))
+LUA_FUNCTION = re.compile(r"^( *)local function .*?[^\n]$(?:\n(?:\1 .*|))*\n\1end$", re.MULTILINE)
+MAX_LUA_COLUMNS = 100
 
 
 def test_layout_is_left_to_the_formatter() -> None:
@@ -138,6 +185,9 @@ def test_checks_find_violations() -> None:
     )
     assert nesting(ast.parse("try:\n  f()\nfinally:\n  if a: g()\n").body) == 2
     assert nesting(ast.parse("if a: b()\nelif c: d()\nelif e: f()\n").body) == 1
+    long_function = "local function f()\n" + "  g()\n" * MAX_FUNCTION_LINES + "end\n"
+    assert [line for line, _ in lua_excesses(f"local a = 1\n{long_function}")] == [2]
+    assert [line for line, _ in lua_excesses("g()\n" + "-" * 101)] == [2]
     swallower = next(
         node
         for node in ast.walk(ast.parse("try: f()\nexcept Exception: pass"))

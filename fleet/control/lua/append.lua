@@ -1,58 +1,65 @@
--- append: for each chunk, compares epoch, request live, that the task runs, and index = last + 1; writes the edge, the location, the
--- task's counts ("written": items|bytes|rows|time of the last chunk, us), the consumer's inbox, an event if there is one, and the task's
--- end if this chunk ends it ("finish"), and the boundary, if the conductor decides the walk to which the chunk's consumer changes ("asks"). The end of the request's last task closes it as finished. All chunks of the call for one consumer
--- are one entry of its inbox, without large headers.
+-- append: for each chunk, compares epoch, request live, that the task runs, and index = last + 1;
+-- writes the edge, the location, the task's counts ("written": items|bytes|rows|time of the last
+-- chunk, us), the consumer's inbox, an event if there is one, and the task's end if this chunk ends
+-- it ("finish"), and the boundary, if the conductor decides the walk to which the chunk's consumer
+-- changes ("asks"). The end of the request's last task closes it as finished. All chunks of the
+-- call for one consumer are one entry of its inbox, without large headers.
 -- A repeated chunk is answered "duplicate", also the chunk that ended the task.
--- ARGV: repeated 13: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count, asks
--- ("1")
-local function first_of(r, s, epoch, e, consumer, now)
-  local tk = task_key(r, s)
-  call('HSET', tk, 'first_us:' .. e, now)
-  trace(r, 'output', s, epoch, call('HGET', tk, 'owner'), e)
-  if consumer == 'client' then count_us('first:' .. e, now - (call('HGET', P .. 'req:' .. r, 'created_us') or now)) end
+-- ARGV: repeated 13: request, stage, epoch, edge, consumer (its stage), index, header, location,
+-- event ("" none), finish ("1"), num_items, num_rows, asks ("1")
+local function note_first_chunk(task, request, stage, epoch, edge, consumer, now)
+  call('HSET', task, 'first_us:' .. edge, now)
+  trace(request, 'output', stage, epoch, call('HGET', task, 'owner'), edge)
+  if consumer == 'client' then
+    local created_us = call('HGET', PREFIX .. 'req:' .. request, 'created_us')
+    count_us('first:' .. edge, now - (created_us or now))
+  end
 end
-local out, now = {}, int(now_us())
+local answers, now = {}, int(now_us())
 for i = 1, #ARGV, 13 do
-  local r, s, epoch, e, consumer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4]
-  local index, header, loc, ev, finish = tonumber(ARGV[i + 5]), ARGV[i + 6], ARGV[i + 7], ARGV[i + 8], ARGV[i + 9]
-  local tk = task_key(r, s)
-  local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'written:' .. e)
+  local request, stage, epoch, edge, consumer, index, header, location, event, finish, num_items,
+    num_rows, asks = unpack(ARGV, i, i + 12)
+  index = tonumber(index)
+  local task = task_key(request, stage)
+  local present_epoch, produced, state, written = unpack(
+    call('HMGET', task, 'epoch', 'produced:' .. edge, 'state', 'written:' .. edge))
+  produced = tonumber(produced or '0')
   local answer = 'ok'
-  local produced = tonumber(t[2] or '0')
   -- A running task belongs to a live request: `close` leaves no task running.
-  if t[1] ~= epoch then answer = 'stale'
-  elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
-  elseif index < produced then answer = 'duplicate'
-  elseif t[3] ~= 'running' then answer = 'stale'
-  elseif index > produced then answer = 'gap'
+  if present_epoch ~= epoch then
+    answer = 'stale'
+  elseif state ~= 'running' and call('SISMEMBER', PREFIX .. 'live', request) == 0 then
+    answer = 'ended'
+  elseif index < produced then
+    answer = 'duplicate'
+  elseif state ~= 'running' then
+    answer = 'stale'
+  elseif index > produced then
+    answer = 'gap'
   else
-    call('XADD', edge_key(r, e), int(index + 1) .. '-0', 'h', header)
-    local items, bytes, rows = string.match(t[4] or '0|0|0|', '^(%d+)|(%d+)|(%d+)|')
-    call('HSET', tk, 'produced:' .. e, int(index + 1), 'written:' .. e,
-      string.format('%.0f|%.0f|%.0f|%s', items + ARGV[i + 10], bytes + #header, rows + ARGV[i + 11], now))
-    if index == 0 then first_of(r, s, epoch, e, consumer, now) end
-    if loc ~= '' then call('HSET', loc_key(r, e), int(index), loc) end
-    local holder = call('HGET', task_key(r, consumer), 'owner')
-    if holder and holder ~= '' then
-      if #header <= MAX_NOTICE_HEADER then add_news(holder, 'h', header)
-      else add_news(holder, 'p', r .. '|' .. e .. '|' .. int(index)) end
-      if loc ~= '' then add_news(holder, 'l', loc) end
+    call('XADD', edge_key(request, edge), int(index + 1) .. '-0', 'h', header)
+    local items, bytes, rows = string.match(written or '0|0|0|', '^(%d+)|(%d+)|(%d+)|')
+    call('HSET', task, 'produced:' .. edge, int(index + 1), 'written:' .. edge,
+      string.format('%.0f|%.0f|%.0f|%s', items + num_items, bytes + #header, rows + num_rows, now))
+    if index == 0 then note_first_chunk(task, request, stage, epoch, edge, consumer, now) end
+    if location ~= '' then call('HSET', location_key(request, edge), int(index), location) end
+    local reader = call('HGET', task_key(request, consumer), 'owner')
+    if reader and reader ~= '' then
+      if #header <= MAX_NOTICE_HEADER then
+        add_news(reader, 'h', header)
+      else
+        add_news(reader, 'p', request .. '|' .. edge .. '|' .. int(index))
+      end
+      if location ~= '' then add_news(reader, 'l', location) end
     end
-    if ev ~= '' then event(ev) end
-    if ARGV[i + 12] == '1' then call('XADD', P .. 'boundaries', '*', 'e', ev) end
+    if event ~= '' then publish_event(event) end
+    if asks == '1' then call('XADD', PREFIX .. 'boundaries', '*', 'e', event) end
   end
-  if finish == '1' and next_state('finished', t[3]) and (answer == 'ok' or answer == 'duplicate') then
-    move(tk, r, s, 'finished')
-    call('HSET', tk, 'finished_us', now)
-    local owner = remove_owner(tk, r, s)
-    if t[3] == 'running' then
-      trace(r, 'finished', s, epoch, owner)
-      count_us('took:' .. s, now - (call('HGET', tk, 'claimed_us') or now))
-    end
-    event(cjson.encode({type = 'TaskFinished', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
-    close_if_complete(r)
+  if finish == '1' and (answer == 'ok' or answer == 'duplicate') then
+    --rest
+    finish_task(task, request, stage, epoch, state, now)
   end
-  out[#out + 1] = answer
+  answers[#answers + 1] = answer
 end
 send_news()
-return out
+return answers

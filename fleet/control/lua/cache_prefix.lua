@@ -1,14 +1,15 @@
--- cache_prefix: compares request live and epoch; writes how many of the task's rows were cached by an earlier turn of its session and,
--- if rows of this task are retained for the next turn, that this worker caches them, with a time to live.
--- ARGV: request, stage, epoch, worker, session, rows retained, rows that were cached, ms
-local r, s, epoch, w, session, retained, cached, ttl_ms = unpack(ARGV)
-local tk, sk = task_key(r, s), P .. 'cached_prefix:' .. session
-if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
-if call('HGET', tk, 'epoch') ~= epoch then return 'stale' end
-call('HSET', tk, 'cached_rows', cached)
+-- cache_prefix: compares request live and epoch; writes how many of the task's rows were cached by
+-- an earlier turn of its session and, if rows of this task are retained for the next turn, that
+-- this worker caches them, with a time to live.
+-- ARGV: request, stage, epoch, worker, session, retained (rows), cached (rows), ttl_ms
+local request, stage, epoch, worker, session, retained, cached, ttl_ms = unpack(ARGV)
+local task, cached_prefix = task_key(request, stage), PREFIX .. 'cached_prefix:' .. session
+if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return 'ended' end
+if call('HGET', task, 'epoch') ~= epoch then return 'stale' end
+call('HSET', task, 'cached_rows', cached)
 if retained ~= '0' then
-  call('HSET', sk, s, w)
-  call('PEXPIRE', sk, ttl_ms)
-  trace(r, 'kept', s, epoch, w, retained .. ' rows for the next turn')
+  call('HSET', cached_prefix, stage, worker)
+  call('PEXPIRE', cached_prefix, ttl_ms)
+  trace(request, 'kept', stage, epoch, worker, retained .. ' rows for the next turn')
 end
 return 'ok'

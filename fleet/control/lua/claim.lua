@@ -1,38 +1,55 @@
--- claim: compares the grant's epoch, that it is unclaimed and not reserved for another worker, and that the worker is listed; writes
--- the owner, the worker's tasks and the inputs, of which the new owner has consumed nothing; deletes the grant's entry.
--- Answers with the request, the task's hash and everything the task needs: the audio of its prompt if its stage reads it, the blocks
--- offered to it, per input edge its chunks and where their tensors are, per output edge its chunks, its consumer's state and how much
--- that consumed.
--- ARGV: worker, role, entry id ("" if the grant came by the inbox), request, stage, epoch, reads the prompt's audio ("1"), number of
--- inputs, inputs..., then for each output: edge, consumer's stage
+-- claim: compares the grant's epoch, that it is unclaimed and not reserved for another worker, and
+-- that the worker is listed; writes the owner, the worker's tasks and the inputs, of which the new
+-- owner has consumed nothing; deletes the grant's entry. Answers with the request, the task's hash
+-- and everything the task needs: the audio of its prompt if its stage reads it, the blocks offered
+-- to it, per input edge its chunks and where their tensors are, per output edge its chunks, its
+-- consumer's state and how much that consumed.
+-- ARGV: worker, role, entry (its id; "" if the grant came by the inbox), request, stage, epoch,
+-- reads_audio ("1": of the prompt), num_inputs, inputs, then repeated 2: edge (an output), consumer
+-- (its stage)
+local worker, role, entry, request, stage, epoch, reads_audio, num_inputs = unpack(ARGV, 1, 8)
+local first_output = 9 + tonumber(num_inputs)
+local inputs = {unpack(ARGV, 9, first_output - 1)}
 pass_when_full()
-local w, role, entry, r, s, epoch, reads_audio, num_inputs = unpack(ARGV, 1, 8)
-local tk = task_key(r, s)
-if not call('ZSCORE', P .. 'workers', w) then return {'unlisted'} end
-if call('SISMEMBER', P .. 'live', r) == 0 then return {'ended'} end
-local t = call('HMGET', tk, 'epoch', 'state', 'reserved_for')
-if t[1] ~= epoch or not next_state('claimed', t[2]) or (t[3] and t[3] ~= w) then return {'stale'} end
-if t[3] then call('HDEL', tk, 'reserved_for') end
-if entry ~= '' then delete_entry(tk) end
-move(tk, r, s, 'claimed')
-call('HSET', tk, 'owner', w, 'holder', w, 'claimed_us', int(now_us()))
-call('SADD', tasks_of(w), r .. '|' .. s)
-set_state(r, 'running')
-trace(r, 'claimed', s, epoch, w, role)
+local request_key, task = PREFIX .. 'req:' .. request, task_key(request, stage)
+if not call('ZSCORE', PREFIX .. 'workers', worker) then return {'unlisted'} end
+if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return {'ended'} end
+local present_epoch, state, reserved_for = unpack(
+  call('HMGET', task, 'epoch', 'state', 'reserved_for'))
+if present_epoch ~= epoch or not next_state('claimed', state) then return {'stale'} end
+if reserved_for and reserved_for ~= worker then return {'stale'} end
+if reserved_for then call('HDEL', task, 'reserved_for') end
+if entry ~= '' then delete_entry(task) end
+move(task, request, stage, 'claimed', 'owner', worker, 'holder', worker, 'claimed_us',
+  int(now_us()))
+call('SADD', tasks_of(worker), request .. '|' .. stage)
+set_state(request, 'running')
+trace(request, 'claimed', stage, epoch, worker, role)
 count('out:' .. role)
-event(cjson.encode({type = 'TaskClaimed', request = r, stage = s, epoch = 0, owner = w}):gsub('"epoch":0', '"epoch":' .. epoch))
-local inputs, outputs, first_output = {}, {}, 9 + tonumber(num_inputs)
-call('HSET', tk, 'inputs', table.concat(ARGV, ',', 9, first_output - 1))
-for i = 9, first_output - 1 do
-  call('HDEL', tk, 'idle_consumed:' .. ARGV[i])
-  table.insert(inputs, {call('XRANGE', edge_key(r, ARGV[i]), '-', '+'), call('HGETALL', loc_key(r, ARGV[i]))})
+local claimed = {
+  type = 'TaskClaimed', request = request, stage = stage, epoch = 0, owner = worker,
+}
+publish_event(cjson.encode(claimed):gsub('"epoch":0', '"epoch":' .. epoch))
+call('HSET', task, 'inputs', table.concat(inputs, ','))
+local read, written = {}, {}
+for i, edge in ipairs(inputs) do
+  call('HDEL', task, 'idle_consumed:' .. edge)
+  local chunks = call('XRANGE', edge_key(request, edge), '-', '+')
+  read[i] = {chunks, call('HGETALL', location_key(request, edge))}
 end
 for i = first_output, #ARGV, 2 do
-  local consumer = call('HMGET', task_key(r, ARGV[i + 1]), 'state', 'consumed:' .. ARGV[i])
-  table.insert(outputs, {call('XRANGE', edge_key(r, ARGV[i]), '-', '+'), consumer[1], consumer[2]})
+  local edge, consumer = unpack(ARGV, i, i + 1)
+  local consumer_state, consumed = unpack(
+    call('HMGET', task_key(request, consumer), 'state', 'consumed:' .. edge))
+  local chunks = call('XRANGE', edge_key(request, edge), '-', '+')
+  written[#written + 1] = {chunks, consumer_state, consumed}
 end
-local request = P .. 'req:' .. r
 return {
-  'ok', call('HGET', request, 'spec'), call('HGETALL', tk), reads_audio == '1' and call('GET', request .. ':blob'),
-  call('HGETALL', kv_key(r, s)), inputs, outputs,
+  'ok',
+  call('HGET', request_key, 'spec'),
+  call('HGETALL', task),
+  reads_audio == '1' and call('GET', request_key .. ':blob'),
+  call('HGETALL', kv_key(request, stage)),
+  read,
+  written,
 }

@@ -1,12 +1,12 @@
--- decline: compares the new owner's epoch, request live, and that the blocks are still offered; withdraws them, and notifies their source
--- to free them: the new owner cannot import them, and computes the positions.
+-- decline: compares the new owner's epoch, request live, and that the blocks are still offered;
+-- withdraws them, and notifies their source to free them: the new owner cannot import them, and
+-- computes the positions.
 -- ARGV: request, stage, epoch
+local request, stage, epoch = unpack(ARGV)
 pass_when_full()
-local r, s, epoch = unpack(ARGV)
-local kk = kv_key(r, s)
-local why, source = refused_offer(r, s, epoch)
-if why then return why end
-call('HSET', kk, 'state', 'released', 'pages', '', 'loc', '', 'data', '')
-trace(r, 'released', s, epoch, source, 'it cannot be imported')
-notice(source, 'k', 'f', 'r', r)
+local refusal, source = refused_offer(request, stage, epoch)
+if refusal then return refusal end
+call('HSET', kv_key(request, stage), 'state', 'released', 'pages', '', 'loc', '', 'data', '')
+trace(request, 'released', stage, epoch, source, 'it cannot be imported')
+notify(source, 'k', 'f', 'r', request)
 return 'ok'

@@ -1,4 +1,5 @@
--- holds_training: answers "ok" if the worker has the right to train at this epoch, is listed and does not stand by; else "stale" or
--- "unlisted".
+-- holds_training: answers "ok" if the worker has the right to train at this epoch, is listed and
+-- does not stand by; else "stale" or "unlisted".
 -- ARGV: worker, epoch
-return training_refusal(unpack(ARGV)) or 'ok'
+local worker, epoch = unpack(ARGV)
+return training_refusal(worker, epoch) or 'ok'

@@ -1,16 +1,18 @@
--- overdue: compares the leader's term; decides about the oldest grants that were not claimed in time. If the role has had no worker for the
--- grace period, the request fails. A grant that a worker has read and not claimed is lost, and the task is granted again. A grant that waits
--- in its role's queue is not lost: the role is busy. Nor is the reservation of a task that must run alone, unless another worker is idle;
--- else one worker after another would stop accepting tasks. Answers "more" if others are due.
--- ARGV: leader, claim timeout us, grace us ("": absent workers were not observed for so long)
-pass_when_full()
+-- overdue: compares the leader's term; decides about the oldest grants that were not claimed in
+-- time. If the role has had no worker for the grace period, the request fails. A grant that a
+-- worker has read and not claimed is lost, and the task is granted again. A grant that waits in its
+-- role's queue is not lost: the role is busy. Nor is the reservation of a task that must run alone,
+-- unless another worker is idle; else one worker after another would stop accepting tasks. Answers
+-- "more" if others are due.
+-- ARGV: leader, timeout_us (of claims), grace_us ("": absent workers were not observed for so long)
 local leader, timeout_us, grace_us = unpack(ARGV)
+pass_when_full()
 if not is_leader(leader) then return 'not_leader' end
 local function once(decide)
   local known = {}
-  return function(of)
-    if known[of] == nil then known[of] = decide(of) end
-    return known[of]
+  return function(subject)
+    if known[subject] == nil then known[subject] = decide(subject) end
+    return known[subject]
   end
 end
 local function position_of(id)
@@ -36,18 +38,26 @@ local function is_lost(role, entry, first, reserved_for, alone)
   if reserved_for then return (alone or '') == '' or has_idle_worker(role) end
   return entry and is_read(role, entry, first)
 end
-local now = now_us()
-local due = call('ZRANGEBYSCORE', P .. 'granted', '-inf', int(now - tonumber(timeout_us)), 'LIMIT', 0, OVERDUE_SLICE)
+local now, granted = now_us(), PREFIX .. 'granted'
+local granted_before = int(now - tonumber(timeout_us))
+local due = call('ZRANGEBYSCORE', granted, '-inf', granted_before, 'LIMIT', 0, OVERDUE_SLICE)
 for _, pair in ipairs(due) do
   local request, stage = string.match(pair, '^(.-)|(.+)$')
   local task = task_key(request, stage)
-  local role, entry, first, reserved_for, alone = unpack(call('HMGET', task, 'role', 'entry', 'first', 'reserved_for', 'alone'))
-  if not role then call('ZREM', P .. 'granted', pair)  -- the request before it in this list failed, or its hash is lost
+  local role, entry, first, reserved_for, alone = unpack(
+    call('HMGET', task, 'role', 'entry', 'first', 'reserved_for', 'alone'))
+  if not role then
+    -- The request before it in this list failed, or its hash is lost.
+    call('ZREM', granted, pair)
   elseif is_deserted(role) then
-    close(request, 'failed', 'overloaded', 'no worker serves the role ' .. role .. '; start one with `fleet worker ' .. role .. '`', '')
+    local remedy = 'start one with `fleet worker ' .. role .. '`'
+    local message = 'no worker serves the role ' .. role .. '; ' .. remedy
+    close(request, 'failed', 'overloaded', message, '')
   elseif is_lost(role, entry, first, reserved_for, alone) then
     withdraw(task, request, stage)
     grant_task(task, request, stage, role, alone)
-  else call('ZADD', P .. 'granted', 'XX', int(now), pair) end
+  else
+    call('ZADD', granted, 'XX', int(now), pair)
+  end
 end
 return #due == OVERDUE_SLICE and 'more' or 'ok'

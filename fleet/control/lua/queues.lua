@@ -1,20 +1,23 @@
 -- queues: reads, at one moment of Redis's clock, the streams of roles. Writes nothing.
--- Answers per role: unclaimed entries, unclaimed entries that no worker has read, age of the oldest in us (0 without one).
+-- Answers per role: unclaimed entries, unclaimed entries that no worker has read, age of the oldest
+-- in us (0 without one).
 -- ARGV: roles
-local out, now = {}, now_us()
-for i, role in ipairs(ARGV) do
-  local depth, unread, age = 0, 0, 0
+local roles = {unpack(ARGV)}
+local answers, now = {}, now_us()
+for i, role in ipairs(roles) do
+  local depth, unread, age_us = 0, 0, 0
   for _, first in ipairs({true, false}) do
     local key = role_key(role, first)
-    local entries = call('XLEN', key)
-    if entries > 0 then
+    local num_entries = call('XLEN', key)
+    if num_entries > 0 then
       -- XINFO reports no `lag` before Redis 7, nor once entries are deleted, as claimed ones are.
       unread = unread + #call('XRANGE', key, '(' .. last_read(key), '+')
       local oldest = call('XRANGE', key, '-', '+', 'COUNT', 1)[1][1]
-      age = math.max(now - tonumber(string.match(oldest, '^(%d+)')) * 1000, age)
-      depth = depth + entries
+      local added_ms = tonumber(string.match(oldest, '^(%d+)'))
+      age_us = math.max(now - added_ms * 1000, age_us)
+      depth = depth + num_entries
     end
   end
-  out[i] = {depth, unread, int(age)}
+  answers[i] = {depth, unread, int(age_us)}
 end
-return out
+return answers

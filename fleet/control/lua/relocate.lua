@@ -1,11 +1,15 @@
--- relocate: compares epoch, request live, and that the chunk is in the log; writes where its tensors are now, and the consumer's inbox.
--- ARGV: request, stage, epoch, edge, consumer stage, index, location
-local r, s, epoch, e, consumer, index, loc = unpack(ARGV)
-local t = call('HMGET', task_key(r, s), 'epoch', 'produced:' .. e)
-if t[1] ~= epoch then return 'stale' end
-if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
-if tonumber(index) >= tonumber(t[2] or '0') then return 'gap' end
-call('HSET', loc_key(r, e), index, loc)
-local holder = call('HGET', task_key(r, consumer), 'owner')
-if holder and holder ~= '' then notice(holder, 'k', 'l', 'r', r, 'e', e, 'i', index, 'l', loc) end
+-- relocate: compares epoch, request live, and that the chunk is in the log; writes where its
+-- tensors are now, and the consumer's inbox.
+-- ARGV: request, stage, epoch, edge, consumer (its stage), index, location
+local request, stage, epoch, edge, consumer, index, location = unpack(ARGV)
+local present_epoch, produced = unpack(
+  call('HMGET', task_key(request, stage), 'epoch', 'produced:' .. edge))
+if present_epoch ~= epoch then return 'stale' end
+if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return 'ended' end
+if tonumber(index) >= tonumber(produced or '0') then return 'gap' end
+call('HSET', location_key(request, edge), index, location)
+local reader = call('HGET', task_key(request, consumer), 'owner')
+if reader and reader ~= '' then
+  notify(reader, 'k', 'l', 'r', request, 'e', edge, 'i', index, 'l', location)
+end
 return 'ok'

@@ -1,33 +1,43 @@
--- set_route: gives an anchor's route a new generation, and records its span workers. Compares that the anchor and the workers are listed,
--- and that no worker is in the route of another listed anchor. Writes the route and its generation to the anchor's hash, the anchor and
--- the span to each worker's, and releases the workers of the last route that are not in this one. A standby worker that is used accepts
--- work from then on.
--- ARGV: anchor, then worker/span pairs in the order of the layers
-pass_when_full()
+-- set_route: gives an anchor's route a new generation, and records its span workers. Compares that
+-- the anchor and the workers are listed, and that no worker is in the route of another listed
+-- anchor. Writes the route and its generation to the anchor's hash, the anchor and the span to each
+-- worker's, and releases the workers of the last route that are not in this one. A standby worker
+-- that is used accepts work from then on.
+-- ARGV: anchor, then repeated 2: worker, span (in the order of the layers)
 local anchor = ARGV[1]
-local function is_listed(w) return w ~= '' and call('ZSCORE', P .. 'workers', w) end
-if not is_listed(anchor) then return {'stale'} end
-local hops, mine = {}, {}
-for i = 2, #ARGV, 2 do
-  local w = ARGV[i]
-  if not is_listed(w) then return {'gone', w} end
-  local other = call('HGET', P .. 'worker:' .. w, 'anchor') or ''
-  if other ~= anchor and is_listed(other) then return {'claimed', w} end
-  hops[#hops + 1], mine[w] = {w, ARGV[i + 1]}, true
+pass_when_full()
+local anchor_key, generation_key = PREFIX .. 'worker:' .. anchor, PREFIX .. 'route_generation'
+local function is_listed(worker)
+  return worker ~= '' and call('ZSCORE', PREFIX .. 'workers', worker)
 end
-local last = call('HGET', P .. 'worker:' .. anchor, 'route')
-for _, hop in ipairs(last and cjson.decode(last) or {}) do
-  local key = P .. 'worker:' .. hop[1]
-  if not mine[hop[1]] and call('HGET', key, 'anchor') == anchor then call('HSET', key, 'anchor', '') end
+if not is_listed(anchor) then return {'stale'} end
+local hops, is_in_route = {}, {}
+for i = 2, #ARGV, 2 do
+  local worker, span = unpack(ARGV, i, i + 1)
+  if not is_listed(worker) then return {'gone', worker} end
+  local other = call('HGET', PREFIX .. 'worker:' .. worker, 'anchor') or ''
+  if other ~= anchor and is_listed(other) then return {'claimed', worker} end
+  hops[#hops + 1] = {worker, span}
+  is_in_route[worker] = true
+end
+local last_route = call('HGET', anchor_key, 'route')
+for _, hop in ipairs(last_route and cjson.decode(last_route) or {}) do
+  local worker = hop[1]
+  local worker_key = PREFIX .. 'worker:' .. worker
+  if not is_in_route[worker] and call('HGET', worker_key, 'anchor') == anchor then
+    call('HSET', worker_key, 'anchor', '')
+  end
 end
 -- Larger than any before, also if Redis has lost its last writes.
-local generation = math.max(tonumber(call('GET', P .. 'route_generation') or '0') + 1, now_us())
-call('SET', P .. 'route_generation', int(generation))
+local generation = math.max(tonumber(call('GET', generation_key) or '0') + 1, now_us())
+call('SET', generation_key, int(generation))
 for _, hop in ipairs(hops) do
-  local key = P .. 'worker:' .. hop[1]
-  call('HSET', key, 'anchor', anchor, 'span', hop[2])
-  if call('HGET', key, 'standby') == '1' then end_standby(hop[1]) end
+  local worker, span = unpack(hop)
+  local worker_key = PREFIX .. 'worker:' .. worker
+  call('HSET', worker_key, 'anchor', anchor, 'span', span)
+  if call('HGET', worker_key, 'standby') == '1' then end_standby(worker) end
 end
-call('HSET', P .. 'worker:' .. anchor, 'route', #hops > 0 and cjson.encode(hops) or '[]', 'former_route', last or '', 'generation',
-  int(generation))
+local route = #hops > 0 and cjson.encode(hops) or '[]'
+call('HSET', anchor_key,
+  'route', route, 'former_route', last_route or '', 'generation', int(generation))
 return {'ok', int(generation)}

@@ -1,7 +1,8 @@
--- set_task_metadata: compares the task's epoch; writes a named line for the request's trace. No script decides by it.
+-- set_task_metadata: compares the task's epoch; writes a named line for the request's trace. No
+-- script decides by it.
 -- ARGV: request, stage, epoch, name, line
-local r, s, epoch, name, line = unpack(ARGV)
-local tk = task_key(r, s)
-if call('HGET', tk, 'epoch') ~= epoch then return 'stale' end
-call('HSET', tk, 'meta:' .. name, line)
+local request, stage, epoch, name, line = unpack(ARGV)
+local task = task_key(request, stage)
+if call('HGET', task, 'epoch') ~= epoch then return 'stale' end
+call('HSET', task, 'meta:' .. name, line)
 return 'ok'

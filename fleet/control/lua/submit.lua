@@ -1,15 +1,18 @@
--- submit: compares that the request is new, that its gateway is listed, the queue bound, and that each of `roles` has or expects a worker;
--- writes the request, `live`, an event and the client task attached to its gateway, and grants one task per stage (`begin_request`).
--- One that `waits` for its turn is answered "full" until it has it.
+-- submit: compares that the request is new, that its gateway is listed, the queue bound, and that
+-- each of `roles` has or expects a worker; writes the request, `live`, an event and the client task
+-- attached to its gateway, and grants one task per stage (`begin_request`). One that `waits` for
+-- its turn is answered "full" until it has it.
 -- Refused for its roles, it answers "no_worker", the time until a retry (us), and the roles.
--- ARGV: request, gateway, bound, roles, grace us, waits ("", "turn" or "soon"), then the request as `begin_request` takes it
-local r, gateway, bound, roles, grace_us, waits = unpack(ARGV, 1, 6)
-local request = {unpack(ARGV, 7)}
-if call('EXISTS', P .. 'req:' .. r) == 1 then return {'exists'} end
-if not call('ZSCORE', P .. 'workers', gateway) then return {'stale'} end
-local refusal = admission_refusal(r, gateway, bound, roles, grace_us, request[#request], waits)
+-- ARGV: request, gateway, bound, roles, grace_us, waits ("", "turn" or "soon"), then
+-- written (the request as `begin_request` takes it)
+local request, gateway, bound, roles, grace_us, waits = unpack(ARGV, 1, 6)
+local written = {unpack(ARGV, 7)}
+local client = written[#written]
+if call('EXISTS', PREFIX .. 'req:' .. request) == 1 then return {'exists'} end
+if not call('ZSCORE', PREFIX .. 'workers', gateway) then return {'stale'} end
+local refusal = admission_refusal(request, gateway, bound, roles, grace_us, client, waits)
 if refusal then return refusal end
-local epoch = raise_epoch(task_key(r, 'client'))
+local epoch = raise_epoch(task_key(request, 'client'))
 count('submitted')
-begin_request(r, gateway, 'submitted', request)
+begin_request(request, gateway, 'submitted', written)
 return {'ok', epoch}

@@ -249,8 +249,8 @@ class FaultInjector:
         return self._in_save(stage, fault) if fault.moment is Moment.SAVE else None
 
     def _in_hand_off(self, stage: StageName, *, from_source: bool) -> _FaultTarget | None:
-        """Wait for the next hand-off of a stage, and return the worker at its source or at its
-        destination.
+        """Wait for the next hand-off of a stage and return its source worker if `from_source`, else
+        its destination; None if there is none in time or the worker's process has ended.
         """
         hand_off = self._event_log.next_hand_off(
             stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S

@@ -116,8 +116,8 @@ def _run_chaos(options: ChaosOptions, command: tuple[str, ...]) -> Verdict:
 def _redis_faults(
     kinds: Collection[FaultKind], data_dir: Path, hold_s: float
 ) -> Iterator[RedisFaults | None]:
-    """Run the Redis servers in which faults are injected until the end of the block. Yields None if
-    no such faults are planned and the fleet starts its own Redis.
+    """Run the Redis servers in which faults are injected until the end of the block. Yields None,
+    and runs no server, if `kinds` is empty; the fleet then starts its own Redis.
     """
     if not kinds:
         yield None

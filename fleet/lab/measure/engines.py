@@ -214,7 +214,9 @@ def _measure_fleet(
 
 
 def _work(target: TargetFleet, options: BenchOptions, stage: StageName) -> ReferenceWork:
-    """Prepare the requests of all runs, in order, as the gateway would."""
+    """Prepare the requests of all runs, in order, as the gateway would, except that every answer
+    has exactly `NUM_TOKENS` tokens.
+    """
     prompts = tuple(
         prompt for batch in BATCHES for run in range(NUM_RUNS) for prompt in _prompts(batch, run)
     )

@@ -211,8 +211,10 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         axes.legend(fontsize=7)
 
     def targets(self) -> list[Ratio]:
-        """Compare with targets: pace and late chunks with the most streams, growth of the CPU time
-        per chunk, and number of incomplete answers.
+        """Return the comparisons with the targets: with the most streams, the pace, the ages of
+        chunks (p99) and the CPU time of Redis per chunk; from the fewest to the most streams, the
+        growth of the CPU time per chunk; the gain by a second worker; the number of incomplete
+        answers.
         """
         few, many = self.phases[0], self.phases[-1]
         window, joined = many.window, self.joined

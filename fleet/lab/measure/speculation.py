@@ -223,8 +223,9 @@ head is trained.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """Amounts of work. `num_tokens`: length limit of an answer. `train_s`: training time of the
-    draft head.
+    """Amounts of work. `train_s`: training time of the draft head. `num_taught`: requests answered
+    before the measurement, as earlier traffic. `num_asked`: requests that each drafter answers in
+    each round. `num_tokens`: length limit of an answer.
     """
 
     train_s: float

@@ -22,12 +22,14 @@ NEAR = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointerTargets:
-    """Targets of the pointer supervision: the symbol that each position is about to speak.
+    """Targets of the pointer supervision: for each position, the symbol that is spoken in the frame
+    that the position predicts. The F positions are counted from `first_row`.
 
-    Shapes: `symbol_BF` index in the text of the symbol spoken in the predicted frame, the text's
-    length at the end; `is_real_BF` False for padding; `num_symbols_B` and `ids_BF` the text side:
-    symbol f is input at position f.
-    Units: `first_row` is the position of symbol 0's input, and the first that predicts a frame.
+    `symbol_BF`: index of that symbol in the text; the text's length after the last word.
+    `is_real_BF`: False for padding. `num_symbols_B`: the text's length in symbols. `ids_BF`: id
+    that the text side feeds in at each position: the text's symbols, an end symbol, padding.
+    `first_row`: position in the whole input at which the text's first symbol is fed in and the
+    first frame is predicted.
     """
 
     symbol_BF: Tensor
