@@ -126,32 +126,24 @@ class RequestAdmission:
         run: Run | None,
     ) -> tuple[WorkerId, list[str]]:
         """Run a script when it is the turn of `applicant`, until the answer is not "full"."""
-        cause = full_cause(self._config.limits.max_requests)
-        while self._config.limits.max_wait_s:
+        may_wait = self._config.limits.max_wait_s > 0
+        while may_wait:
             if not self.waiting.is_behind(applicant):
                 gateway, answer = await self._call(partial(call, waits="soon"), run)
                 if answer[0] != "full":
                     return gateway, answer
-            found = await self.waiting.wait(applicant)
-            if found == "no room":
-                # beyond what the queue holds, places are taken as they are free, in turns
-                gateway, answer = await self._call(partial(call, waits="turn"), run)
-                if answer[0] == "full":
-                    raise await self._refusal(request, cause)
-                return gateway, answer
-            if found == "late":
-                break
-        # its time is over: it takes any place that is free
-        gateway, answer = await self._call(partial(call, waits=""), run)
+            may_wait = await self.waiting.wait(applicant)
+        # It may not wait, or no longer, and takes a place that is free for its client.
+        gateway, answer = await self._call(partial(call, waits="turn"), run)
         if answer[0] == "full":
-            raise await self.waiting.refusal(cause)
+            raise await self._refusal(request, full_cause(self._config.limits.max_requests))
         return gateway, answer
 
     async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
         """Wait until it may be the turn of `applicant`. Raises: Overloaded with `cause`, if the
         queue has no room or its time is over; GatewayStopping.
         """
-        if await self.waiting.wait(applicant) != "turn":
+        if not await self.waiting.wait(applicant):
             raise await self._refusal(request, cause)
 
     async def _refusal(self, request: RequestId, cause: str) -> Overloaded:

@@ -54,13 +54,16 @@ class Membership:
         self._restored_s = time.monotonic() + RESTORE_S
 
     async def register(self) -> None:
+        await self._register(self.id)
+
+    async def _register(self, me: WorkerId) -> None:
         fields: dict[str, str | bytes] = {
             "kind": "gateway",
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
             "capacity": str(self._capacity),
         }
-        await run_async(self._redis, scripts.register(self.id, "", self._lease_us, fields))
+        await run_async(self._redis, scripts.register(me, "", self._lease_us, fields))
 
     async def renew(self, num_running: int) -> None:
         """Renew the lease, or rejoin if the gateway was fenced. `num_running`: number of requests
@@ -109,9 +112,10 @@ class Membership:
                 "gateway %s was fenced, or Redis lost its registration; it rejoins under a new id",
                 former,
             )
-            self.id = _new_id()
             self.note_loss()
-            await self.register()
+            me = _new_id()
+            await self._register(me)
+            self.id = me  # only now: calls under an id that is not listed would rejoin again
         if self.rejoined is not None:
             await self.rejoined()
 

@@ -12,7 +12,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -34,9 +34,6 @@ to ask at once; the pause bounds how late an end at another gateway is noticed.
 STOPPING = "this gateway stops; send the request again, to another gateway"
 STOP_S = 1.0
 MIB = 1024 * 1024
-
-
-Found = Literal["turn", "late", "no room"]
 
 
 class ClientShare(NamedTuple):
@@ -152,38 +149,36 @@ class WaitingRequests:
         """Return True if another request of the same client waits here and came before."""
         return not applicant.is_queued and applicant.client.key in self._queues
 
-    async def wait(self, applicant: Applicant) -> Found:
-        """Wait until it may be the turn of `applicant`, which then stays queued until `leave`. If
-        `limits.max_wait_s` have passed before ("late"), or the queue has no room for the request,
-        or no longer, the request is out of the queue.
+    async def wait(self, applicant: Applicant) -> bool:
+        """Wait until it may be the turn of `applicant`, which then stays queued until `leave`.
+        Return False, with the request out of the queue, if `limits.max_wait_s` have passed before,
+        or the queue has no room for the request, or no longer.
 
         Raises: GatewayStopping; the error of `Applicant.refuse`.
         """
         if self._is_closed:
             applicant.refuse(GatewayStopping(STOPPING))
         try:
-            found = await self._find_turn(applicant)
+            may_try = await self._find_turn(applicant)
         except BaseException:  # a cancellation too
             self.leave(applicant)
             raise
-        if found != "turn" or applicant.refusal is not None:
+        if not may_try or applicant.refusal is not None:
             self.leave(applicant)
         if applicant.refusal is not None:
             raise applicant.refusal
-        return found
+        return may_try
 
-    async def _find_turn(self, applicant: Applicant) -> Found:
+    async def _find_turn(self, applicant: Applicant) -> bool:
         left_s = applicant.began_s + self._limits.max_wait_s - time.monotonic()
-        if applicant.refusal is not None or left_s <= 0:
-            return "late"
-        if not self._queue(applicant):
-            return "no room"
+        if applicant.refusal is not None or left_s <= 0 or not self._queue(applicant):
+            return False
         try:
             async with asyncio.timeout(left_s):
                 await applicant.turn.wait()
         except TimeoutError:
-            return "late"
-        return "no room" if applicant.is_dismissed else "turn"
+            return False
+        return not applicant.is_dismissed
 
     async def refusal(self, cause: str) -> Overloaded:
         """Return the error of a refused request, with the time after which to send it again."""

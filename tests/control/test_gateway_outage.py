@@ -8,9 +8,9 @@ import logging
 import pytest
 import redis
 
-from fleet.control import keys
+from fleet.control import keys, membership, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect
+from fleet.control.connect import Reply, connect, run
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from tests.harness import ThreadFleet, answer, assert_same, fake_spec, open_fleet
@@ -119,3 +119,33 @@ async def test_complete_spoken_answer_waits_for_redis_to_save_its_transcript(
             admin.config_set(setting, 0)
             assert await saving == 2_000_000_000
             assert await client.voice.transcript("audio-1") == "some words"
+
+
+async def test_fenced_gateway_joins_once_under_a_burst_of_requests(
+    redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that arrive while a fenced gateway registers wait for its new id: under an unlisted
+    one they would be stale, and fenced gateway after fenced gateway would follow.
+    """
+    begun: list[asyncio.Task[object]] = []
+    joined: list[str] = []
+    send = membership.run_async
+
+    async def send_late(to: membership.Redis, call: scripts.Call) -> Reply:
+        if call.script == "register":
+            joined.append(call.script)
+            if len(joined) < 5:
+                begun.extend(asyncio.create_task(submit()) for _ in range(3))
+                await asyncio.wait(begun, timeout=0.2)
+        return await send(to, call)
+
+    async with open_fleet(redis_url) as (fleet, gateway):
+
+        async def submit() -> object:
+            return await gateway.requests.submit(fake_spec(fleet), None)
+
+        run(client, scripts.fence_worker("", gateway.id))
+        monkeypatch.setattr(membership, "run_async", send_late)
+        await submit()
+        await asyncio.gather(*begun)
+    assert len(joined) == 1

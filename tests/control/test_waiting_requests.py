@@ -3,6 +3,7 @@ clients. The test ends requests itself, one at a time, and counts who is admitte
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -43,13 +44,21 @@ class WaitingLine:
     submissions: list[Submission] = field(default_factory=list[Submission])
 
     def submit(
-        self, client: ClientShare, gateway: int = 0, num_bytes: int = 0, num: int = 1
+        self,
+        client: ClientShare,
+        gateway: int = 0,
+        num_bytes: int = 0,
+        num: int = 1,
+        began_s: float | None = None,
     ) -> list[Submission]:
-        """Begin to submit `num` requests of a client."""
-        begun = [
-            asyncio.create_task(self._submit(Applicant(client, num_bytes), gateway))
-            for _ in range(num)
-        ]
+        """Begin to submit `num` requests of a client. `began_s`: time from which their wait is
+        measured, if it is not the present.
+        """
+        begun: list[Submission] = []
+        for _ in range(num):
+            applicant = Applicant(client, num_bytes)
+            applicant.began_s = began_s or applicant.began_s
+            begun.append(asyncio.create_task(self._submit(applicant, gateway)))
         self.submissions += begun
         return begun
 
@@ -231,6 +240,26 @@ async def test_new_request_does_not_overtake_waiting_ones(open_line: OpenLine) -
     await queue.waits(1)
     queue.redis.srem(keys.LIVE, queue.live[0])  # nobody is woken
     queue.submit(MANY)
+    await await_admitted(queue, BOUND + 1)
+    assert queue.admitted[-1] == FEW.name
+    queue.redis.sadd(keys.LIVE, queue.live[0])
+
+
+async def test_request_whose_time_is_over_does_not_overtake_waiting_ones(
+    open_line: OpenLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client with many requests has one whose time is over at any moment: it may not take the
+    place that another client waits for.
+    """
+    queue = await open_line(num_gateways=2)
+    queue.submit(MANY, num=BOUND)
+    await await_admitted(queue, BOUND)
+    monkeypatch.setattr(waiting, "POLL_S", 1.0)  # so that the late one comes first
+    queue.submit(FEW, gateway=1)
+    await queue.waits(1)
+    queue.redis.srem(keys.LIVE, queue.live[0])  # nobody is woken
+    late = queue.submit(MANY, began_s=time.monotonic() - 100)[0]
+    assert (await refusal_of(late)).retry_after_s >= 1
     await await_admitted(queue, BOUND + 1)
     assert queue.admitted[-1] == FEW.name
     queue.redis.sadd(keys.LIVE, queue.live[0])

@@ -78,7 +78,7 @@ def test_scale_run_reports_complete_answers_and_a_joined_worker(
     costs = scale.costs
     assert costs is not None
     assert costs.sizes == sizes_for(MANY)
-    assert min(*costs.submit_us, costs.rejoin_s, costs.take_over_s, costs.watch_ms) > 0
+    assert min(costs.rejoin_s, costs.take_over_s, costs.watch_ms) > 0
     for replay in costs.replays:
         assert replay.tensor_bytes < replay.payload_bytes < replay.append_only_bytes
     assert costs.lapsed_leases == 0
@@ -178,7 +178,6 @@ def test_most_streams_in_time_are_the_largest_count_that_meets_pace_and_age() ->
 
 def costs_of(
     *,
-    submit_us: float = 110.0,
     take_over_s: float = 4.0,
     lapsed_leases: int = 0,
     watch_ms: float = 90.0,
@@ -195,8 +194,7 @@ def costs_of(
         commands=commands,
     )
     return ScaleCosts(
-        sizes=Sizes(workers=(3, 1000), answers=3000, waiting=15_000),
-        submit_us=(100.0, submit_us),
+        sizes=Sizes(answers=3000, waiting=15_000),
         rejoin_s=1.0,
         take_over_s=take_over_s,
         lapsed_leases=lapsed_leases,
@@ -209,7 +207,6 @@ def costs_of(
     ("costs", "names"),
     [
         (costs_of(), []),
-        (costs_of(submit_us=121), ["Redis's time for a submission, 1000 workers / 3"]),
         (costs_of(take_over_s=5.1), ["take-over of 3000 answers"]),
         (costs_of(lapsed_leases=1), ["lapsed leases meanwhile"]),
         (costs_of(watch_ms=101), ["conductor's turn with 15000 waiting grants"]),
@@ -224,11 +221,9 @@ def test_targets_of_costs_without_workers_follow_the_measured_numbers(
 
 
 def test_sizes_of_costs_are_proportional_below_300_streams() -> None:
-    assert (
-        sizes_for(300) == sizes_for(1000) == Sizes(workers=(3, 1000), answers=3000, waiting=15_000)
-    )
-    assert sizes_for(30) == Sizes(workers=(3, 100), answers=300, waiting=1500)
-    assert sizes_for(1).workers == (3, 4)
+    assert sizes_for(300) == sizes_for(1000) == Sizes(answers=3000, waiting=15_000)
+    assert sizes_for(30) == Sizes(answers=300, waiting=1500)
+    assert sizes_for(1) == Sizes(answers=10, waiting=50)
 
 
 def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:

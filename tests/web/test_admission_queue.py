@@ -4,10 +4,14 @@ wait, in the fair order of their clients' addresses.
 
 import asyncio
 import base64
+import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import httpx
 import msgspec
@@ -30,8 +34,8 @@ from web.gateway import audio_preparation
 from web.gateway.shares import FairShares
 from web.serve import Server, uvicorn_config
 
-STEP_MS = 5
-WORKERS = (f"stages.thinker.extra={{step_ms: {STEP_MS}}}", "stages.thinker.max_batch=64")
+STEP_MS, SLOTS = 5, 64
+WORKERS = (f"stages.thinker.extra={{step_ms: {STEP_MS}}}", f"stages.thinker.max_batch={SLOTS}")
 SHORT = {**ASK, "max_tokens": 5}
 
 
@@ -46,13 +50,13 @@ class QueueGateway:
 
         await await_until(waiting, f"{num} requests to wait", timeout_s=60)
 
-    async def fill(self) -> list[RequestId]:
-        """Submit as many long requests as the fleet admits; return their ids."""
+    async def fill(self, num: int | None = None) -> list[RequestId]:
+        """Submit `num` long requests, or as many as the fleet admits; return their ids."""
         config = self.client.config
         outputs = (EdgeName("text"),)
         specs = [
             msgspec.structs.replace(fake_spec_of(config, num_tokens=100_000), outputs=outputs)
-            for _ in range(config.limits.max_requests)
+            for _ in range(config.limits.max_requests if num is None else num)
         ]
         for spec in specs:
             await self.client.requests.submit_without_client(spec, None)
@@ -89,6 +93,8 @@ def serving(loaded: Loaded, redis_url: str, workers: ThreadFleet) -> OpenGateway
             update={
                 "limits": given.limits.model_copy(update=limits),
                 "web": given.web.model_copy(update={"trusted_proxies": trusted_proxies}),
+                # A thousand requests in the process of their gateway may delay its renewals.
+                "lease": given.lease.model_copy(update={"worker_ttl_s": 30.0}),
             }
         )
         async with gateway_at(redis_url, config) as client:
@@ -124,39 +130,137 @@ async def test_burst_of_the_openai_client_loses_no_request(serving: OpenGateway)
     assert not lost, f"{len(lost)} requests are lost: {lost[0]!r}"
 
 
-@pytest.mark.parametrize("num_gateways", [1, 2])
-async def test_many_requests_of_one_address_do_not_hold_up_others(
-    serving: OpenGateway, num_gateways: int
-) -> None:
-    """Each of twenty clients is served as if the one beside them had sent twenty requests: few of
-    its hundreds are answered in the time of theirs.
+class ClientAnswer(NamedTuple):
+    """Answer to a request. `retry_s`: its time after which to send the request again, if any."""
+
+    client: str
+    status: int
+    retry_s: int | None
+
+
+@dataclass(slots=True)
+class Clients:
+    """Requests of several addresses, each on a connection of its own, and their answers in
+    order.
     """
-    order: list[str] = []
+
+    answered: list[ClientAnswer] = field(default_factory=list[ClientAnswer])
+    asking: list[asyncio.Task[None]] = field(default_factory=list[asyncio.Task[None]])
+
+    def ask(self, gateway: QueueGateway, address: str, num: int = 1) -> list[asyncio.Task[None]]:
+        """Begin to ask `num` requests from a loopback address."""
+        begun = [asyncio.create_task(self._ask(gateway, address)) for _ in range(num)]
+        self.asking += begun
+        return begun
+
+    def statuses(self, client: str) -> Counter[int]:
+        return Counter(each.status for each in self.answered if each.client == client)
+
+    async def leave(self) -> None:
+        for task in self.asking:
+            task.cancel()
+        await asyncio.gather(*self.asking, return_exceptions=True)
+
+    async def _ask(self, gateway: QueueGateway, address: str) -> None:
+        """Send a request without a library for HTTP, which would take longer than the gateway."""
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        body = msgspec.json.encode({**ASK, "max_tokens": 20})
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        reader, writer = await asyncio.open_connection(host, int(port), local_addr=(address, 0))
+        with closing(writer):
+            writer.write(head.encode() + body)
+            answer = (await reader.read()).decode()
+        retry = re.search(r"^retry-after: (\d+)", answer, re.IGNORECASE | re.MULTILINE)
+        status = int(answer.split(" ", 2)[1])
+        self.answered.append(ClientAnswer(address, status, int(retry[1]) if retry else None))
+
+
+MANY, OTHERS = "127.0.0.2", [f"127.0.1.{number}" for number in range(1, 21)]
+UNCLAIMED = 16
+"""Tasks that may wait for the workers of a role before further requests wait at gateways."""
+PORTION = 100
+"""Requests of the one client that are sent at once, while none of them can be answered."""
+
+
+async def num_served_before_others(gateways: Sequence[QueueGateway], num: int, filled: int) -> int:
+    """Send `num` requests of one client, then one of each of twenty others, and let them have the
+    places or slots, until then `filled`; return the number of the one client's answers that came
+    before the last one of the others.
+    """
+    first, last = gateways[0], gateways[-1]
+    clients, live = Clients(), await first.fill(filled)
+    for begun in range(0, num, PORTION):
+        clients.ask(first, MANY, min(PORTION, num))
+        await first.await_waiting(begun + min(PORTION, num))
+    few = [task for address in OTHERS for task in clients.ask(last, address)]
+    await last.await_waiting(len(OTHERS) + (num if first is last else 0))
+    await asyncio.gather(*(first.client.requests.abort(request) for request in live))
+    await asyncio.gather(*few)
+    num_before = clients.statuses(MANY)[200]
+    assert all(clients.statuses(address)[200] == 1 for address in OTHERS), clients.answered
+    await clients.leave()
+
+    async def is_over() -> bool:
+        return await first.client.telemetry.num_live() + first.client.requests.num_waiting == 0
+
+    await await_until(is_over, "the one client's requests to be aborted")
+    return num_before
+
+
+@pytest.mark.one_in(4, "a thousand beside twenty")
+@pytest.mark.parametrize(
+    ("num_gateways", "max_requests", "filled"),
+    [(1, 20, 20), (2, 20, 20), (1, 2000, SLOTS + UNCLAIMED)],
+    ids=["places", "places of two gateways", "slots"],
+)
+async def test_thousand_requests_of_one_address_hold_up_others_as_twenty_do(
+    serving: OpenGateway, num_gateways: int, max_requests: int, filled: int
+) -> None:
+    """Each of twenty clients is served as if the one beside them had sent twenty requests, whether
+    places are scarce or slots of workers.
+    """
     async with AsyncExitStack() as stack:
         gateways = [
-            await stack.enter_async_context(serving(max_requests=20)) for _ in range(num_gateways)
+            await stack.enter_async_context(
+                serving(max_requests=max_requests, max_wait_s=120.0, max_waiting=2000)
+            )
+            for _ in range(num_gateways)
         ]
-        many = await stack.enter_async_context(gateways[0].http("127.0.0.2"))
-        asking = [asyncio.create_task(_ask(many, "many", order)) for _ in range(300)]
-        await gateways[0].await_waiting(280 - len(order))
-        num_before = len(order)
-        others = [
-            await stack.enter_async_context(gateways[-1].http(f"127.0.1.{number}"))
-            for number in range(1, 21)
-        ]
-        few = [asyncio.create_task(_ask(http, "few", order)) for http in others]
-        await asyncio.gather(*few)
-        num_between = len(order) - num_before - 20
-        for task in asking:
-            task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-    assert num_between <= 3 * 20, f"{num_between} of the one client's requests came first"
+        with_twenty = await num_served_before_others(gateways, 20, filled)
+        with_thousand = await num_served_before_others(gateways, 1000, filled)
+    print(f"answers before the last of the others: {with_thousand}, with twenty {with_twenty}")
+    assert with_thousand <= with_twenty + UNCLAIMED
 
 
-async def _ask(http: httpx.AsyncClient, name: str, order: list[str]) -> None:
-    answer = await http.post("/v1/chat/completions", json={**ASK, "max_tokens": 20})
-    assert answer.status_code == 200, answer.text
-    order.append(name)
+@pytest.mark.one_in(4, "a thousand beside twenty")
+async def test_requests_beyond_the_queue_are_refused_of_the_one_client_alone(
+    serving: OpenGateway,
+) -> None:
+    """Of a thousand requests as many wait as the queue holds; the others are refused, each with a
+    time of its own, and twenty clients find room nevertheless.
+    """
+    clients = Clients()
+    async with serving(max_requests=20, max_wait_s=120.0, max_waiting=PORTION) as gateway:
+        live = await gateway.fill()
+
+        async def refused(num: int) -> bool:
+            return clients.statuses(MANY)[429] == num
+
+        for num_before in range(0, 1000, PORTION):
+            clients.ask(gateway, MANY, PORTION)
+            await gateway.await_waiting(PORTION)
+            await await_until(partial(refused, num_before), f"{num_before} requests to be refused")
+        for address in OTHERS:
+            clients.ask(gateway, address)
+        await await_until(partial(refused, 920), "room for the others")
+        times_s = [each.retry_s or 0 for each in clients.answered]
+        assert gateway.client.requests.num_waiting == PORTION
+        await asyncio.gather(*(gateway.client.requests.abort(request) for request in live))
+        await asyncio.gather(*clients.asking)
+    assert clients.statuses(MANY) == {429: 920, 200: 80}
+    assert all(clients.statuses(address) == {200: 1} for address in OTHERS)
+    assert 1 <= times_s[0] < times_s[-1] == max(times_s) <= 60
 
 
 async def test_client_that_disconnects_while_it_waits_leaves_the_queue(

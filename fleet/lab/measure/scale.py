@@ -260,7 +260,7 @@ MEASUREMENT = Measurement(
         "started for it: how late chunks arrive, and the CPU per chunk, for each count of "
         "--streams; then a role with slots for half of the streams, and a second worker that joins "
         "it. Every answer is compared with the expected one. Then without workers: the CPU of "
-        "Redis and its append-only file per chunk; submissions with up to 1,000 workers; how soon "
+        "Redis and its append-only file per chunk; how soon "
         "3,000 answers move; a turn of the conductor with 15,000 waiting grants; fewer with less "
         "than 300 streams"
     },

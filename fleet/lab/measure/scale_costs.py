@@ -1,5 +1,5 @@
-"""Costs of the control plane that must not grow with the fleet: submissions, a gateway's resumed
-answers, and unclaimed grants.
+"""Costs of the control plane that must not grow with the fleet: a gateway's resumed answers, and
+unclaimed grants.
 
 Each cost is measured on its own Redis without worker processes: the fleet's own code writes and
 reads what a large fleet would.
@@ -9,7 +9,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self, cast
@@ -27,12 +27,7 @@ from fleet.lab.measure.pair import CONDUCTOR_ID, GATEWAY_ID, LEASE_US, RunScript
 from fleet.lab.measure.scale_costs_result import ScaleCosts, Sizes
 from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, measure_replay
 
-FEW_WORKERS, MANY_WORKERS = 3, 1000
 MAX_ANSWERS, MAX_WAITING = 3000, 15_000
-NUM_SUBMISSIONS, ROUNDS = 40, 5
-"""Number of submissions per round, of which the mean is taken, and number of rounds. The round with
-the smallest mean counts, since Redis's times include waits for a CPU core.
-"""
 CLIENTS = 16
 STEPS = 20
 """Number of chunks of each stream in the replay of calls."""
@@ -45,12 +40,7 @@ def sizes_for(streams: int) -> Sizes:
     proportionally smaller ones for fewer.
     """
     part = min(1.0, streams / 300)
-    many = max(FEW_WORKERS, math.ceil(MANY_WORKERS * part))
-    return Sizes(
-        workers=(FEW_WORKERS, many),
-        answers=math.ceil(MAX_ANSWERS * part),
-        waiting=math.ceil(MAX_WAITING * part),
-    )
+    return Sizes(answers=math.ceil(MAX_ANSWERS * part), waiting=math.ceil(MAX_WAITING * part))
 
 
 def measure_costs(base: FleetConfig, streams: int) -> ScaleCosts:
@@ -60,11 +50,9 @@ def measure_costs(base: FleetConfig, streams: int) -> ScaleCosts:
     sizes = sizes_for(streams)
     limits = base.limits.model_copy(update={"max_requests": 2 * MAX_WAITING})
     config = base.model_copy(update={"engine": "fake", "limits": limits})
-    few, many = (_submit_us(config, count) for count in sizes.workers)
     rejoin_s, take_over_s, lapsed = asyncio.run(_moves(config, sizes.answers))
     return ScaleCosts(
         sizes=sizes,
-        submit_us=(few, many),
         rejoin_s=rejoin_s,
         take_over_s=take_over_s,
         lapsed_leases=lapsed,
@@ -97,11 +85,10 @@ def _roles(config: FleetConfig) -> list[RoleName]:
     return [role.name for role in config.roles()]
 
 
-def _register(call: RunScript, roles: Sequence[RoleName], count: int) -> None:
-    """Register a gateway and `count` workers, at least one of each role."""
+def _register(call: RunScript, roles: Sequence[RoleName]) -> None:
+    """Register a gateway and a worker of each role."""
     call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
-    for number in range(max(count, len(roles))):
-        role = roles[number % len(roles)]
+    for number, role in enumerate(roles):
         call(
             scripts.register(
                 WorkerId(f"{role}@bench:{number}:a"), role, LEASE_US, {"kind": "bench"}
@@ -109,26 +96,12 @@ def _register(call: RunScript, roles: Sequence[RoleName], count: int) -> None:
         )
 
 
-def _submit_us(config: FleetConfig, workers: int) -> float:
-    with bare_redis() as server, connect(server.url) as client:
-        call = partial(run, client)
-        _register(call, _roles(config), workers)
-        return min(_mean_submit_us(config, client.info, call) for _ in range(ROUNDS))
-
-
-def _mean_submit_us(config: FleetConfig, info: Callable[[str], Any], call: RunScript) -> float:
-    before = info("commandstats")["cmdstat_evalsha"]
-    for _ in range(NUM_SUBMISSIONS):
-        ok(call(_submission(config, _spec(config))))
-    return (info("commandstats")["cmdstat_evalsha"]["usec"] - before["usec"]) / NUM_SUBMISSIONS
-
-
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
     """Fence a gateway with `count` answers, wait until it has registered again with all of them,
     then let a second gateway resume them. Return both times, and the number of expired leases.
     """
     with bare_redis() as server, connect(server.url) as client:
-        _register(partial(run, client), _roles(config), 0)
+        _register(partial(run, client), _roles(config))
         async with AsyncExitStack() as stack:
             first, second = [await FleetClient.connect(server.url, config) for _ in range(2)]
             for gateway in (first, second):
@@ -206,7 +179,7 @@ def _watch_ms(config: FleetConfig, waiting: int) -> float:
     stages = len(config.graph_declaration().stages)
     with bare_redis() as server, connect(server.url) as client:
         call = partial(run, client)
-        _register(call, _roles(config), 0)
+        _register(call, _roles(config))
         for _ in range(math.ceil(waiting / stages)):
             ok(call(_submission(config, _spec(config))))
         driver = Driver(config, client, CONDUCTOR_ID)

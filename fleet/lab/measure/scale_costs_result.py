@@ -11,7 +11,7 @@ from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, at_most
 from fleet.lab.report.tables import figure, table_of, titled
 
-SUBMIT_RATIO, MOVE_S, WATCH_MS = 1.2, 5.0, 100.0
+MOVE_S, WATCH_MS = 5.0, 100.0
 PAYLOAD_FACTOR, OVERHEAD_BYTES = 1.2, 512
 COMMANDS = 7.2
 """Largest number of Redis commands per chunk: its append, its read, and its share of
@@ -59,19 +59,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the simulated fleet: registered workers (few, many), answers of one gateway, and
-    grants that wait for a claim.
-    """
+    """Sizes of the simulated fleet: answers of one gateway, and grants that wait for a claim."""
 
-    workers: tuple[int, int]
     answers: int
     waiting: int
 
 
 class ScaleCosts(Result, frozen=True, kw_only=True):
-    """Costs with many workers, answers and waiting grants.
+    """Costs with many answers and waiting grants.
 
-    `submit_us`: Redis's time for a submission with few and with many registered workers.
     `rejoin_s`: time from the fencing of a gateway until it has all its answers again.
     `take_over_s`: time after that until 16 clients, which resume one answer after another, have
     resumed all answers at another gateway. `lapsed_leases`: number of lease checks, meanwhile, that
@@ -80,7 +76,6 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
     """
 
     sizes: Sizes
-    submit_us: tuple[float, float]
     rejoin_s: float
     take_over_s: float
     lapsed_leases: int
@@ -104,12 +99,7 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
             "chunk with its header, bytes",
             *(figure(replay.payload_bytes) for replay in self.replays),
         )
-        few, many = self.sizes.workers
         costs = table_of("", "")
-        costs.add_row(
-            f"Redis's time for a submission with {few} workers, us", figure(self.submit_us[0])
-        )
-        costs.add_row(f"with {many} workers, us", figure(self.submit_us[1]))
         costs.add_row(
             f"a fenced gateway has its {self.sizes.answers} answers again, s", figure(self.rejoin_s)
         )
@@ -124,13 +114,10 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
         ]
 
     def targets(self) -> Sequence[Ratio]:
-        few, many = self.sizes.workers
-        submit = f"Redis's time for a submission, {many} workers / {few}"
         answers = f"of {self.sizes.answers} answers"
         watch = f"conductor's turn with {self.sizes.waiting} waiting grants"
         return [
             *(ratio for replay in self.replays for ratio in replay.targets),
-            at_most(submit, self.submit_us[1] / self.submit_us[0], SUBMIT_RATIO),
             at_most(f"rejoin {answers}", self.rejoin_s, MOVE_S, "s"),
             at_most(f"take-over {answers}", self.take_over_s, MOVE_S, "s"),
             at_most("lapsed leases meanwhile", self.lapsed_leases, 0, "looks"),
