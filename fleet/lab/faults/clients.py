@@ -34,8 +34,8 @@ class ResumableStream:
     `gateway_changes`: number of gateways lost during the answer. `refusals`: number of responses
     with status `FULL` or `UNAVAILABLE`, each followed by another try. `silent`: connections that
     timed out; closing such a connection would cancel the request, so they are closed once another
-    gateway has the answer. Units: `sent_s`, and `reached_s` (when a gateway last sent something), on
-    `time.perf_counter`; times in the pieces count from `sent_s`.
+    gateway has the answer. Units: `sent_s`, and `reached_s` (when a gateway last sent something),
+    on `time.perf_counter`; times in the pieces count from `sent_s`.
     """
 
     sent_s: float
