@@ -33,6 +33,7 @@ from fleet.control.outage import Outage, cause_of
 from fleet.control.pacing import Pacing
 from fleet.control.redis_status import RedisStatus
 from fleet.control.requests import GatewayRequests
+from fleet.control.scripts import VoiceHold
 from fleet.control.stream import ClientStream
 from fleet.control.stream_recovery import SLICE
 from fleet.control.telemetry.board import Telemetry
@@ -58,6 +59,7 @@ __all__ = [
     "Saved",
     "Telemetry",
     "VoiceStore",
+    "VoiceHold",
 ]
 
 log = logging.getLogger(__name__)

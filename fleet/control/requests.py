@@ -184,18 +184,21 @@ class GatewayRequests:
         """Add to the number of requests that are prepared for a place that they do not hold yet."""
         self._admission.waiting.count_preparing(by)
 
-    async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
+    async def resume(
+        self, request: RequestId, voice: scripts.VoiceHold | None = None
+    ) -> tuple[RequestSpec, ClientStream] | None:
         """Take over a request's client edges, to read the answer again from its first chunk. The
         stream that held them, at this gateway or another, ends with ResumedElsewhere.
 
         Returns None if the request is unknown. A request that has ended can be read while its
-        client edges are retained.
+        client edges are retained. `voice`: the voice session of which this is the answer.
         Raises: RedisUnreachable; NotFound if the client edges are no longer retained;
-        ResumedElsewhere if a later resumption has overtaken this call.
+        ResumedElsewhere if a later resumption has overtaken this call, or another gateway holds
+        the voice session now.
         """
         await answer_of(self.endings.send_overdue())
         with self._held.resumption(request):
-            found = await self._attach(request)
+            found = await self._attach(request, voice)
             if found is None:
                 return None
             spec, stream = found
@@ -212,7 +215,9 @@ class GatewayRequests:
             raise
         return spec, stream
 
-    async def _attach(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
+    async def _attach(
+        self, request: RequestId, voice: scripts.VoiceHold | None
+    ) -> tuple[RequestSpec, ClientStream] | None:
         """Attach this gateway as the reader of an answer; return the request and a new stream. None
         if the request is unknown, and no gateway is about to restore it.
 
@@ -230,7 +235,9 @@ class GatewayRequests:
 
         while True:
             gateway, answer = await self._membership.call(
-                lambda me: scripts.attach(request, me), unlisted="unlisted", run=attach
+                lambda me: scripts.attach(request, me, voice=voice),
+                unlisted="unlisted",
+                run=attach,
             )
             if raw is not None:
                 break
@@ -242,6 +249,8 @@ class GatewayRequests:
         stream.was_read = True
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
+        elif answer[0] == "stale":
+            raise ResumedElsewhere.of(request)
         elif answer[0] not in ("ended", "unknown"):
             raise RedisUnreachable(
                 f"the request could not be taken over from its gateway ({answer[0]}); try again"

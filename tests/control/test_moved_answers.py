@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from fleet.config import load_config
 from fleet.control import keys, membership, scripts, stream_recovery
 from fleet.control import requests as requests_module
-from fleet.control.client import FleetClient
+from fleet.control.client import FleetClient, VoiceHold
 from fleet.control.connect import run, run_and_read, run_async, text
 from fleet.control.stream import ClientStream
 from fleet.core.errors import ResumedElsewhere
@@ -141,6 +141,25 @@ async def test_lost_attach_neither_aborts_an_answer_nor_returns_it_to_the_former
             await moving.second.requests.recovery.catch_up()
         assert moving.redis.hget(keys.task(spec.id, CLIENT), "owner") == moving.second.id.encode()
         await collected(resumed, spec)
+        assert (await wait_ended(moving.second, spec.id)).state == "finished"
+
+
+async def test_answer_of_a_voice_session_stays_at_the_gateway_that_holds_the_session(
+    redis_url: str,
+) -> None:
+    """A gateway waits for Redis, to continue a session, while the client goes on to the next one.
+    Once Redis answers, the first one does not take the answer from the second.
+    """
+    async with two_gateways(redis_url) as moving:
+        spec, _ = await moving.begin()
+        early = await moving.first.voice.hold("sess_1", 60, "", new=True)
+        late = await moving.second.voice.hold("sess_1", 60, "")
+        assert early is not None and late is not None
+        found = await moving.second.requests.resume(spec.id, VoiceHold("sess_1", late.epoch))
+        assert found is not None
+        with pytest.raises(ResumedElsewhere):
+            await moving.first.requests.resume(spec.id, VoiceHold("sess_1", early.epoch))
+        assert_same(await collected(found[1], spec), moving.expected)
         assert (await wait_ended(moving.second, spec.id)).state == "finished"
 
 

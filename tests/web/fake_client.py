@@ -13,11 +13,18 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from fleet.control.requests import GatewayRequests
+from fleet.control.scripts import VoiceHold
 from fleet.control.stream import ClientStream
 from fleet.control.waiting import Applicant
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
-from fleet.core.errors import Aborted, FleetError, GatewayStopping, Overloaded
+from fleet.core.errors import (
+    Aborted,
+    FleetError,
+    GatewayStopping,
+    Overloaded,
+    ResumedElsewhere,
+)
 from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
@@ -173,10 +180,14 @@ class FakeRequests(GatewayRequests):
 
     def count_preparing(self, by: int) -> None: ...
 
-    async def resume(self, request: RequestId) -> tuple[RequestSpec, FakeStream] | None:
+    async def resume(
+        self, request: RequestId, voice: VoiceHold | None = None
+    ) -> tuple[RequestSpec, FakeStream] | None:
         """Return a new stream of a running request; the former stream receives no more chunks."""
         fleet = self._fleet
         fleet.check_reachable()
+        if voice is not None and voice.epoch < fleet.voice.held[voice.session].epoch:
+            raise ResumedElsewhere.of(request)
         held = fleet.streams.get(request)
         if held is None:
             return None

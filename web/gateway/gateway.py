@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
-from fleet.control.client import Applicant, ClientStream
+from fleet.control.client import Applicant, ClientStream, VoiceHold
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     BadInput,
@@ -244,13 +244,16 @@ class Gateway:
         )
         return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
 
-    async def resume(self, request_id: RequestId) -> AnswerStream | None:
+    async def resume(
+        self, request_id: RequestId, voice: VoiceHold | None = None
+    ) -> AnswerStream | None:
         """Return the answer of a request that another gateway or connection submitted, as a stream
-        from its beginning; None if there is no such request.
+        from its beginning; None if there is no such request. `voice`: the voice session of which it
+        is an answer.
 
-        Raises: RedisUnreachable.
+        Raises: RedisUnreachable; ResumedElsewhere if another gateway holds that session now.
         """
-        found = await self.client.requests.resume(request_id)
+        found = await self.client.requests.resume(request_id, voice)
         return self._answer(*found) if found is not None else None
 
     def _answer(self, spec: RequestSpec, stream: ClientStream) -> AnswerStream:

@@ -55,6 +55,8 @@ class SharedAudio:
 class SessionContext:
     """State of one voice session that all of its parts read: settings, conversation, connection.
     Contains no reference to the parts.
+
+    `epoch`: fencing token with which this gateway holds the session in Redis.
     """
 
     gateway: Gateway
@@ -64,6 +66,7 @@ class SessionContext:
     connection: ClientConnection
     clock: Clock
     shared: SharedAudio
+    epoch: int = 0
 
     def send(self, event: server.ServerEvent) -> None:
         self.connection.send(event)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 
+from fleet.control.client import VoiceHold
 from fleet.core.errors import AlreadySubmitted, FleetError, InputTooLarge, RedisUnreachable
 from fleet.core.ids import RequestId, new_request_id
 from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
@@ -56,6 +57,7 @@ class Generation:
         self.finish_reason = "stop"
         self._released_bytes = 0
         self._answer: AnswerStream | None = None
+        self._voice: Callable[[], VoiceHold] | None = None
         self._gateway, self._clock = gateway, clock
         self._progress = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -63,11 +65,15 @@ class Generation:
     def start(self) -> None:
         self._spawn(lambda: self._generate(Position()))
 
-    def adopt(self) -> None:
+    def adopt(self, voice: Callable[[], VoiceHold]) -> None:
         """Collect, from its beginning, the answer to a request that another gateway submitted. If
         that gateway was lost before it submitted the request, submit the request, provided that
         `prompt` is known.
+
+        `voice`: returns by what right this gateway continues the session. A gateway that waited
+        for Redis while the client went on to the next one must not take the answer from that.
         """
+        self._voice = voice
         self._spawn(lambda: self._read(Position()))
 
     def continue_from(self, other: "Generation") -> None:
@@ -160,12 +166,13 @@ class Generation:
 
     async def _resume(self) -> AnswerStream | None:
         """Return the answer stream of a request of another gateway; None if the request is unknown.
-        Waits while Redis is unreachable.
+        Waits while Redis is unreachable. Raises: ResumedElsewhere, NotFound.
         """
         logged = ""
         while True:
             try:
-                return await self._gateway.resume(self.request_id)
+                voice = self._voice() if self._voice is not None else None
+                return await self._gateway.resume(self.request_id, voice)
             except RedisUnreachable as error:
                 if error.message != logged:
                     logged = error.message

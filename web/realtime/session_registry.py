@@ -54,15 +54,13 @@ class Received:
 @dataclass(slots=True, eq=False)
 class SessionEntry:
     """A session that this gateway holds, with the state of its storage and limits. `owner` is the
-    credential that opened it, in the form of `fleet.control.voice.hold`; `epoch` is the number of
-    this holding, by which Redis refuses writes of former holders.
+    credential that opened it, in the form of `fleet.control.voice.hold`.
 
     Units: `began_at` and `active_at` in seconds of the clock, `away_us` in microseconds since 1970.
     """
 
     session: Session
     owner: str
-    epoch: int
     snapshot: Snapshot
     began_at: float
     active_at: float
@@ -73,6 +71,14 @@ class SessionEntry:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     writer: asyncio.Task[None] | None = None
     expiry: Timer | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Number of this holding, by which Redis refuses writes of former holders."""
+        return self.session.context.epoch
+
+    def hold_at(self, epoch: int) -> None:
+        self.session.context.epoch = epoch
 
 
 class SessionRegistry:
@@ -216,7 +222,7 @@ class SessionRegistry:
         if entry is not None:
             # Another connection of the same client was faster.
             assert entry.owner == owner, "Redis and this gateway agree on the owner"
-            entry.epoch = held.epoch
+            entry.hold_at(held.epoch)
             return entry
         self._admission.add(by_secret=owner != API_KEY)
         received_of = received.response_id if received.samples or received.chars else None
@@ -254,12 +260,12 @@ class SessionRegistry:
         entry = SessionEntry(
             session=session,
             owner=owner,
-            epoch=held.epoch,
             snapshot=Snapshot(held.fields),
             began_at=now - held.age_s,
             active_at=now,
             changed=changed,
         )
+        entry.hold_at(held.epoch)
         entry.writer = start(
             self._write_changes(entry), f"the writer of voice session {shown_id(session.id)}"
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from fleet.control.client import VoiceHold
 from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
@@ -145,7 +146,7 @@ def _restore_response(session: Session, stored: StoredResponse, received: str | 
     is_due = stored.is_active and not has_output
     prompt = session.responses.restored_prompt(stored.plan, stored.seed) if is_due else None
     generation = Generation(context.gateway, context.clock, prompt, RequestId(stored.request_id))
-    generation.adopt()
+    generation.adopt(lambda: VoiceHold(session.id, context.epoch))
     response = ResponseStream(
         context,
         session.events,

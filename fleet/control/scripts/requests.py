@@ -154,18 +154,33 @@ def backlog() -> Call:
 def abort(request: RequestId, right: str | Epoch, reason: str) -> Call: ...
 
 
-def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) -> Call:
+class VoiceHold(NamedTuple):
+    """A voice session, and the epoch at which a gateway holds it."""
+
+    session: str
+    epoch: int
+
+
+def attach(
+    request: RequestId,
+    gateway: WorkerId,
+    *,
+    held: Epoch | None = None,
+    voice: VoiceHold | None = None,
+) -> Call:
     """Attach a gateway as the reader of a request's answer. `held`: epoch at which this gateway
-    held the client edges before. Refused as stale if another gateway holds them at a higher epoch.
+    held the client edges before. `voice`: voice session of which it continues the answer. Refused
+    as stale if another gateway holds the client edges, or the session, at a higher epoch.
     """
-    return Call.of("attach", gateway, request, held)
+    return Call.of("attach", gateway, voice or ("", ""), request, held)
 
 
 def reattach(gateway: WorkerId, held: Mapping[RequestId, Epoch]) -> Call:
     """Attach a gateway as the reader of several requests' answers. `held`: epoch at which this
     gateway held the client edges before, by request; 0 takes them from any gateway.
     """
-    return Call.of("attach", gateway, {request: epoch or "" for request, epoch in held.items()})
+    held_at = {request: epoch or "" for request, epoch in held.items()}
+    return Call.of("attach", gateway, ("", ""), held_at)
 
 
 @script

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import connect
 
+from fleet.control.client import VoiceHold
 from fleet.core.errors import EngineError, RedisUnreachable
 from fleet.core.ids import RequestId, request_id_of
 from tests.support import wait_until
@@ -306,7 +307,8 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response continues at another gateway after its first gateway is lost. While Redis refuses
-    writes, the other gateway cannot take the request over, and waits.
+    writes, the other gateway cannot take the request over, and waits. It names its right to the
+    session, which the client may have continued at a third gateway meanwhile.
     """
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         first.client.script = Script(
@@ -317,10 +319,13 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
             [RedisUnreachable("Redis refuses writes (MISCONF)")] * 2,
         )
 
-        async def resume_later(request: RequestId) -> object:
+        rights: list[VoiceHold | None] = []
+
+        async def resume_later(request: RequestId, voice: VoiceHold | None = None) -> object:
             if refusals:
                 raise refusals.pop()
-            return await resume(request)
+            rights.append(voice)
+            return await resume(request, voice)
 
         monkeypatch.setattr(first.client.requests, "resume", resume_later)
         async with opened(first) as page:
@@ -339,6 +344,8 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
                 second, session=page.session, response=response, samples=had
             ) as again:
                 assert (await again.done())["status"] == "completed" and not refusals
+                epoch = first.client.voice.held[page.session].epoch
+        assert epoch == 2 and rights == [VoiceHold(page.session, epoch)]
         assert (
             bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
             == sine(4 * RATE_HZ).tobytes()
