@@ -45,7 +45,7 @@ KEEP_S, LEASE_US = 600, 60_000_000
 SEEN = Epoch(1_700_000_000_000_000)
 """An epoch that Redis issued before it lost its data."""
 MAX_DEATHS = 2
-"""Deaths over a task before it runs alone, as in `common.lua`."""
+"""Deaths over a task before it runs alone, as in `lua/common`."""
 E = TypeVar("E", bound=Event)
 
 

@@ -1,6 +1,6 @@
 """The state machines of a request and of its tasks, as the Lua scripts enforce them: the scripts
 get these tables as Lua tables (`fleet.control.lua_source`), and change a state by `move` and
-`set_state` in `common.lua` only. A move without a row is an error.
+`set_state` in `lua/common` only. A move without a row is an error.
 
 A task is the work of one stage on one request; the client's reading of the answer is a task too.
 Knows no Redis.

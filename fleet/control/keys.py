@@ -43,7 +43,7 @@ GRANTED = PREFIX + "granted"
 WITHOUT_GATEWAY = PREFIX + "without_gateway"
 SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
-"""Statuses by which the workers of a role are indexed; the same list as `STATUSES` in `common.lua`.
+"""Statuses by which the workers of a role are indexed; the same list as `STATUSES` in `lua/common`.
 """
 LOGS = PREFIX + "logs"
 FACTS = PREFIX + "logs:facts"

@@ -1,4 +1,4 @@
-"""The text of the Lua scripts: each script with the definitions of `lua/common.lua` that it uses,
+"""The text of the Lua scripts: each script with the definitions of `lua/common/` that it uses,
 and with the tables of `fleet.conductor.states` as Lua tables. Knows no call.
 
 Redis runs the whole text of a script at each call, so each definition in the text costs time, even
@@ -17,12 +17,25 @@ from fleet.control.undeclared_keys import UNDECLARED_FLAG
 _DEFINITION = re.compile(r"local (?:function (?P<function>\w+)|(?P<values>\w+(?:, \w+)*) = )")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _COMMENT = re.compile(r"^ *-- .*\n", re.MULTILINE)
+COMMON = (
+    "basics",
+    "logs",
+    "workers",
+    "tasks",
+    "parking",
+    "sessions",
+    "shares",
+    "endings",
+    "losses",
+    "admission",
+)
+"""Files of `lua/common/`, each of which uses definitions of itself and of those before it."""
 REST = "--rest\n"
 """Line that a script rarely reaches."""
 
 
 class _Definition(NamedTuple):
-    """A function of `common.lua`, or a line of constants: the names that it defines, and its Lua
+    """A function of `lua/common/`, or a line of constants: the names that it defines, and its Lua
     text.
     """
 
@@ -58,8 +71,9 @@ def with_definitions(*parts: str) -> str:
 
 @cache
 def _common() -> tuple[_Definition, ...]:
-    """Return the definitions in `common.lua`, each of which begins at the start of a line."""
-    parts = re.split(r"^(?=local )", read("common"), flags=re.MULTILINE)
+    """Return the definitions in `lua/common/`, each of which begins at the start of a line."""
+    text = "".join(read(f"common/{name}").lstrip() for name in COMMON)
+    parts = re.split(r"^(?=local )", text, flags=re.MULTILINE)
     tables = {"task_moves": TASK_MOVES, "request_moves": REQUEST_MOVES}
     return (
         *(_Definition(frozenset({name}), _table(name, of)) for name, of in tables.items()),
@@ -84,7 +98,7 @@ def _table(name: str, moves: Mapping[Any, Mapping[Any, str]]) -> str:
 
 def _names(part: str) -> frozenset[str]:
     found = _DEFINITION.match(part)
-    assert found is not None, f"common.lua: a part defines nothing: {part[:60]!r}"
+    assert found is not None, f"lua/common: a part defines nothing: {part[:60]!r}"
     return frozenset((found["function"] or found["values"]).split(", "))
 
 

@@ -166,7 +166,7 @@ def parse_notices(fields: dict[str, bytes]) -> list[AnyNotice]:
 
 def _news(fields: dict[str, bytes]) -> Iterator[AnyNotice]:
     """Parse the notices of chunks and credit that one script call added, in the order of their
-    fields (`add_news` in `common.lua`).
+    fields (`add_news` in `lua/common`).
     """
     items = iter([*fields.items(), ("", b"")])
     name, value = next(items)

@@ -118,7 +118,7 @@ class ReaderScripts:
         return *self.lose_owner(store, clock), "ok"
 
     def lose_owner(self, store: ReaderStore, clock: int) -> tuple[ReaderStore, int]:
-        """Model of `lose_owner` in common.lua for the client's task, which is granted to no
+        """Model of `lose_owner` in lua/common for the client's task, which is granted to no
         worker.
         """
         epoch = max(clock, store.epoch) + 1
@@ -143,7 +143,7 @@ class ReaderScripts:
         return self.close_if_complete(store._replace(finished=True), clock)
 
     def close_if_complete(self, store: ReaderStore, clock: int) -> tuple[ReaderStore, int]:
-        """Model of `close_if_complete` in common.lua."""
+        """Model of `close_if_complete` in lua/common."""
         return (
             self.close(store, clock, "finished")
             if store.finished and store.state == "finished"
@@ -159,7 +159,7 @@ class ReaderScripts:
         return *self.close(store, clock, "aborted"), "ok"
 
     def close(self, store: ReaderStore, clock: int, end: str) -> tuple[ReaderStore, int]:
-        """Model of `close` in common.lua."""
+        """Model of `close` in lua/common."""
         epoch = max(clock, store.epoch) + 1
         state = "finished" if store.state == "finished" else "aborted"
         return store._replace(state=state, epoch=epoch, owner="", end=end), epoch

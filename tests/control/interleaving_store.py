@@ -27,7 +27,7 @@ PAIR = Graph(
     ),
 )
 MAX_DEATHS = 2
-"""Deaths over a task without progress before it runs alone, as in `common.lua`."""
+"""Deaths over a task without progress before it runs alone, as in `lua/common`."""
 
 
 class MirrorTask(NamedTuple):
@@ -106,7 +106,7 @@ def outdated(store: Store, task: MirrorTask, epoch: int) -> str:
 
 
 def refused(store: Store, task: MirrorTask, epoch: int) -> str:
-    """Model of `refused` in common.lua."""
+    """Model of `refused` in lua/common."""
     return outdated(store, task, epoch) or ("" if task.state == "running" else "stale")
 
 
@@ -116,7 +116,7 @@ class Scripts:
     """
 
     def raised(self, task: MirrorTask, by: str) -> int:
-        """Model of `raise` in common.lua, as the script `by` calls it."""
+        """Model of `raise` in lua/common, as the script `by` calls it."""
         return task.epoch + 1
 
     def overdue(self, store: Store, term: int) -> Answer:
@@ -135,7 +135,7 @@ class Scripts:
     def grant_task(
         self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str
     ) -> Store:
-        """Model of `grant_task` in common.lua, for a task of a role."""
+        """Model of `grant_task` in lua/common, for a task of a role."""
         epoch = self.raised(task, by)
         task = task._replace(
             state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone
@@ -317,7 +317,7 @@ class Scripts:
         return how in ("died", "failed")
 
     def _settle(self, store: Store, worker: str) -> Store:
-        """Model of `settle_evidence` in common.lua."""
+        """Model of `settle_evidence` in lua/common."""
         held = sorted(each for each in store.evidence if each[0] == worker)
         store = store._replace(evidence=store.evidence - set(held))
         for _, stage, produced, was_alone in held:
@@ -335,19 +335,19 @@ class Scripts:
         return store
 
     def _with_death(self, task: MirrorTask) -> MirrorTask:
-        """Model of `count_death` in common.lua."""
+        """Model of `count_death` in lua/common."""
         deaths = task.deaths + 1 if task.produced_at_death == task.produced else 1
         return task._replace(deaths=deaths, produced_at_death=task.produced)
 
     def had_work(self, store: Store, stage: int) -> bool:
-        """Model of `had_work` in common.lua."""
+        """Model of `had_work` in lua/common."""
         return (
             stage == PRODUCER
             or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
         )
 
     def _lose(self, store: Store, stage: int, task: MirrorTask, *, how: str) -> Store:
-        """Model of `lose_owner` in common.lua."""
+        """Model of `lose_owner` in lua/common."""
         is_evidence = self.counts(how) and self.had_work(store, stage)
         if how == "lapsed" and self.had_work(store, stage):
             noted = (task.owner, stage, task.produced, task.alone)
@@ -365,7 +365,7 @@ class Scripts:
         )
 
     def condemn(self, store: Store) -> Store:
-        """Model of `condemn` in common.lua."""
+        """Model of `condemn` in lua/common."""
         return self.close(store, "failed")[0]
 
     def is_complete(self, store: Store) -> bool:
@@ -373,11 +373,11 @@ class Scripts:
         return delivered and all(task.state == "finished" for task in store.tasks)
 
     def close_if_complete(self, store: Store) -> Store:
-        """Model of `close_if_complete` in common.lua."""
+        """Model of `close_if_complete` in lua/common."""
         return self.close(store, "finished")[0] if self.is_complete(store) else store
 
     def close(self, store: Store, state: str) -> Answer:
-        """Model of `close` in common.lua, which abort.lua calls too."""
+        """Model of `close` in lua/common, which abort.lua calls too."""
         if store.end:
             return store, "ended"
         for stage, task in enumerate(store.tasks):

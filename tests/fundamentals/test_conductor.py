@@ -112,7 +112,7 @@ def test_every_change_of_a_state_has_a_row(control: Control) -> None:
 def test_move_without_a_row_is_refused_and_changes_nothing(
     control: Control, happened: Happened
 ) -> None:
-    """`move` in `common.lua`, which writes every state of a task, refuses what the table lacks."""
+    """`move` in `lua/common`, which writes every state of a task, refuses what the table lacks."""
     key = keys.task(REQUEST, STAGE)
     for before in set(TaskState) - {TaskState.NEW}:
         control.client.hset(key, "state", before)
@@ -133,14 +133,12 @@ def test_states_are_written_by_move_and_set_state_only() -> None:
     writes = re.compile(rf"call\(\s*'H(?:SET|MSET|SETNX|DEL)',\s*{key},{inner}'state'{inner}\)")
     found = {
         name: lines
-        for name in (*scripts.SCRIPTS, "common")
+        for name in (*scripts.SCRIPTS, *(f"common/{part}" for part in lua_source.COMMON))
         if (lines := writes.findall(lua_source.read(name)))
     }
     assert found == {
-        "common": [
-            "call('HSET', request_key, 'state', state)",
-            "call('HSET', task, 'state', after, ...)",
-        ]
+        "common/endings": ["call('HSET', request_key, 'state', state)"],
+        "common/tasks": ["call('HSET', task, 'state', after, ...)"],
     }
 
 

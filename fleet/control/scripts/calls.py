@@ -19,7 +19,7 @@ SCRIPTS = tuple(
     sorted(
         file.name.removesuffix(".lua")
         for file in (resources.files("fleet.control") / "lua").iterdir()
-        if file.name != "common.lua"
+        if file.name.endswith(".lua")
     )
 )
 

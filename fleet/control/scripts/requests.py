@@ -92,7 +92,7 @@ def _written(
     first_roles: Sequence[RoleName],
     client: str,
 ) -> list[Arg]:
-    """Return a request as `begin_request` in `common.lua` takes it."""
+    """Return a request as `begin_request` in `lua/common` takes it."""
     submitted = RequestSubmitted(request=spec.id, graph=spec.graph, outputs=spec.outputs)
     return [
         encode_request(spec),

@@ -177,7 +177,7 @@ def _edges(
 
 
 def _event(line: str) -> TraceEvent:
-    """Parse `at|what|stage|epoch|worker|detail`, as `common.lua` writes it."""
+    """Parse `at|what|stage|epoch|worker|detail`, as `lua/common` writes it."""
     at_us, what, stage, epoch, worker, detail = line.split("|", 5)
     at = Epoch(int(epoch or 0))
     return TraceEvent(
