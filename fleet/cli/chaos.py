@@ -61,6 +61,15 @@ Spacing = Annotated[
     float,
     typer.Option(metavar="S", help="Seconds from recovery to the next fault, times 0.5 to 1.5."),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        metavar="M",
+        help="Time in which faults are injected, as many as fit unless their number is given; "
+        "the last one may outlast it. Duration of a soak.",
+        show_default="of a soak: 20",
+    ),
+]
 Soak = Annotated[
     int | None,
     typer.Option(
@@ -124,6 +133,8 @@ Examples:
 
   fleet chaos --set training.enabled=true --roles trainer,thinker,conductor --how kill,stop
 
+  fleet chaos --how all --voice 2 --minutes 30
+
   fleet chaos --soak 20000 --check --json soak.json --png soak.png
 """
 
@@ -144,7 +155,7 @@ def chaos(
     how: Hows = "",
     spacing: Spacing = 1.0,
     soak: Soak = None,
-    minutes: Annotated[float, typer.Option(metavar="M", help="Duration of a soak.")] = 20.0,
+    minutes: Minutes = None,
     check: Check = False,
     json: Json = None,
     png: Png = None,

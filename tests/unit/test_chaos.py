@@ -137,6 +137,15 @@ def test_hang_is_refused_where_no_keeper_ends_it() -> None:
         make_plan(replace(OPTIONS, how="hang"), config)
 
 
+def test_plan_of_some_minutes_has_more_faults_than_fit_unless_their_number_is_given() -> None:
+    plan = make_plan(replace(OPTIONS, minutes=30.0, how="all"), CONFIG)
+    assert plan.limit_s == 1800 and plan.total_faults == len(plan.schedule()) == 1800
+    assert make_plan(replace(OPTIONS, minutes=30.0, kills=7), CONFIG).total_faults == 7
+    assert make_plan(OPTIONS, CONFIG).limit_s is None
+    with pytest.raises(ChaosError, match="--minutes -1: give minutes"):
+        make_plan(replace(OPTIONS, minutes=-1), CONFIG)
+
+
 def test_default_plan_has_each_fault_kind_once_per_role() -> None:
     plan = make_plan(OPTIONS, CONFIG)
     assert plan.roles == ("thinker", "talker", "code2wav", "conductor", "web")

@@ -147,7 +147,7 @@ def test_process_is_named_after_its_command(command: list[str], kind: str) -> No
     ("changed", "message"),
     [
         ({"soak": 99}, "--soak 99: give at least 100"),
-        ({"minutes": 0.0}, "--minutes 0: give"),
+        ({"minutes": 0.0}, "--minutes 0.0: give"),
         ({"concurrency": 0}, "--conc"),
     ],
 )

@@ -2,11 +2,12 @@
 the result; with `--soak`, loads it for long.
 """
 
+import itertools
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -208,7 +209,7 @@ class ChaosRun:
                         str(role.name): role.standby for role in config.roles() if role.standby
                     },
                     faults=tuple(faults),
-                    faults_left=plan.total_faults - len(faults),
+                    faults_left=_num_left(plan, faults),
                     undisturbed=tuple(undisturbed.outcomes),
                     disturbed=tuple(disturbed),
                     slow=tuple(slow.outcomes),
@@ -281,7 +282,7 @@ class ChaosRun:
         )
         kinds = "".join(text for wanted, text in beside if wanted)
         label = f"faults, under {options.concurrency} requests at a time{kinds}"
-        injected = steps(label, plan.total_faults)
+        injected = steps(label, plan.total_faults if plan.limit_s is None else None)
 
         def report_fault(fault: InjectedFault) -> None:
             injected()
@@ -293,7 +294,10 @@ class ChaosRun:
             saves.running(load.now_s, self._steps("saves", plan.num_saved)),
             captures.running(self._steps("captures", self._config.training.enabled)),
         ):
-            return fleet.injector.inject_all(plan.schedule(), load.now_s, report_fault, slow)
+            due = itertools.takewhile(
+                lambda _: plan.limit_s is None or load.now_s() < plan.limit_s, plan.schedule()
+            )
+            return fleet.injector.inject_all(due, load.now_s, report_fault, slow)
 
     def _steps(self, name: str, is_wanted: object) -> Callable[[], None]:
         if is_wanted:
@@ -319,6 +323,13 @@ class ChaosRun:
             + (lease.gateway_timeout_s if self._plan.has_second_gateway else 0)
             + (VLLM_LEASE_S if on_vllm else 0)
         )
+
+
+def _num_left(plan: ChaosPlan, faults: Sequence[InjectedFault]) -> int:
+    """Return the number of faults that were not injected although there was time for them."""
+    if plan.limit_s is not None and faults and faults[-1].recovered_s is not None:
+        return 0
+    return plan.total_faults - len(faults)
 
 
 def _line_of(fault: InjectedFault) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 
 from fleet.config import FleetConfig
@@ -47,7 +47,8 @@ class ChaosOptions:
     """Options of `fleet chaos` as typed; None and "" stand for their defaults.
 
     `soak`: number of requests; if set, the fleet is loaded evenly over `minutes` instead of under
-    planned faults, and `check` makes a failed soak exit with 1.
+    planned faults, and `check` makes a failed soak exit with 1. `minutes` limits the time in which
+    planned faults are injected too.
     """
 
     config: Path | None = None
@@ -63,7 +64,7 @@ class ChaosOptions:
     voice: int = 0
     saves: int | None = None
     soak: int | None = None
-    minutes: float = 0.0
+    minutes: float | None = None
     check: bool = False
     json: Path | None = None
     png: Path | None = None
@@ -93,6 +94,11 @@ class ChaosPlan:
     num_readers: int = 0
     num_saved: int = 0
     saved_stages: tuple[str, ...] = ()
+
+    @property
+    def limit_s(self) -> float | None:
+        """Time in which faults are injected; None for all faults, however long they take."""
+        return self.options.minutes * 60 if self.options.minutes is not None else None
 
     @property
     def total_faults(self) -> int:
@@ -183,17 +189,22 @@ def _is_half(config: FleetConfig, role: Role) -> bool:
 def check_soak(options: ChaosOptions) -> None:
     """Check the options of a soak. Raises: ChaosError, BadInput naming the option and the fix."""
     check_report_folders(json=options.json, png=options.png)
-    soak, minutes = options.soak or 0, options.minutes
+    soak = options.soak or 0
     _require(
         soak >= MIN_SOAK_REQUESTS, "--soak", soak, f"give at least {MIN_SOAK_REQUESTS} requests"
     )
+    _check_minutes(options)
+    _require_positive("--concurrency", options.concurrency)
+
+
+def _check_minutes(options: ChaosOptions) -> None:
+    minutes = options.minutes
     _require(
-        isfinite(minutes) and minutes > 0,
+        minutes is None or (isfinite(minutes) and minutes > 0),
         "--minutes",
-        f"{minutes:g}",
+        minutes,
         "give minutes, more than 0",
     )
-    _require_positive("--concurrency", options.concurrency)
 
 
 def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
@@ -303,16 +314,19 @@ def _count_faults(
     options: ChaosOptions, in_processes: tuple[int, int], num_redis_kinds: int, num_slow: int
 ) -> tuple[int, int, int]:
     """Return the numbers of faults in processes, in Redis, and in clients, from `--kills` (total)
-    or `--kills-per-role` (for each role, and for each kind of fault elsewhere). `in_processes`:
-    numbers of roles and of kinds of faults in them.
+    or `--kills-per-role` (for each role, and for each kind of fault elsewhere); from `--minutes`
+    alone, more than fit. `in_processes`: numbers of roles and of kinds of faults in them.
     """
     num_roles, num_kinds = in_processes
-    if options.kills:
+    kills = options.kills
+    if options.minutes is not None and kills is None and options.kills_per_role is None:
+        kills = ceil(options.minutes * 60)
+    if kills:
         kinds = num_roles * num_kinds + num_redis_kinds + num_slow
         num_redis, num_slow = (
-            round(options.kills * share / kinds) for share in (num_redis_kinds, num_slow)
+            round(kills * share / kinds) for share in (num_redis_kinds, num_slow)
         )
-        return options.kills - num_redis - num_slow, num_redis, num_slow
+        return kills - num_redis - num_slow, num_redis, num_slow
     per_role, each = options.kills_per_role or num_kinds, options.kills_per_role or 1
     return num_roles * per_role if num_kinds else 0, num_redis_kinds * each, num_slow * each
 
@@ -331,6 +345,7 @@ def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
     _require_positive("--concurrency", options.concurrency)
     _require_positive("--kills", options.kills)
     _require_positive("--kills-per-role", options.kills_per_role)
+    _check_minutes(options)
     saves, voice, spacing_s = options.saves or 0, options.voice, options.spacing_s
     _require(saves >= 0, "--saves", saves, "give a number of conversations, 0 or more")
     _require(voice >= 0, "--voice", voice, "give a number of voice sessions, 0 or more")

@@ -25,6 +25,7 @@ from fleet.lab.report.machine import describe_machine
 from fleet.lab.report.progress import Meter, meter
 
 RETENTION_S = 60
+USUAL_MINUTES = 20.0
 NUM_BODIES = 64
 OVERRIDES = (
     "engine=fake",
@@ -67,7 +68,7 @@ class _Soak:
         assert options.soak is not None, "checked before"
         self._options = options
         self._total = options.soak
-        self._duration_s = options.minutes * 60
+        self._duration_s = (options.minutes or USUAL_MINUTES) * 60
         self._target = target
         self._progress = progress
         self._kills: list[tuple[float, str]] = []
