@@ -38,6 +38,8 @@ SHORT_WAIT = "limits.max_wait_s=2"
 """A bound on how long a request waits for a place, during which a gateway sends nothing: less than
 the silence after which a client takes its gateway for frozen.
 """
+LONG_SESSIONS = "voice.max_session_s=86400"
+"""A bound that no run reaches: a session that ends for its age would count as lost."""
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length limits of a spoken answer: about five seconds."""
 
@@ -167,6 +169,7 @@ def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:
     }
     return (
         "web.max_leading_silence_ms=null",
+        LONG_SESSIONS,
         *(f"stages.{name}.sampling.max_tokens={length}" for name, length in lengths.items()),
     )
 
