@@ -61,11 +61,23 @@ class ListenerUnderTest:
         return sock, self.opened().connection
 
     def accepts_another(self) -> bool:
+        """Return True if the listener opens and closes a further connection. Arrivals of former
+        connections, whose ends may be noticed late, are ignored.
+        """
         connection = dial_as("another", self.listener.address, SpanArrivals())
-        accepted = self.opened().connection
-        connection.close()
-        closed = take_arrivals(self.arrivals, 1)[0]
-        return accepted.peer == "another" and isinstance(closed, ConnectionClosed)
+        try:
+            opened = self._arrival_of_another(ConnectionOpened)
+        finally:
+            connection.close()
+        return opened and self._arrival_of_another(ConnectionClosed)
+
+    def _arrival_of_another(self, kind: type[ConnectionOpened | ConnectionClosed]) -> bool:
+        deadline_s = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline_s:
+            for arrival in self.arrivals.take(deadline_s - time.monotonic()):
+                if isinstance(arrival, kind) and arrival.connection.peer == "another":
+                    return True
+        return False
 
 
 @contextmanager
