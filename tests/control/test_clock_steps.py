@@ -145,6 +145,7 @@ def bench(clocks: Clocks, redis_url: str) -> Iterator[Bench]:
         client.config_set("hz", hz)
 
 
+@pytest.mark.one_in(3, "steps of the clock")
 @pytest.mark.parametrize("step_s", [1.2, 3 * LEASE_S, HOUR_S, -1.2, -HOUR_S])
 def test_live_workers_keep_their_tasks_when_the_clock_of_redis_is_set(
     bench: Bench, step_s: float
@@ -157,6 +158,7 @@ def test_live_workers_keep_their_tasks_when_the_clock_of_redis_is_set(
     assert bench.plane.events_of(TaskLost) == [] and "deaths" not in bench.plane.task()
 
 
+@pytest.mark.one_in(3, "steps of the clock")
 @pytest.mark.parametrize("step_s", [0.0, -1.2, -HOUR_S, HOUR_S])
 def test_dead_worker_is_fenced_after_its_lease_when_the_clock_of_redis_is_set(
     bench: Bench, step_s: float

@@ -13,7 +13,7 @@ from tests.e2e.span_fleets import SpanFleet, compare_disturbed_streams, span_fle
 from tests.e2e.test_supervision import is_alive
 from tests.support import freeze_process, wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "spans of processes")
+pytestmark = pytest.mark.one_file_in(4, "spans of processes")
 
 FORK_SERVER = "fleet.cli.fork_server"
 

@@ -25,7 +25,7 @@ from fleet.process.free_ports import free_port
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up, worker_ids
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(4, "processes")
+pytestmark = pytest.mark.one_file_in(6, "processes")
 
 ADDRESSES = ("session_address", "span_address")
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name

@@ -32,7 +32,7 @@ from tests.e2e.span_fleets import (
 )
 from tests.support import redis_answers, run_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "spans of processes")
+pytestmark = pytest.mark.one_file_in(4, "spans of processes")
 
 FORWARD = ("0:0", ("1:1", "2:2", "3:output"))
 REVERSE = ("2:output", ("0:0", "1:1"))

@@ -14,7 +14,7 @@ from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
 from tests.e2e.span_fleets import SPAN_ROLE, SpanFleet, automatic_fleet, compare_disturbed_streams
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "spans of processes")
+pytestmark = pytest.mark.one_file_in(4, "spans of processes")
 
 NUM_LAYERS, MOST = 8, 0.45
 FORWARD, REVERSE = (

@@ -41,7 +41,7 @@ from tests.oracle.cases import (
 from tests.oracle.twins import speaking_stages, speaking_twin
 from tests.support import REPO, wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "spans of processes")
+pytestmark = pytest.mark.one_file_in(4, "spans of processes")
 
 CONFIG = REPO / "configs" / "spans_omni.yaml"
 CASES = (

@@ -24,7 +24,7 @@ from tests.oracle.divided_speech import (
 from tests.span_route import SpanRoute
 from tests.span_workers import KillPoint
 
-pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
 DIVISIONS = (
     ("forward 1", "reverse 1"),

@@ -26,7 +26,7 @@ from tests.oracle.divided_speech import (
 from tests.run_cache import compute_once
 from tests.span_route import Split
 
-pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
 FOUR_LAYERS: dict[str, Any] = {"talker_config": {"text_config": {"num_hidden_layers": 4}}}
 """Configuration of a tiny Talker with four layers, as many as the tiny Thinker has, so that the

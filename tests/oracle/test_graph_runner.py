@@ -43,7 +43,7 @@ from tests.oracle.twins import (
 )
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(3, "engines")
+pytestmark = pytest.mark.one_file_in(4, "engines")
 
 THINKER, TALKER = SPEAKING
 SHORT = [case for case in CASES if case.frames <= 70]

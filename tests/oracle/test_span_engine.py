@@ -22,7 +22,7 @@ from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 from tests.span_route import SpanRoute, Split, TextDriver, single
 from tests.span_workers import LM, WAIT_S
 
-pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
 HIDDEN, VOCAB = 64, 320
 SMALL_QWEN = Family(

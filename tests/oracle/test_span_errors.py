@@ -32,7 +32,7 @@ from tests.oracle.test_text_engine import write_model
 from tests.span_route import TextDriver, route_of, single
 from tests.span_workers import ObservedLayers
 
-pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 NUM, MAX_TOKENS = 8, 8

@@ -27,7 +27,7 @@ from fleet.spans.protocol.layers import LayerSpan
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 
-pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
+pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
 NUM_LAYERS = 3
 SPLITS = (

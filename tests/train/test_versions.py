@@ -102,6 +102,7 @@ async def add_random_version(training: TrainingFleet, folder: Path) -> int:
     return (await training.client.training.add(version)).number
 
 
+@pytest.mark.one_in(3, "versions of a draft head")
 async def test_head_trained_on_an_answer_guesses_it_and_a_random_head_gives_way(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ async def test_head_trained_on_an_answer_guesses_it_and_a_random_head_gives_way(
         assert noted.number == random and "guesses in a row are right" in noted.note
 
 
+@pytest.mark.one_in(3, "versions of a draft head")
 async def test_next_version_learns_traffic_that_has_changed(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ async def test_next_version_learns_traffic_that_has_changed(
         assert [version.samples for version in state.versions] == [2, 1] and state.acknowledged == 2
 
 
+@pytest.mark.one_in(3, "versions of a draft head")
 async def test_later_worker_reads_the_version_from_a_worker_when_no_trainer_is_there(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ async def test_later_worker_reads_the_version_from_a_worker_when_no_trainer_is_t
         await wait_for_version(second, number)
 
 
+@pytest.mark.one_in(3, "versions of a draft head")
 async def test_exchange_changes_no_running_answer(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +206,7 @@ async def test_exchange_changes_no_running_answer(
         await exchanging
 
 
+@pytest.mark.one_in(3, "versions of a draft head")
 async def test_rollback_returns_to_the_version_before(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
