@@ -30,8 +30,8 @@ from tests.web.bombs import (
 )
 from tests.web.gateway_target import GatewayTarget, gateway_target, new_address
 
-MAX_STALL_S = 0.1
-MAX_TRIES = 4
+MAX_STALL_S = 0.05
+MAX_TRIES = 12
 """Number of measurements per input: a stall that the input causes appears in each, a random stall
 does not.
 """
