@@ -15,6 +15,7 @@ import redis
 
 from fleet.control.keys import PREFIX, row_of
 from fleet.lab.studies.namespaces import find_obstacle
+from fleet.process.gc_freeze import freeze_gc
 from tests.drawn import not_drawn
 from tests.run_cache import compute_once
 from tests.support import RedisProcess, chosen_servers
@@ -140,6 +141,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
     items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exclude the modules and tests loaded so far from garbage collection: each collection would
+    walk through all of them, and every module of tests ends with one.
+    """
+    del session
+    freeze_gc()
 
 
 @pytest.fixture(scope="module", autouse=True)

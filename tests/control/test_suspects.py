@@ -117,7 +117,16 @@ class BusyFleet:
     suspect: tuple[RequestSpec, ClientStream]
 
     def reserving_workers(self) -> list[WorkerLoop]:
-        return [loop for loop in self.fleet.loops if loop.intake.reserved]
+        """Return the workers that hold a reservation, as Redis confirms for the suspect: a worker
+        also holds one that it is about to ask for.
+        """
+        task = keys.task(self.suspect[0].id, STAGE)
+        confirmed = self.fleet.clients[0].hget(task, "reserved_for")
+        return [
+            loop
+            for loop in self.fleet.loops
+            if loop.intake.reserved and confirmed == loop.worker.encode()
+        ]
 
     def wait_overdue(self) -> None:
         """Wait until the conductor has found the suspect unclaimed `NUM_OVERDUE` times."""
@@ -207,7 +216,9 @@ async def test_aborted_suspect_reserves_no_worker(redis_url: str) -> None:
     async with open_busy_fleet(redis_url) as fleet:
         await fleet.suspect[1].abort("enough")
         await asyncio.to_thread(
-            wait_until, lambda: not fleet.reserving_workers(), "the reservation to be dropped"
+            wait_until,
+            lambda: not any(loop.intake.reserved for loop in fleet.fleet.loops),
+            "the reservation to be dropped",
         )
 
 
