@@ -32,10 +32,14 @@ AudioSource = str | bytes | Recording
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
-    """Text of a message. `where`: field of the user's input that has the text, named in errors."""
+    """Text of a message. `where`: field of the user's input that has the text, named in errors.
+    `is_transcript`: the text is what was recognised in audio, which may be anything, and is read
+    like the audio's transcript.
+    """
 
     text: str
     where: str
+    is_transcript: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,13 @@ class AudioPart:
     """Audio of a message: its source before decoding, its samples after, mono at the frontend's
     `audio_rate_hz`.
 
-    `where`: field of the user's input that has the audio, named in errors.
+    `where`: field of the user's input that has the audio, named in errors. `name`: the caller's
+    name of the clip, if it has one.
     """
 
     data: AudioSource | Samples
     where: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

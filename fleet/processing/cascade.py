@@ -28,6 +28,7 @@ from fleet.processing.context_length import limit_answer_length
 from fleet.processing.template import read_json
 from fleet.processing.text import TextFrontend
 from fleet.processing.tokenizer import token_ids
+from fleet.processing.transcripts import literal_tokenizer, transcript_ids
 
 ANSWER_RATE_HZ, PROMPT_RATE_HZ = 24_000, 16_000
 OPENAI_VOICES = frozenset(
@@ -63,6 +64,7 @@ class CascadeFrontend(TextFrontend):
 
     def __init__(self, folders: Mapping[StageName, Path], limits: Limits) -> None:
         super().__init__(folders[LM], limits)
+        self._literal = literal_tokenizer(folders[LM])
         self._voices = read_voices(folders[TTS])
         self._languages = read_languages(folders[ASR])
 
@@ -138,31 +140,48 @@ class CascadeFrontend(TextFrontend):
     def _prompt_ids(self, chat: ChatRequest) -> list[int]:
         """Return the ids of the prompt, with one `CLIP_ID` for each clip.
 
-        The template renders a random word for each clip, which no text of a user can contain.
+        The template renders a random word, which no text of a user can contain, for each clip and
+        each transcript.
         """
         word = f"clip{secrets.token_hex(16)}"
+        spoken = [part for message in chat.messages for part in _spoken_parts(message)]
         flat = tuple(
             dataclasses.replace(message, content=_flat(message, word)) for message in chat.messages
         )
         first, *others = self.render(dataclasses.replace(chat, messages=flat)).split(word)
-        if len(others) != len(chat.audio_parts):
+        if len(others) != len(spoken):
             raise BadInput(
                 "messages: the chat template drops an audio part; put audio in user messages",
                 param="messages",
             )
         ids = token_ids(self.tokenizer, first, chat.where)
-        for text in others:
-            ids += [CLIP_ID, *token_ids(self.tokenizer, text, chat.where)]
+        for part, text in zip(spoken, others, strict=True):
+            known = part.text.strip() if isinstance(part, TextPart) else None
+            ids += [CLIP_ID] if known is None else transcript_ids(self._literal, known)
+            ids += token_ids(self.tokenizer, text, chat.where)
         return ids
 
 
+def _is_spoken(part: TextPart | AudioPart) -> bool:
+    return isinstance(part, AudioPart) or part.is_transcript
+
+
+def _spoken_parts(message: Message) -> list[TextPart | AudioPart]:
+    """Return the clips and transcripts of a message, in order."""
+    parts = message.content if isinstance(message.content, tuple) else (message.content,)
+    return [part for part in parts if _is_spoken(part)]
+
+
 def _flat(message: Message, word: str) -> TextPart:
-    """Return the parts of a message joined to one string, with `word` for each clip."""
-    if isinstance(message.content, TextPart):
-        return message.content
-    texts = [word if isinstance(part, AudioPart) else part.text for part in message.content]
-    where = message.content[0].where if message.content else "messages"
-    return TextPart(text="\n".join(texts), where=where)
+    """Return the parts of a message joined to one string, with `word` for each clip and each
+    transcript.
+    """
+    parts = message.content if isinstance(message.content, tuple) else (message.content,)
+    texts = [
+        part.text if isinstance(part, TextPart) and not part.is_transcript else word
+        for part in parts
+    ]
+    return TextPart(text="\n".join(texts), where=parts[0].where if parts else "messages")
 
 
 def read_voices(folder: Path) -> tuple[str, ...]:

@@ -34,8 +34,15 @@ def insert_transcripts(
         if token != clip_id:
             ids.append(token)
         elif text := next(left, ""):
-            ids += token_ids(tokenizer, text, "messages")
+            ids += transcript_ids(tokenizer, text)
     return ids
+
+
+def transcript_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the token ids of a transcript, as they stand in a prompt. `tokenizer`: from
+    `literal_tokenizer`.
+    """
+    return token_ids(tokenizer, text, "messages") if text else []
 
 
 class Transcripts:

@@ -18,7 +18,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.applications import Starlette
 
 from fleet.config.schema import FleetConfig, Limits
-from fleet.processing import Frontend, load_frontend
+from fleet.models.qwen3_omni.tiny_tokenizer import write_json
+from fleet.processing import Frontend, load_frontend, open_frontend
 from fleet.processing.tokenizer import load_tokenizer
 from tests.support import wait_until
 from tests.web.attacks import AttackTarget
@@ -111,6 +112,18 @@ def load(folder: Path) -> Loaded:
     config = FleetConfig(limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     return Loaded(checkpoint=checkpoint, config=config, frontend=frontend)
+
+
+def load_cascade(folder: Path) -> Loaded:
+    """Write what a gateway of the graph `cascade` reads into `folder`."""
+    checkpoint = write_frontend_files(folder / "lm")
+    for stage in ("asr", "tts"):
+        (folder / stage).mkdir()
+    languages = {"lang_to_id": {"<|en|>": 1, "<|de|>": 2}}
+    write_json(folder / "asr" / "generation_config.json", languages)
+    write_json(folder / "tts" / "voice.json", {"voice": "v", "voices": ["Heart", "bella"]})
+    config = FleetConfig(graph="cascade", limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
+    return Loaded(checkpoint=checkpoint, config=config, frontend=open_frontend(config, folder))
 
 
 @pytest.fixture(scope="session")

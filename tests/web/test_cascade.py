@@ -7,15 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleet.config import FleetConfig
 from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from fleet.models.qwen3_omni.tiny_tokenizer import write_json
-from fleet.processing import open_frontend
-from tests.web.checkpoint import write_frontend_files
-from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
-from tests.web.fake_client import FakeClient, Script
+from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.fake_client import Script
 from tests.web.test_bad_input import error_of
 from tests.web.test_speech import speak
 from tests.web.test_transcription import params, sound, write_down
@@ -25,21 +21,12 @@ HEARD_TEXT = "What time is it?"
 
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    folder = tmp_path_factory.mktemp("cascade")
-    checkpoint = write_frontend_files(folder / LM)
-    for stage in (ASR, TTS):
-        (folder / stage).mkdir()
-    write_json(folder / TTS / "voice.json", {"voice": "v", "voices": ["Heart", "bella"]})
-    write_json(folder / ASR / "generation_config.json", {"lang_to_id": {"<|en|>": 1, "<|de|>": 2}})
-    web = {"model_name": "omni"}
-    config = FleetConfig(graph="cascade", limits=LIMITS, web=web)  # pyright: ignore[reportArgumentType]
-    return Loaded(checkpoint=checkpoint, config=config, frontend=open_frontend(config, folder))
+    return load_cascade(tmp_path_factory.mktemp("cascade"))
 
 
 @pytest.fixture(scope="module")
 def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    client = FakeClient(cascade.config.graph_declaration(), cascade.fake_client().tokenizer)
-    with serving(cascade, client=client) as gateway:
+    with serving(cascade) as gateway:
         yield gateway
 
 

@@ -51,9 +51,13 @@ class AudioPiece:
 
 @dataclass(frozen=True, slots=True)
 class HeardPiece:
-    """Transcript of the prompt's audio, as far as it has been recognised."""
+    """Next text of the transcript of the prompt's audio. `clip`: number of the clip in the prompt.
+    `is_last`: True for the last piece, which may be empty.
+    """
 
     text: str
+    clip: int = 0
+    is_last: bool = False
 
 
 Piece = TextPiece | AudioPiece | HeardPiece
@@ -302,7 +306,7 @@ class AnswerStream:
         if chunk.edge == self._edges.text:
             return self._text_pieces(chunk)
         if chunk.edge == self._edges.heard:
-            return [HeardPiece(text)] if (text := self._heard.add(chunk)) else []
+            return self._heard.add(chunk)
         if chunk.edge == self._edges.audio:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self.num_samples += len(samples)
@@ -348,8 +352,8 @@ class AnswerStream:
 
 
 class HeardText:
-    """The transcript of a prompt's clips as one text, with a space between two clips and without
-    surrounding blanks.
+    """The transcripts of a prompt's clips as pieces of text, without surrounding blanks. The pieces
+    of two clips are separated by a space at the beginning of the second.
     """
 
     def __init__(self, num_clips: int) -> None:
@@ -359,7 +363,7 @@ class HeardText:
         self._blank = ""
         """Blanks before the next word, if there is one."""
 
-    def add(self, chunk: Chunk) -> str:
+    def add(self, chunk: Chunk) -> list[Piece]:
         """Add a chunk of the transcript; return the text that is new."""
         dtypes = {"clip": "<i4", "sizes": "<i4", "text": "u1"}
         arrays = {
@@ -367,9 +371,11 @@ class HeardText:
             for name, dtype in dtypes.items()
             if name in chunk.tensors
         }
-        return "".join(self._add_piece(*piece) for piece in self._transcripts.add(arrays))
+        texts = [(clip, self._add_text(clip, text)) for clip, text in self._transcripts.add(arrays)]
+        pieces: list[Piece] = [HeardPiece(text, clip) for clip, text in texts if text]
+        return [*pieces, HeardPiece("", self._clip or 0, is_last=True)] if chunk.final else pieces
 
-    def _add_piece(self, clip: int, text: str) -> str:
+    def _add_text(self, clip: int, text: str) -> str:
         if clip != self._clip:
             self._blank = " " if self._clip is not None and not self._at_start else self._blank
             self._clip, self._at_start = clip, True

@@ -332,11 +332,14 @@ class Gateway:
                 await (await submitting).abort("the client left")
             raise
 
-    def outputs(self, *, spoken: bool) -> tuple[EdgeName, ...]:
-        """Return the client edges of an answer: text, and audio if it is `spoken`.
+    def outputs(self, *, spoken: bool, heard: bool = False) -> tuple[EdgeName, ...]:
+        """Return the client edges of an answer: text, audio if it is `spoken`, and the transcript
+        of the prompt if it is `heard` and the graph gives one.
 
         Raises: UnsupportedValue if the model does not speak.
         """
+        if heard and self.edges.heard is not None:
+            return (self.edges.heard, *self.outputs(spoken=spoken))
         if not spoken:
             return (self.edges.text,)
         if self.edges.audio is None or not self.speaks:

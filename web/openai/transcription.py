@@ -305,7 +305,7 @@ async def _file_of(form: FormData) -> bytes:
 
 async def _texts(answer: AnswerStream) -> AsyncIterator[str]:
     async for piece in answer.pieces():
-        if isinstance(piece, TextPiece | HeardPiece):
+        if isinstance(piece, TextPiece | HeardPiece) and piece.text:
             yield piece.text
 
 

@@ -25,6 +25,8 @@ FRAME_MS = 80
 """Tolerance of a client's `audio_end_ms`: less than a frame more than the audio that it was sent.
 """
 ROOT = "root"
+NEW_SPEECH = "new"
+"""Name of the clip of a turn that is not an item yet."""
 
 
 class PlayedSpeech(msgspec.Struct, kw_only=True):
@@ -44,13 +46,15 @@ class PlayedSpeech(msgspec.Struct, kw_only=True):
 class Part(msgspec.Struct, kw_only=True):
     """A content part of an item: text or audio. The `text` of the user's audio is its transcript,
     "" until it is known; the `text` of a response's audio contains only the words that were played.
-    `clip` names the user's audio in `Conversation.clips`.
+    `clip` names the user's audio in `Conversation.clips`. `is_heard`: True once the transcript of
+    the audio is known, which may be "".
     """
 
     kind: Literal["input_text", "input_audio", "output_text", "output_audio"]
     text: str = ""
     clip: str = ""
     speech: PlayedSpeech | None = None
+    is_heard: bool = False
 
 
 class Item(msgspec.Struct, kw_only=True):
@@ -89,11 +93,16 @@ class Clip(msgspec.Struct, frozen=True):
 class Conversation:
     """The items and audio clips of one conversation.
 
+    `sends_transcripts`: prompts have the transcript of the user's audio, once it is known, instead
+    of the audio.
     Invariants: at most `max_items` items and `max_audio_s` seconds of the user's audio; the oldest
     items and clips are removed first.
     """
 
-    def __init__(self, max_items: int, max_audio_s: float) -> None:
+    def __init__(
+        self, max_items: int, max_audio_s: float, *, sends_transcripts: bool = False
+    ) -> None:
+        self._sends_transcripts = sends_transcripts
         self.items: list[Item] = []
         self.clips: dict[str, Clip] = {}
         self.version = 0
@@ -104,7 +113,9 @@ class Conversation:
         """Return a copy with the same items and clips, which a thread may read while the original
         changes.
         """
-        copy = Conversation(self._max_items, self._max_audio_s)
+        copy = Conversation(
+            self._max_items, self._max_audio_s, sends_transcripts=self._sends_transcripts
+        )
         copy.items, copy.clips = list(self.items), dict(self.clips)
         return copy
 
@@ -197,14 +208,22 @@ class Conversation:
         self.version += 1
 
     def set_transcript(self, item_id: str, content_index: int, text: str) -> bool:
-        """Store the transcript of the user's audio; return False if the item was removed. The
-        prompt, which holds the audio itself, does not change.
+        """Store the transcript of the user's audio; return False if the item was removed. A
+        response to the audio itself stays valid.
         """
         for item in self.items:
             if item.id == item_id and content_index < len(item.parts):
                 item.parts[content_index].text = text
+                item.parts[content_index].is_heard = True
                 return True
         return False
+
+    def set_clip_transcript(self, clip: str, text: str) -> None:
+        """Store the transcript of the clip with this name, if an item has it."""
+        for item in self.items:
+            for number, part in enumerate(item.parts):
+                if part.clip == clip:
+                    self.set_transcript(item.id, number, text)
 
     def body(self, item: Item, *, with_audio: bool = False) -> ItemBody:
         """Return an item in the form that the client receives. `with_audio` includes the user's
@@ -281,7 +300,10 @@ class Conversation:
         if speech is not None:
             where = f"messages[{len(messages)}].content[0].input_audio.data"
             messages.append(
-                Message(role="user", content=(AudioPart(data=speech.recording, where=where),))
+                Message(
+                    role="user",
+                    content=(AudioPart(data=speech.recording, where=where, name=NEW_SPEECH),),
+                )
             )
         return messages
 
@@ -291,9 +313,15 @@ class Conversation:
         content: list[TextPart | AudioPart] = []
         for part in item.parts:
             at = f"{where}[{len(content)}]"
-            if part.clip:
+            if part.clip and self._sends_transcripts and part.is_heard:
+                content.append(TextPart(text=part.text, where=f"{at}.text", is_transcript=True))
+            elif part.clip:
                 content.append(
-                    AudioPart(data=self.clips[part.clip].recording, where=f"{at}.input_audio.data")
+                    AudioPart(
+                        data=self.clips[part.clip].recording,
+                        where=f"{at}.input_audio.data",
+                        name=part.clip,
+                    )
                 )
             elif part.text:
                 content.append(TextPart(text=part.text, where=f"{at}.text"))

@@ -13,6 +13,7 @@ from functools import partial
 from fleet.control.client import VoiceHold
 from fleet.core.errors import AlreadySubmitted, FleetError, InputTooLarge, RedisUnreachable
 from fleet.core.ids import RequestId, new_request_id
+from fleet.core.request import RequestSpec
 from web.gateway.answer import (
     AnswerStream,
     AudioPiece,
@@ -23,6 +24,7 @@ from web.gateway.answer import (
 )
 from web.gateway.gateway import ActiveRequest, Gateway
 from web.realtime.clock import Clock
+from web.realtime.conversation import NEW_SPEECH
 from web.realtime.prompt import Prompt
 from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails, UsageBody
 
@@ -57,8 +59,13 @@ class Generation:
         self.shorten = shorten
         self.request_id = request_id or new_request_id()
         self.text = ""
-        self.heard = ""
-        """Transcript of the prompt's audio, as far as it has arrived."""
+        self.heard: dict[str, str] = {}
+        """Transcript of each clip of the prompt by name, as far as it has arrived."""
+        self.is_heard = False
+        self.on_heard: Callable[[str, str], None] = lambda _name, _text: None
+        """Called with the name and the transcript of each clip once all are complete."""
+        self._speech_name = NEW_SPEECH
+        self._stored_names: list[str] = []
         self.pcm = bytearray()
         self.is_ended = False
         self.is_complete = False
@@ -93,6 +100,8 @@ class Generation:
         `other` is submitted again.
         """
         self.text, self.pcm = other.text, bytearray(other.pcm)
+        self._speech_name = other._speech_name
+        self.on_heard = other.on_heard
         if other.is_complete:
             self.is_ended = self.is_complete = True
             self.finish_reason, self._answer = other.finish_reason, other._answer
@@ -121,6 +130,49 @@ class Generation:
         """
         self._progress.clear()
         await self._clock.wait(self._progress, timeout_s)
+
+    def hears(self, clip: str) -> bool:
+        """Return True if the transcript of this clip comes with the answer."""
+        return self._gateway.edges.heard is not None and clip in self._clip_names
+
+    def name_speech(self, clip: str) -> None:
+        """Give the clip of a turn that has become an item its name."""
+        self._speech_name = clip
+        if NEW_SPEECH in self.heard:
+            self.heard[clip] = self.heard.pop(NEW_SPEECH)
+            if self.is_heard:
+                self.on_heard(clip, self.heard[clip])
+
+    async def transcript_of(self, clip: str) -> AsyncIterator[str]:
+        """Yield the transcript of a clip as it arrives. Raises: FleetError if the generation ends
+        before the transcript.
+        """
+        num_sent = 0
+        while True:
+            if delta := self.heard.get(clip, "")[num_sent:]:
+                num_sent += len(delta)
+                yield delta
+            elif self.is_heard:
+                return
+            elif self.is_ended:
+                raise self.error or FleetError("the response ended before its transcript")
+            else:
+                await self.wait_for_progress(None)
+
+    @property
+    def _clip_names(self) -> list[str]:
+        names = self.prompt.clip_names if self.prompt is not None else self._stored_names
+        return [self._speech_name if name == NEW_SPEECH else name for name in names]
+
+    def _hear(self, piece: HeardPiece, spec: RequestSpec) -> None:
+        names = self._clip_names
+        if len(names) != len(spec.audio):
+            return
+        name = names[piece.clip]
+        self.heard[name] = (self.heard.get(name, "") + piece.text).lstrip()
+        self.is_heard = piece.is_last
+        for name in names if piece.is_last else ():
+            self.on_heard(name, self.heard.setdefault(name, ""))
 
     def release(self, num_bytes: int) -> None:
         """Record that the first `num_bytes` of the audio were sent, so that more of the answer may
@@ -157,6 +209,7 @@ class Generation:
         if answer is None:
             await self._submit_adopted(position)
             return
+        self._stored_names = self.prompt.clip_names if self.prompt is not None else []
         self.prompt = None  # the request as it is stored prevails
         async with answer:
             await self._collect(answer, position)
@@ -198,7 +251,7 @@ class Generation:
             if isinstance(piece, AudioPiece):
                 self.pcm += piece.pcm
             elif isinstance(piece, HeardPiece):
-                self.heard += piece.text
+                self._hear(piece, answer.spec)
             else:
                 self.text += piece.text
             self._progress.set()

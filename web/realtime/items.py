@@ -71,7 +71,11 @@ class ItemReader:
 
         Raises: NotFound, BadInput.
         """
-        conversation = Conversation(len(patches), self._max_audio_s)
+        conversation = Conversation(
+            len(patches),
+            self._max_audio_s,
+            sends_transcripts=self._gateway.edges.heard is not None,
+        )
         for index, patch in enumerate(patches):
             at = f"{where}[{index}]"
             if patch.type == "item_reference":

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleet.core.ids import RequestId
-from fleet.processing import Message
+from fleet.processing import AudioPart, Message
 from web.gateway.gateway import ActiveRequest, Gateway
 from web.gateway.sampling import new_seed
 from web.schema.chat import AudioOptions, ChatOptions
@@ -26,6 +26,7 @@ class Prompt:
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
         gateway.check_num_messages(len(self.messages))
+        spoken = "audio" in self.options.wants
         chat = await gateway.prepare_chat(
             self.options,
             self.messages,
@@ -33,8 +34,20 @@ class Prompt:
             kind="voice",
             where="conversation",
             arrived_s=BEFORE_OTHERS_S,
+            outputs=gateway.outputs(spoken=spoken, heard=bool(self.clip_names)),
         )
         return await gateway.submit_prepared(chat)
+
+    @property
+    def clip_names(self) -> list[str]:
+        """The names of the prompt's audio clips, in order."""
+        return [
+            part.name
+            for message in self.messages
+            if isinstance(message.content, tuple)
+            for part in message.content
+            if isinstance(part, AudioPart)
+        ]
 
     def shortened(self) -> "Prompt | None":
         """Return the prompt without the oldest third of its turns, but with the instructions; None

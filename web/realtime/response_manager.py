@@ -373,8 +373,16 @@ class ResponseManager:
             self._prompt(messages, plan),
             shorten=settings.truncation == "auto",
         )
+        generation.on_heard = self._conversation.set_clip_transcript
         generation.start()
         return generation
+
+    def hearing(self, clip: str) -> Generation | None:
+        """Return the generation whose answer brings the transcript of this clip; None if there is
+        none.
+        """
+        found = (response.generation for response in self._all if response.generation.hears(clip))
+        return next(found, None)
 
     def _prompt(
         self, messages: Sequence[Message], plan: ResponsePlan, seed: int | None = None

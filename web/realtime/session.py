@@ -65,7 +65,11 @@ class Session:
         self.context = SessionContext(
             gateway=gateway,
             settings=settings,
-            conversation=Conversation(limits.max_messages - 1, limits.max_audio_s),
+            conversation=Conversation(
+                limits.max_messages - 1,
+                limits.max_audio_s,
+                sends_transcripts=gateway.edges.heard is not None,
+            ),
             conversation_id=conversation_id or server.new_id("conv"),
             connection=ClientConnection(),
             clock=clock,

@@ -29,6 +29,7 @@ from web.realtime.audio.turn_detector import (
 )
 from web.realtime.context import SessionContext
 from web.realtime.conversation import Clip, Item, Part
+from web.realtime.generation import Generation
 from web.realtime.items import MIN_CLIP_MS
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.settings import INPUT_FORMAT, PcmFormat, Settings
@@ -226,10 +227,12 @@ class TurnManager:
         """Request waiting transcripts, and begin a deferred response if no response of the
         conversation is active.
         """
-        self.transcribe_waiting()
+        if not self._hears_with_responses:
+            self.transcribe_waiting()
         if self._deferred is not None and self._responses.active is None:
             timestamps, self._deferred = self._deferred, None
             self._responses.respond(timestamps)
+        self.transcribe_waiting()
 
     def stop(self) -> None:
         for job in self._jobs:
@@ -364,17 +367,20 @@ class TurnManager:
         generation = self._responses.take_speculative()
         self._responses.forget_interrupted()
         self._add_turn(turn.item_id, pcm, timestamps)
+        if generation is not None:
+            generation.name_speech(clip_name(turn.item_id))
         if is_answered and self._responses.active is None:
             self._responses.respond(timestamps, generation)
         elif is_answered:
             self._deferred = timestamps
         self._transcribe_if_idle()
+        self._transcribe_with_response()
 
     def _add_turn(self, item_id: str, pcm: bytes, timestamps: TurnTimestamps) -> None:
         self._context.send(
             server.Committed(previous_item_id=self._conversation.last_id, item_id=item_id)
         )
-        name = f"{item_id}.0"
+        name = clip_name(item_id)
         item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])
         self._context.add_item(item, {name: Clip(pcm)})
         self._responses.note_turn(item_id, timestamps)
@@ -391,11 +397,42 @@ class TurnManager:
         """
         items, self._untranscribed = self._untranscribed, []
         for item_id in items:
-            clip = self._conversation.clips.get(f"{item_id}.0")
+            clip = self._conversation.clips.get(clip_name(item_id))
             if clip is not None:
                 self._spawn(self._transcribe(item_id, clip))
 
+    @property
+    def _hears_with_responses(self) -> bool:
+        """True if the transcript of a turn comes with the response to it."""
+        return self._gateway.edges.heard is not None
+
+    def _transcribe_with_response(self) -> None:
+        """Send the transcripts that come with the response that has just begun."""
+        if self._hears_with_responses and self._responses.active is not None:
+            self.transcribe_waiting()
+
+    async def _heard(self, item_id: str, generation: Generation) -> str | None:
+        """Send the transcript that comes with a response as it arrives, and return it; None if the
+        response ends before it.
+        """
+        text = ""
+        try:
+            async for delta in generation.transcript_of(clip_name(item_id)):
+                text += delta
+                self._context.send(
+                    server.TranscriptionDelta(item_id=item_id, content_index=0, delta=delta)
+                )
+        except FleetError:
+            return None
+        return text
+
     async def _transcribe(self, item_id: str, clip: Clip) -> None:
+        generation = self._responses.hearing(clip_name(item_id))
+        heard = await self._heard(item_id, generation) if generation is not None else None
+        if heard is not None:
+            if self._conversation.set_transcript(item_id, 0, heard):
+                self._send_transcript(item_id, clip, heard)
+            return
         try:
             text = await transcribe(self._gateway, clip.recording, self._language)
         except FleetError as error:
@@ -412,6 +449,9 @@ class TurnManager:
             self._context.send(
                 server.TranscriptionDelta(item_id=item_id, content_index=0, delta=text)
             )
+        self._send_transcript(item_id, clip, text)
+
+    def _send_transcript(self, item_id: str, clip: Clip, text: str) -> None:
         usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
         self._context.send(
             server.TranscriptionCompleted(
@@ -428,6 +468,11 @@ class TurnManager:
         self._jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             log.error("the processing of a user's turn failed", exc_info=error)
+
+
+def clip_name(item_id: str) -> str:
+    """Return the name of the audio of a spoken turn."""
+    return f"{item_id}.0"
 
 
 def _ms(position: int) -> int:
