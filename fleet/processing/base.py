@@ -77,7 +77,7 @@ tokens. Tokens that end in an end token are the whole answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hearing:
+class RecognitionOptions:
     """Options of the recognition of a prompt's audio. `language`: as a code or an English name;
     None: the model detects it. `temperature`: None for the most probable text.
     """
@@ -109,7 +109,7 @@ class ChatRequest:
     voice_where: str = "audio.voice"
     stages: tuple[StageName, ...] = ()
     speech_text: TextPart | None = None
-    hearing: Hearing = Hearing()
+    hearing: RecognitionOptions = RecognitionOptions()
 
     @property
     def audio_parts(self) -> list[AudioPart]:

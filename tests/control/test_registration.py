@@ -445,3 +445,13 @@ def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
     assert join(control.client, "lm@next:1:c", checkpoint="old")[0] == "skew", (
         "the live worker decides the version"
     )
+
+
+def test_checkpoints_are_compared_among_workers_of_a_stage_if_stages_have_their_own(
+    client: redis.Redis,
+) -> None:
+    config = load_config(None, ("graph=cascade", "device=cpu"))
+    for worker, checkpoint in (("asr@h:1:a", "1"), ("lm@h:2:b", "2"), ("lm@h:3:c", "2")):
+        register(client, config, worker, record_of(config, worker[:-6], checkpoint=checkpoint))
+    with pytest.raises(VersionSkew, match="its checkpoint is 3, that of lm@h:"):
+        register(client, config, "lm@h:4:d", record_of(config, "lm", checkpoint="3"))

@@ -114,7 +114,7 @@ KNOWS_THE_MODEL = (
     "fleet/lab/pocket/",
     "tests/",
 )
-MODEL_WORDS = re.compile("talker|code2wav|qwen", re.IGNORECASE)
+MODEL_WORDS = re.compile("talker|code2wav|qwen|cascade|hibari|kokoro-82m", re.IGNORECASE)
 OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are
     # caught.

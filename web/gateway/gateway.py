@@ -31,7 +31,7 @@ from fleet.processing import (
     ChatRequest,
     Frontend,
     GivenAnswer,
-    Hearing,
+    RecognitionOptions,
     Message,
     TextPart,
 )
@@ -193,18 +193,16 @@ class Gateway:
         arrived_s: float | None = None,
         outputs: tuple[EdgeName, ...] | None = None,
         speech_text: TextPart | None = None,
-        hearing: Hearing = Hearing(),  # noqa: B008
+        hearing: RecognitionOptions = RecognitionOptions(),  # noqa: B008
     ) -> PreparedChat:
         """Check a chat and decode its audio, for `submit_prepared`.
 
         `stored` is the copy of the body for the trace, by default made from the options and
-        messages. `kind` is the kind of request that lists show, by default speech or text. `given`
-        is text or tokens with which the answer begins, or the whole answer. `where` and
-        `voice_where` name the fields of prompt and voice in errors. If the answer `continues` other
-        audio, its leading silence is not trimmed. `arrived_s` is the place of the request among the
-        waiting ones of its client, by default the time of its arrival. `outputs` are its client
-        edges, by default text, and audio if it is spoken. `speech_text` is spoken instead of an
-        answer. `hearing` are options for a graph that recognises audio in a stage of its own.
+        messages. `kind` is the kind of request that lists show, by default speech or text. If the
+        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is the place
+        of the request among the waiting ones of its client, by default the time of its arrival.
+        `outputs` are its client edges, by default text, and audio if it is spoken. Other parameters
+        are as in `ChatRequest`.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -230,23 +228,29 @@ class Gateway:
         )
         applicant = Applicant(self._shares.client_at(current_sender()))
         applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
-        decoded = await self.audio.decode(chat, applicant)
-        spec, blob = await prepare_in_thread(
-            num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
-        )
+        spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
-            stages=stages,
             reply=reply_of(options)
             | (self._leading_silence_param() if spoken and not continues else {}),
             session=session_of(options),
             body=stored_body(options, messages) if stored is None else stored,
-            model=self.model,
             kind=kind or ("speech" if spoken else "text"),
         )
-        if isinstance(given, TextPart):
-            spec = self._with_length_of_given(spec)
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
+
+    async def _prepare_spec(
+        self, chat: ChatRequest, applicant: Applicant
+    ) -> tuple[RequestSpec, bytes | None]:
+        """Decode a chat's audio, and return its request and audio blob."""
+        decoded = await self.audio.decode(chat, applicant)
+        spec, blob = await prepare_in_thread(
+            num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
+        )
+        spec = msgspec.structs.replace(spec, stages=chat.stages, model=self.model)
+        if isinstance(chat.given, TextPart):
+            spec = self._with_length_of_given(spec)
+        return spec, blob
 
     async def submit_prepared(self, chat: PreparedChat) -> ActiveRequest:
         """Submit a prepared request, when it is its turn. If the caller is cancelled meanwhile, the

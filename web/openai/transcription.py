@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.processing import AudioPart, Hearing, Message, Recording, TextPart
+from fleet.processing import AudioPart, RecognitionOptions, Message, Recording, TextPart
 from fleet.processing.base import AudioSource
 from fleet.processing.speech_presence import has_speech
 from web.gateway.answer import AnswerStream, HeardPiece, TextPiece
@@ -153,7 +153,7 @@ async def _prepare(
             kind="transcription",
             where="file",
             outputs=(heard,),
-            hearing=Hearing(language=language, temperature=temperature),
+            hearing=RecognitionOptions(language=language, temperature=temperature),
         )
     prompt = TextPart(text=gateway.frontend.transcription_prompt(language), where="prompt")
     messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
