@@ -203,10 +203,11 @@ def test_loop_is_found_exactly_when_a_unit_fills_the_end(data: st.DataObject) ->
     unit_len = data.draw(st.integers(1, MAX_UNIT))
     unit = list(range(100, 100 + unit_len))
     head = data.draw(st.lists(st.integers(0, 99), max_size=30, unique=True))
-    num_filled = data.draw(st.integers(0, 6 * MAX_UNIT))
+    enough = max(MIN_REPEATS * unit_len, MIN_TOKENS)
+    num_filled = data.draw(st.integers(0, 2 * enough))
     tail = (unit * (num_filled // unit_len + 1))[:num_filled]
-    is_loop = num_filled >= max(MIN_REPEATS * unit_len, MIN_TOKENS)
-    assert looped_tokens([*head, *tail]) == (num_filled - unit_len if is_loop else 0)
+    expected = num_filled - unit_len if num_filled >= enough else 0
+    assert looped_tokens([*head, *tail]) == expected
 
 
 def long_and_short() -> list[np.ndarray]:
