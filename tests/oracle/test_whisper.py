@@ -36,7 +36,7 @@ SENTENCE = "The people of the great house, and their music"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class FirstWindow:
     """First window of a clip by `generate()`. `sampled`: its tokens after the forced prefix, the
     end token included; `prefix`: the forced prefix. `kept`: tokens that belong to whole sentences;
     `next_s`: the second at which the next window begins, None without one.
@@ -59,7 +59,7 @@ def model(folder: Path) -> WhisperRecognizer:
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path) -> Callable[..., Expected]:
+def oracle(folder: Path) -> Callable[..., FirstWindow]:
     """Return a function that calls `generate()` with a window of `window_s` seconds."""
 
     @cache
@@ -75,7 +75,9 @@ def oracle(folder: Path) -> Callable[..., Expected]:
         shorter.generation_config = whole.generation_config
         return shorter.eval()
 
-    def expect(clip: Samples, *, window_s: int = 30, timed: bool = False, **how: Any) -> Expected:
+    def expect(
+        clip: Samples, *, window_s: int = 30, timed: bool = False, **how: Any
+    ) -> FirstWindow:
         extractor = WhisperFeatureExtractor(chunk_length=window_s)
         features = extractor(clip, sampling_rate=RATE_HZ, return_tensors="pt").input_features
         answer = reference(window_s).generate(
@@ -93,7 +95,7 @@ def oracle(folder: Path) -> Callable[..., Expected]:
         first_time = reference(window_s).generation_config.no_timestamps_token_id + 1
         next_s = [float(one["start"]) - float(one["tokens"][0] - first_time) / 50 for one in later]
         tokens: list[int] = segments[0]["result"].tolist()
-        return Expected(
+        return FirstWindow(
             prefix=tokens[:begin],
             sampled=tokens[begin:],
             kept=[token for one in first for token in one["tokens"].tolist()],
@@ -147,7 +149,7 @@ def test_features_equal_the_feature_extractor(seconds: float, num_mels: int) -> 
 
 @pytest.mark.parametrize("window_s", [30, 20, 8])
 def test_windows_decoded_together_have_the_tokens_of_generate(
-    model: WhisperRecognizer, oracle: Callable[..., Expected], window_s: int
+    model: WhisperRecognizer, oracle: Callable[..., FirstWindow], window_s: int
 ) -> None:
     clips = [noise(0.3 + 0.85 * window_s * n / 5, seed=n + window_s) for n in range(6)]
     languages = [LANGUAGES[n % 3] for n in range(6)]
@@ -166,7 +168,7 @@ def test_windows_decoded_together_have_the_tokens_of_generate(
 
 
 def test_timed_windows_have_the_tokens_and_the_end_that_generate_finds(
-    model: WhisperRecognizer, oracle: Callable[..., Expected]
+    model: WhisperRecognizer, oracle: Callable[..., FirstWindow]
 ) -> None:
     clips = [noise(30, seed=seed) for seed in range(12)]
     windows = run_windows(model, [job_of(clip, 30, "en", timed=True) for clip in clips])
@@ -188,7 +190,7 @@ def test_timed_windows_have_the_tokens_and_the_end_that_generate_finds(
 
 
 def test_prompt_conditions_the_tokens_as_in_generate(
-    model: WhisperRecognizer, oracle: Callable[..., Expected]
+    model: WhisperRecognizer, oracle: Callable[..., FirstWindow]
 ) -> None:
     clip = noise(5, seed=7)
     for prompt in (SENTENCE, f"  {SENTENCE * 20} "):
@@ -202,7 +204,7 @@ def test_prompt_conditions_the_tokens_as_in_generate(
 
 @pytest.mark.parametrize("max_batch", [1, 3])
 def test_engine_returns_the_tokens_of_generate_for_concurrent_requests(
-    model: WhisperRecognizer, oracle: Callable[..., Expected], folder: Path, max_batch: int
+    model: WhisperRecognizer, oracle: Callable[..., FirstWindow], folder: Path, max_batch: int
 ) -> None:
     long_windows, _ = load_recognizer(folder, on_cpu(), window_sizes_s=())
     engine = RecognizerEngine(long_windows, max_batch=max_batch)

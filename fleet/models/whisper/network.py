@@ -34,7 +34,7 @@ class WindowCache:
     num_rows: int = 0
 
 
-class Encoder:
+class SpeechEncoder:
     """Audio encoder. A window shorter than the model's own uses the first positions."""
 
     def __init__(self, reader: WeightReader, sizes: WhisperSizes) -> None:
@@ -61,7 +61,7 @@ class Encoder:
         return self._norm(rows_AW)
 
 
-class Decoder:
+class TranscriptDecoder:
     """Text decoder with caches of keys and values."""
 
     def __init__(self, reader: WeightReader, sizes: WhisperSizes) -> None:

@@ -22,7 +22,7 @@ from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.models.checkpoint import CheckpointReader
 from fleet.models.whisper.config import read_sizes
 from fleet.models.whisper.features import HOP_SAMPLES, RATE_HZ, LogMel
-from fleet.models.whisper.network import PREFIX, Decoder, Encoder, WindowCache
+from fleet.models.whisper.network import PREFIX, SpeechEncoder, TranscriptDecoder, WindowCache
 from fleet.processing.tokenizer import load_tokenizer, token_ids
 from fleet.processing.whisper_tokens import WhisperTokens, read_whisper_tokens
 
@@ -70,7 +70,10 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         window_sizes_s: Sequence[int] = SHORT_WINDOWS_S,
     ) -> None:
         sizes = read_sizes(folder)
-        self._encoder, self._decoder = Encoder(reader, sizes), Decoder(reader, sizes)
+        self._encoder, self._decoder = (
+            SpeechEncoder(reader, sizes),
+            TranscriptDecoder(reader, sizes),
+        )
         self._mel = LogMel(sizes.num_mels, where.device)
         self._tokens = read_whisper_tokens(folder)
         self._tokenizer = load_tokenizer(folder)
