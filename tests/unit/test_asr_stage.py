@@ -68,7 +68,7 @@ def spec_of(
         prompt_ids=(),
         audio=audio,
         outputs=tuple(outputs),
-        sampling={ASR: Sampling(max_tokens=24, temperature=fields.pop("temperature", 0.0))},
+        sampling={ASR: Sampling(max_tokens=24)},
         **fields,
     )
     return spec, np.concatenate([*clips, np.zeros(0, np.float32)]).astype("<f4").tobytes()
@@ -111,12 +111,12 @@ def texts_of(items: Sequence[EdgeItem], num_clips: int) -> list[str]:
 
 
 @pytest.mark.one_in(2, "recovery of transcripts")
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("params", [{}, {"temperature": "0.8"}])
 def test_recovery_after_any_item_gives_the_same_bytes(
-    stage: BuiltStage, engine: Engine, temperature: float
+    stage: BuiltStage, engine: Engine, params: dict[str, str]
 ) -> None:
     clips = [noise(4, 1), noise(0, 2), noise(32, 3), noise(2, 4)]
-    spec, blob = spec_of(clips, (HEARD, TEXT), temperature=temperature)
+    spec, blob = spec_of(clips, (HEARD, TEXT), params=params)
     items = run(stage, engine, spec, blob)
     whole = content(items)
     assert whole == content(items, TRANSCRIPT) and 5 <= len(whole) <= 30
@@ -171,13 +171,16 @@ def test_clips_of_another_rate_are_resampled(stage: BuiltStage, engine: Engine) 
     assert texts_of(items, 1) == texts_of(expected, 1) != [""]
 
 
-def test_language_and_prompt_change_the_transcript(stage: BuiltStage, engine: Engine) -> None:
+def test_language_prompt_and_temperature_change_the_transcript(
+    stage: BuiltStage, engine: Engine
+) -> None:
     clips = [noise(3, seed) for seed in range(6)]
     found: set[str] = set()
-    for params in ({"language": "en"}, {"language": "ja"}, {"language": "en", "prompt": "Hello"}):
+    changes = ({"language": "ja"}, {"prompt": "Hello"}, {"temperature": "1.0"})
+    for params in ({"language": "en"}, *({"language": "en"} | change for change in changes)):
         spec, blob = spec_of(clips, params=params)
         found.add(" ".join(texts_of(run(stage, engine, spec, blob), len(clips))))
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 def test_unknown_language_is_refused_with_the_known_ones(stage: BuiltStage) -> None:

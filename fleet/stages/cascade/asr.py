@@ -4,15 +4,16 @@ out, one item per window of speech.
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from fleet.core.request import RequestSpec
+from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.recognizer import CLIP, LANGUAGE, PROMPT, SAMPLES, RecognizerEngine
 from fleet.engine.torch.build import open_device
-from fleet.graphs.cascade import ASR, CASCADE, DECODE, HEARD, TRANSCRIPT
+from fleet.graphs.cascade import ASR, CASCADE, DECODE, HEARD, TEMPERATURE_PARAM, TRANSCRIPT
 from fleet.models.whisper.recognizer import SHORT_WINDOWS_S, load_recognizer
 from fleet.processing.speech_presence import has_speech
 from fleet.processing.tokenizer import load_tokenizer
@@ -94,7 +95,7 @@ class RecognizerTask(TaskAdapter):
         ]
         request = EngineRequest(
             request_id=self._spec.id,
-            sampling=sampling_of(self._spec, CASCADE, ASR),
+            sampling=recognition_sampling(self._spec),
             params={
                 name: value
                 for name in (LANGUAGE, PROMPT)
@@ -134,6 +135,18 @@ class RecognizerTask(TaskAdapter):
             "text": raw,
             "ids": ids,
         }
+
+
+def recognition_sampling(spec: RequestSpec) -> Sampling:
+    """Return the sampling of a request's transcripts, at the temperature that the request gives for
+    its recognition.
+    """
+    given = spec.params.get(TEMPERATURE_PARAM)
+    sampling = sampling_of(spec, CASCADE, ASR)
+    if given is None:
+        return sampling
+    asked = msgspec.structs.replace(sampling, temperature=float(given))
+    return sampling_of(msgspec.structs.replace(spec, sampling={ASR: asked}), CASCADE, ASR)
 
 
 def _resampled(samples: Samples, rate_hz: int, wanted_hz: int) -> Samples:
