@@ -20,10 +20,10 @@ VOICE_PARAM, LANGUAGE_PARAM, TEMPERATURE_PARAM = "voice", "language", "temperatu
 prompt's audio, absent to detect it; temperature of the recognition, absent for the most probable
 text.
 """
-TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8"}
+TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8", "ids": "int32"}
 """Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its
-text in bytes [1], and the UTF-8 bytes of whole characters. Pieces in one chunk are joined; `sizes`
-separates them.
+text in bytes [1], the UTF-8 bytes of whole characters, and the recogniser's tokens, from which a
+later owner of the task continues. Pieces in one chunk are joined; `sizes` separates them.
 """
 
 CASCADE = Graph(
@@ -37,6 +37,8 @@ CASCADE = Graph(
             builder="fleet.stages.cascade.asr:build",
             walks=(DECODE,),
             reads_prompt_audio=True,
+            settings=("short_windows",),
+            default_sampling={"temperature": 0.0, "max_tokens": 224},
             checkpoint_folder="asr",
         ),
         Stage(

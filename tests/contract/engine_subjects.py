@@ -20,8 +20,12 @@ from fleet.engine.base import (
     EngineRequest,
 )
 from fleet.engine.fake import FakeEngine
+from fleet.engine.recognizer import RecognizerEngine
+from fleet.engine.torch.build import open_device
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
+from fleet.models.whisper.recognizer import load_recognizer
+from fleet.models.whisper.tiny import write_tiny_whisper
 from fleet.stages import text
 from fleet.stages.qwen3_omni import code2wav
 from tests.contract.llm_double import LlmDouble, started
@@ -54,9 +58,18 @@ def codes(length: int) -> Arrays:
     return {"codes": (np.arange(length * 16).reshape(length, 16) % 50).astype(np.int32)}
 
 
+def clip(length: int) -> Arrays:
+    rng = np.random.default_rng(length)
+    return {"samples": (0.1 * rng.standard_normal(1000 * length)).astype(np.float32)}
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> dict[str, Path]:
-    return {"text": write_tiny_lm(tmp_path_factory.mktemp("lm")), "omni": tiny_checkpoint}
+    return {
+        "text": write_tiny_lm(tmp_path_factory.mktemp("lm")),
+        "whisper": write_tiny_whisper(tmp_path_factory.mktemp("whisper")),
+        "omni": tiny_checkpoint,
+    }
 
 
 VLLM = ("vllm double", *(["vllm"] if find_spec("vllm") else []))
@@ -89,7 +102,7 @@ def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
     return start
 
 
-@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", *VLLM])
+@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", "recogniser", *VLLM])
 def subject(
     request: pytest.FixtureRequest, folders: dict[str, Path], shared_engine: Callable[[str], Engine]
 ) -> Iterator[Subject]:
@@ -113,6 +126,10 @@ def new_subject(name: str, folders: dict[str, Path]) -> Subject:
             return Subject(
                 engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True
             )
+        case "recogniser":
+            where = open_device(device="cpu", dtype="float32", numerics="fast", threads=1)
+            model, _ = load_recognizer(folders["whisper"], where)
+            return Subject(engine=RecognizerEngine(model, max_batch=4), piece=clip)
         case _:
             options = stage_options(
                 stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
-from fleet.core.errors import BadInput, ConfigError
+from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
@@ -29,6 +29,7 @@ from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, Logged
 from fleet.stages.draft_heads import new_head_config
 from fleet.stages.lm_setup import answering_stage, prepare_stage, vllm_options
 from fleet.stages.options import BuildOptions
+from fleet.stages.prompt_audio import cut_clips
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
@@ -189,19 +190,6 @@ class ThinkerAdapter(TaskAdapter):
 
     def is_stopped(self) -> bool:
         return self._tokens.stopped
-
-
-def cut_clips(spec: RequestSpec, blob: bytes | None) -> list[NDArray[np.float32]]:
-    """Return the samples of each clip. Raises: BadInput if the blob is too short."""
-    samples = np.frombuffer(blob or b"", dtype="<f4")
-    if any(clip.offset_samples + clip.num_samples > len(samples) for clip in spec.audio):
-        raise BadInput(
-            f"audio: the request's clips need more samples than the {len(samples)} received",
-            param="messages",
-        )
-    return [
-        samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio
-    ]
 
 
 def feature_extractor(folder: Path) -> Features:

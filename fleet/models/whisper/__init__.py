@@ -1,0 +1,1 @@
+"""The Whisper family of speech recognisers (`WhisperForConditionalGeneration`), in torch."""

@@ -1,0 +1,155 @@
+"""The recogniser's stage of the graph `cascade`: the prompt's audio clips in, their transcripts
+out, one item per window of speech.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+from fleet.core.request import RequestSpec, Sampling
+from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.recognizer import CLIP, LANGUAGE, PROMPT, SAMPLES, RecognizerEngine
+from fleet.engine.torch.build import open_device
+from fleet.graphs.cascade import ASR, CASCADE, DECODE, HEARD, TEMPERATURE_PARAM, TRANSCRIPT
+from fleet.models.whisper.recognizer import SHORT_WINDOWS_S, load_recognizer
+from fleet.processing.speech_presence import has_speech
+from fleet.processing.tokenizer import load_tokenizer
+from fleet.processing.voice_activity import model as load_voice_activity
+from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.options import BuildOptions
+from fleet.stages.prompt_audio import cut_clips
+from fleet.stages.sampling import sampling_of
+
+Samples = NDArray[np.float32]
+TextOf = Callable[[Sequence[int]], str]
+WINDOWS = "short_windows"
+INCOMPLETE = "\ufffd"
+
+
+def build(options: BuildOptions) -> BuiltStage:
+    """Build the stage. Setting `extra.short_windows` = false recognises every clip in windows of 30
+    s, as the published model does. Raises: ConfigError if the checkpoint or an option is unusable.
+    """
+    where = open_device(
+        device=options.device,
+        dtype=options.dtype,
+        numerics=options.config.numerics,
+        threads=options.own.threads,
+    )
+    short = options.own.extra.get(WINDOWS, True)
+    if not isinstance(short, bool):
+        raise options.refusal(f"extra.{WINDOWS}", f"{short!r} is neither true nor false")
+    model, names = load_recognizer(
+        options.checkpoint,
+        where,
+        window_sizes_s=SHORT_WINDOWS_S if short else (),
+        progress=options.progress,
+    )
+    load_voice_activity()
+    engine = RecognizerEngine(
+        model,
+        max_batch=options.own.max_batch,
+        one_by_one=where.tiled,
+        has_speech=lambda samples: has_speech(samples, model.rate_hz),
+    )
+    tokenizer, end = load_tokenizer(options.checkpoint), model.end_token
+
+    def text_of(ids: Sequence[int]) -> str:
+        return tokenizer.decode([token for token in ids if token < end]).rstrip(INCOMPLETE)
+
+    return BuiltStage(
+        engine=engine,
+        adapter=lambda spec, blob: RecognizerTask(spec, blob, text_of, model.rate_hz),
+        weight_names=names,
+    )
+
+
+class RecognizerTask(TaskAdapter):
+    """Adapter of a request's task. Every window of speech becomes one item: its text, and the
+    tokens from which a later owner continues. Edges that the request does not use get no items.
+
+    `blob`: samples of the prompt's audio, float32 mono. `text_of`: text of tokens, complete
+    characters only.
+    """
+
+    def __init__(
+        self, spec: RequestSpec, blob: bytes | None, text_of: TextOf, rate_hz: int
+    ) -> None:
+        self._spec, self._blob = spec, blob
+        self._text_of, self._rate_hz = text_of, rate_hz
+        self._edges = [edge.name for edge in CASCADE.edges_of(spec) if edge.source == ASR]
+        self._begun: set[int] = set()
+        """Numbers of the clips that have text."""
+
+    def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request, and one input per clip. Raises: BadInput if the blob has fewer
+        samples than the request's clips.
+        """
+        logs = [
+            logged[edge, DECODE]["ids"]
+            for edge in (TRANSCRIPT, HEARD)
+            if "ids" in logged.get((edge, DECODE), {})
+        ]
+        request = EngineRequest(
+            request_id=self._spec.id,
+            sampling=recognition_sampling(self._spec),
+            params={
+                name: value
+                for name in (LANGUAGE, PROMPT)
+                if (value := self._spec.params.get(name)) is not None
+            },
+            history={TOKEN: max(logs, key=len)} if logs else {},
+        )
+        cut = zip(cut_clips(self._spec, self._blob), self._spec.audio, strict=True)
+        clips = [_resampled(samples, clip.rate_hz, self._rate_hz) for samples, clip in cut]
+        if not clips:
+            return request, [EngineInput(walk=DECODE, final=True)]
+        return request, [
+            EngineInput(walk=DECODE, arrays={SAMPLES: clip}, final=number == len(clips) - 1)
+            for number, clip in enumerate(clips)
+        ]
+
+    def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
+        if output.error is not None:
+            return ()
+        arrays = self._piece(output) if output.arrays else {}
+        return [
+            EdgeItem(edge=edge, walk=DECODE, arrays=arrays, final=output.final)
+            for edge in self._edges
+        ]
+
+    def _piece(self, output: EngineOutput) -> dict[str, np.ndarray]:
+        ids, clip = output.arrays[TOKEN], int(output.arrays[CLIP][0])
+        text = self._text_of(ids.tolist())
+        if clip not in self._begun:
+            text = text.lstrip()
+        if text:
+            self._begun.add(clip)
+        raw = np.frombuffer(text.encode(), np.uint8)
+        return {
+            "clip": output.arrays[CLIP],
+            "sizes": np.array([len(raw)], np.int32),
+            "text": raw,
+            "ids": ids,
+        }
+
+
+def recognition_sampling(spec: RequestSpec) -> Sampling:
+    """Return the sampling of a request's transcripts, at the temperature that the request gives for
+    its recognition.
+    """
+    given = spec.params.get(TEMPERATURE_PARAM)
+    sampling = sampling_of(spec, CASCADE, ASR)
+    if given is None:
+        return sampling
+    asked = msgspec.structs.replace(sampling, temperature=float(given))
+    return sampling_of(msgspec.structs.replace(spec, sampling={ASR: asked}), CASCADE, ASR)
+
+
+def _resampled(samples: Samples, rate_hz: int, wanted_hz: int) -> Samples:
+    if rate_hz == wanted_hz:
+        return samples
+    return soxr.resample(samples, rate_hz, wanted_hz).astype(np.float32, copy=False)
