@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.processing.spoken.clauses import MAX_CLAUSE_CHARS, RAMP, Clause, ClauseCutter
-from fleet.processing.spoken.normalize import SpokenText, spoken_text
+from fleet.processing.spoken.normalize import SpokenWords, spoken_text
 from tests.unit.spoken_cases import CASES, READINGS
 
 PARTS = st.sampled_from(
@@ -32,7 +32,7 @@ def clauses_of(text: str, pieces: list[str] | None = None) -> list[Clause]:
     return fed + cutter.finish()
 
 
-def said(text: str, language: str = "en-US") -> list[SpokenText]:
+def said(text: str, language: str = "en-US") -> list[SpokenWords]:
     return [spoken_text(clause, language) for clause in clauses_of(text)]
 
 

@@ -275,7 +275,13 @@ _SIGNS = (
     _rule(r"[\[\]{}<>\\|_^~]", lambda: " "),
     _rule(r"\$", lambda: ""),
 )
+_LONG = Rule(
+    r"\d{16,}|\d{1,3}(?:,\d{3}){6,}",
+    lambda match, _: amounts.spelled(match[0].replace(",", "")),
+)
+"""Numbers that nobody reads as a whole."""
 ENGLISH = (
+    _LONG,
     *_ADDRESSES,
     *_DATES,
     *_PHONES,

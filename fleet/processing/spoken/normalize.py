@@ -31,7 +31,7 @@ class WrittenWord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpokenText:
+class SpokenWords:
     """A clause to be spoken. `text`: words separated by single spaces; "" if nothing is said.
     `written`: the words of the clause, whose texts, joined, are the clause.
     """
@@ -48,13 +48,13 @@ class _Word:
     end: int
 
 
-def spoken_text(clause: Clause, language: str) -> SpokenText:
+def spoken_text(clause: Clause, language: str) -> SpokenWords:
     """Return what is said for a clause. `language`: tag of the voice's language, such as `en-US`.
 
     Code blocks are not spoken.
     """
     words = [] if clause.is_code else _spoken_words(clause, language)
-    return SpokenText(
+    return SpokenWords(
         text=" ".join(word.text for word in words),
         written=tuple(_written_words(clause.text, words)),
     )
