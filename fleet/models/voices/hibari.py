@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import ConfigError
 from fleet.models.voices.base import Utterance, Voice, VoiceName, find_voice
 from fleet.models.voices.groups import speak_groups
-from fleet.models.voices.phonemes import ASSETS, Pronunciation, phoneme_ids
+from fleet.models.voices.phonemes import ASSETS, phoneme_ids, pronunciation
 from fleet.models.voices.session import OnnxModel, with_output
 
 DURATIONS = "/Clip_output_0"
@@ -34,7 +34,7 @@ class HibariVoice(Voice):
         self._voices = [VoiceName(name=name, language=_entry(name)["language"]) for name in names]
         self._models = {name: _open(folder, name) for name in names}
         self._pronunciations = {
-            british: Pronunciation(british=british)
+            british: pronunciation(british=british)
             for british in {bool(_entry(name)["british"]) for name in names}
         }
 

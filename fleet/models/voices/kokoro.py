@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import ConfigError
 from fleet.models.voices.base import Utterance, Voice, VoiceName, find_voice
 from fleet.models.voices.groups import speak_groups
-from fleet.models.voices.phonemes import Pronunciation, phoneme_ids
+from fleet.models.voices.phonemes import phoneme_ids, pronunciation
 from fleet.models.voices.session import OnnxModel
 
 STYLE_WIDTH = 256
@@ -42,7 +42,7 @@ class KokoroVoice(Voice):
         self._model = OnnxModel(path.read_bytes(), path)
         self._inputs = _input_names(self._model, path)
         self._pronunciations = {
-            language: Pronunciation(british=language == "en-GB")
+            language: pronunciation(british=language == "en-GB")
             for language in {voice.language for voice in self._voices}
         }
 

@@ -53,10 +53,17 @@ class Pronunciation:
         return ["".join(filter(known.__contains__, word.strip())) for word in said]
 
     def _say_alone(self, word: str) -> str:
+        """Return the phonemes of one word, of its characters one by one if it cannot be read."""
         try:
             return "".join(self._say(word))
         except _UNREADABLE:
-            return ""
+            return "".join(map(self._say_alone, word)) if len(word) > 1 else ""
+
+
+@cache
+def pronunciation(*, british: bool) -> Pronunciation:
+    """Return the process's pronunciation, loaded on the first call, which takes half a second."""
+    return Pronunciation(british=british)
 
 
 def groups(words: Sequence[str]) -> list[list[str]]:
