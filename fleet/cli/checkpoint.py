@@ -9,74 +9,147 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, NoSafeWeights
+from fleet.core.ids import StageName
 from fleet.graphs import get_graph
 from fleet.process.private import make_private_folder
 
 AUTO, TINY = "auto", "tiny"
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+SAFE_WEIGHTS = "*.safetensors"
+CONFIGURATION: tuple[str, ...] = ("config.json",)
+CONFIGURATION_PATTERNS = ("*.json",)
+WEIGHT_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+"""Patterns of the files that are downloaded for a checkpoint's configuration, and with its weights.
+"""
 
 
-def resolve_checkpoint(config: FleetConfig) -> Path:
-    """Return the weights folder that `config.checkpoint` names; download or write it first if
-    needed. "auto" is the checkpoint shipped with the graph, or "tiny" if the graph ships none.
+def resolve_checkpoint(
+    config: FleetConfig, stage: StageName | None = None, *, is_whole: bool = True
+) -> Path:
+    """Return the folder of a stage's weights, or without a `stage` the deployment's folder;
+    download or write it first if needed. "auto" is the checkpoint shipped with the graph, or "tiny"
+    if the graph ships none. `is_whole`: False if only the configuration is needed.
 
     A hub name is downloaded once, into the hub's own cache. Raises: ConfigError if the folder is
     missing or holds no weights, or the download fails.
     """
+    graph = get_graph(config.graph)
+    declared = graph.stage(stage) if stage is not None else graph.main_stage
+    files = declared.checkpoint_files if is_whole else CONFIGURATION
+    own = config.stage(stage).checkpoint if stage is not None else None
+    if own is not None:
+        field = f"stages.{stage}.checkpoint"
+        shipped = declared.shipped_folder(own)
+        return _check_folder(shipped or _located(own, field, is_whole=is_whole), files, field)
+    root = _resolve_root(config, is_whole=is_whole)
+    if graph.has_stage_checkpoints and stage is None:
+        return root
+    return _check_folder(root / declared.checkpoint_folder, files)
+
+
+def _resolve_root(config: FleetConfig, *, is_whole: bool) -> Path:
     shipped = get_graph(config.graph).shipped_folder()
     if config.checkpoint == AUTO and shipped is not None:
-        return _check_folder(shipped)
+        return shipped
     if config.checkpoint in (AUTO, TINY):
-        return _check_folder(_tiny(config))
-    folder = Path(config.checkpoint).expanduser()
-    from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
-    return _check_folder(_download(config.checkpoint) if from_hub else folder.absolute())
+        return _tiny(config)
+    return _located(config.checkpoint, "checkpoint", is_whole=is_whole)
 
 
-def resolve_configuration(config: FleetConfig) -> Path:
-    """Return a folder with a checkpoint's configuration; its weights may be missing.
-
-    If `config.checkpoint` is a hub name, only its JSON files are downloaded. Raises: ConfigError if
-    the folder or its configuration is missing, or the download fails.
+def resolve_checkpoints(config: FleetConfig, stage: StageName | None = None) -> FleetConfig:
+    """Return the configuration with the checkpoints of all stages, or of one `stage`, replaced by
+    the folders of their weights. Raises: as `resolve_checkpoint`.
     """
-    if config.checkpoint in (AUTO, TINY):
-        return resolve_checkpoint(config)
-    folder = Path(config.checkpoint).expanduser()
-    from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
-    return _check_configuration(
-        _download(config.checkpoint, ["*.json"]) if from_hub else folder.absolute()
-    )
+    graph = get_graph(config.graph)
+    if not graph.has_stage_checkpoints:
+        return config.model_copy(update={"checkpoint": str(resolve_checkpoint(config))})
+    names = [each.name for each in graph.stages] if stage is None else [stage]
+    return _with_folders(config, {name: resolve_checkpoint(config, name) for name in names})
 
 
-def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
-    """Return the weights folder, or None and a description of the step by which the first start
-    would provide it. Downloads and writes nothing.
+def resolve_configuration(config: FleetConfig, stage: StageName) -> FleetConfig:
+    """Return the configuration with the checkpoint of a stage replaced by a folder with its
+    configuration; its weights may be missing.
+
+    Of a hub name, only the JSON files are downloaded. Raises: ConfigError if the folder or its
+    configuration is missing, or the download fails.
+    """
+    folder = resolve_checkpoint(config, stage, is_whole=False)
+    if not get_graph(config.graph).has_stage_checkpoints:
+        return config.model_copy(update={"checkpoint": str(folder)})
+    return _with_folders(config, {stage: folder})
+
+
+def _with_folders(config: FleetConfig, folders: Mapping[StageName, Path]) -> FleetConfig:
+    """Return the configuration with the checkpoints of stages replaced by these folders."""
+    stages = {
+        **config.stages,
+        **{
+            name: config.stage(name).model_copy(update={"checkpoint": str(folder)})
+            for name, folder in folders.items()
+        },
+    }
+    return config.model_copy(update={"stages": stages})
+
+
+def find_checkpoints(config: FleetConfig) -> dict[str, str]:
+    """Return, by field of the configuration, the folder with the weights, or a description of the
+    step by which the first start would provide it. Downloads and writes nothing.
 
     Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses without a download.
     """
-    if config.checkpoint == AUTO and get_graph(config.graph).shipped is not None:
-        return resolve_checkpoint(config), ""
-    if config.checkpoint in (AUTO, TINY):
+    graph = get_graph(config.graph)
+    if not graph.has_stage_checkpoints:
+        return {
+            "checkpoint": _promise(config, config.checkpoint) or str(resolve_checkpoint(config))
+        }
+    found: dict[str, str] = {}
+    for stage in graph.stages:
+        own = config.stage(stage.name).checkpoint
+        field = f"stages.{stage.name}.checkpoint"
+        promise = None
+        if own is None:
+            promise = _promise(config, config.checkpoint)
+        elif stage.shipped_folder(own) is None:
+            promise = _promise(config, own)
+        found[field] = promise or str(resolve_checkpoint(config, stage.name))
+    return found
+
+
+def _promise(config: FleetConfig, name: str) -> str | None:
+    """Return the step by which the first start would provide a checkpoint; None if it is there, or
+    missing for good.
+    """
+    if name == AUTO and get_graph(config.graph).shipped is not None:
+        return None
+    if name in (AUTO, TINY):
         target = _tiny_folder(config)
         return (
-            (target, "")
+            None
             if target.is_dir()
-            else (None, f"a tiny random one is written to {target} at the first start")
+            else f"a tiny random one is written to {target} at the first start"
         )
-    if not Path(config.checkpoint).expanduser().exists() and HUB_NAME.fullmatch(config.checkpoint):
-        return (
-            None,
-            f"{config.checkpoint} is looked for in the hub's cache, and downloaded if it is "
-            "missing",
-        )
-    return resolve_checkpoint(config), ""
+    if _is_hub_name(name):
+        return f"{name} is looked for in the hub's cache, and downloaded if it is missing"
+    return None
+
+
+def _is_hub_name(name: str) -> bool:
+    return not Path(name).expanduser().exists() and HUB_NAME.fullmatch(name) is not None
+
+
+def _located(name: str, field: str, *, is_whole: bool) -> Path:
+    """Return the folder of a configured path or hub name."""
+    if _is_hub_name(name):
+        return _download(name, field, WEIGHT_PATTERNS if is_whole else CONFIGURATION_PATTERNS)
+    return Path(name).expanduser().absolute()
 
 
 def _tiny_folder(config: FleetConfig) -> Path:
@@ -110,21 +183,22 @@ def _tiny(config: FleetConfig) -> Path:
     return target
 
 
-def _download(
-    name: str, patterns: Sequence[str] = ("*.json", "*.safetensors", "*.txt", "*.jinja")
-) -> Path:
+def _download(name: str, field: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    _print(f"checkpoint: there is no folder {name}; downloading it from the model hub")
+    _print(f"{field}: there is no folder {name}; downloading it from the model hub")
+    repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        return Path(
+            snapshot_download(repository, revision=revision or None, allow_patterns=list(patterns))
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"checkpoint: there is no folder {name}, and its download from the model hub "
+            f"{field}: there is no folder {name}, and its download from the model hub "
             f"failed: {reason}",
-            param="checkpoint",
+            param=field,
         ) from error
 
 
@@ -186,20 +260,20 @@ def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
     return write(out_dir, seed)
 
 
-def _check_folder(folder: Path) -> Path:
-    _check_configuration(folder)
-    if not any(folder.glob("*.safetensors")):
-        raise NoSafeWeights.of(folder, "*.safetensors")
-    return folder
-
-
-def _check_configuration(folder: Path) -> Path:
+def _check_folder(folder: Path, files: Sequence[str], field: str = "checkpoint") -> Path:
+    """Return a folder after a check. Raises: ConfigError if it is missing, or lacks a file of a
+    pattern in `files`.
+    """
     if not folder.is_dir():
         raise ConfigError(
-            f"checkpoint: no folder {folder}; set a folder with the weights (`hf download NAME "
+            f"{field}: no folder {folder}; set a folder with the weights (`hf download NAME "
             "--local-dir DIR`), or auto",
-            param="checkpoint",
+            param=field,
         )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"checkpoint: {folder} has no config.json", param="checkpoint")
+    for pattern in files:
+        if any(folder.glob(pattern)):
+            continue
+        if pattern == SAFE_WEIGHTS:
+            raise NoSafeWeights.of(folder, pattern, field)
+        raise ConfigError(f"{field}: {folder} has no {pattern}", param=field)
     return folder
