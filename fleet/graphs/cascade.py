@@ -19,6 +19,8 @@ VOICE_PARAM, LANGUAGE_PARAM, PROMPT_PARAM = "voice", "language", "prompt"
 """Keys of `RequestSpec.params` that the stages read: name of the voice; language code of the
 prompt's audio, absent to detect it; text that precedes the audio, as a hint for spelling and style.
 """
+SPEED_PARAM = "speed"
+"""Key of `RequestSpec.params`: pace of the voice, a decimal number from 0.25 to 4, 1 if absent."""
 TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8"}
 """Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its
 text in bytes [1], and the UTF-8 bytes of whole characters. Pieces in one chunk are joined; `sizes`

@@ -21,8 +21,10 @@ from fleet.engine.base import (
 )
 from fleet.engine.fake import FakeEngine
 from fleet.engine.vllm.engine import VllmEngine
+from fleet.graphs.cascade import CASCADE, TTS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
 from fleet.stages import text
+from fleet.stages.cascade import tts
 from fleet.stages.qwen3_omni import code2wav
 from tests.contract.llm_double import LlmDouble, started
 from tests.stage_options import stage_options
@@ -52,6 +54,11 @@ def ids(length: int) -> Arrays:
 
 def codes(length: int) -> Arrays:
     return {"codes": (np.arange(length * 16).reshape(length, 16) % 50).astype(np.int32)}
+
+
+def spoken(length: int) -> Arrays:
+    text = b"Yes, of course, it is. "
+    return {"text": np.resize(np.frombuffer(text, np.uint8), length)}
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +96,7 @@ def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
     return start
 
 
-@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", *VLLM])
+@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", "voice", *VLLM])
 def subject(
     request: pytest.FixtureRequest, folders: dict[str, Path], shared_engine: Callable[[str], Engine]
 ) -> Iterator[Subject]:
@@ -113,6 +120,11 @@ def new_subject(name: str, folders: dict[str, Path]) -> Subject:
             return Subject(
                 engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True
             )
+        case "voice":
+            folder = CASCADE.stage(TTS).shipped_folder("hibari")
+            assert folder is not None
+            options = stage_options(stage=TTS, checkpoint=folder)
+            return Subject(engine=tts.build(options).engine, piece=spoken)
         case _:
             options = stage_options(
                 stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4

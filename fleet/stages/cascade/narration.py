@@ -9,13 +9,11 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, quoted
 from fleet.engine.voice import Narration, Speaker, SpokenClause
+from fleet.graphs.cascade import SPEED_PARAM, VOICE_PARAM
 from fleet.models.voices.base import MAX_SPEED, MIN_SPEED, Voice, VoiceName, find_voice
 from fleet.processing.spoken.clauses import Clause, ClauseCutter
 from fleet.processing.spoken.normalize import spoken_text
 
-VOICE_PARAM, SPEED_PARAM = "voice", "speed"
-"""Request parameters: name of the voice, the default one if absent; a decimal number, 1 if absent.
-"""
 _PCM_PEAK = 32767
 
 
