@@ -61,7 +61,7 @@ class Speaker(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Stream:
+class _VoiceStream:
     """State of a request. `known`: first samples of the answer, which an earlier owner has sent.
     `num_samples`: samples returned so far. `num_waiting`: bytes of text fed and not yet spoken.
     `words`, `word_ends`: words spoken since the last output.
@@ -130,7 +130,7 @@ class VoiceEngine(Engine):
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
         # Least recently served first.
-        self._streams: dict[RequestId, _Stream] = {}
+        self._streams: dict[RequestId, _VoiceStream] = {}
 
     def submit(self, request: EngineRequest) -> None:
         """Add a request. Raises: BadInput if a request with this id is in the loop already, or its
@@ -138,7 +138,7 @@ class VoiceEngine(Engine):
         """
         if request.request_id in self._streams:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        self._streams[request.request_id] = _Stream(
+        self._streams[request.request_id] = _VoiceStream(
             request_id=request.request_id,
             narration=self._speaker.open(request.params, request.sampling.seed),
             known=request.history.get(WAVE, np.zeros(0, np.int16)),
@@ -195,7 +195,7 @@ class VoiceEngine(Engine):
         ready = sum(stream.can_step() for stream in self._streams.values())
         return EngineStats(running=len(self._streams), ready=ready)
 
-    def _speak(self, stream: _Stream) -> list[EngineOutput]:
+    def _speak(self, stream: _VoiceStream) -> list[EngineOutput]:
         """Speak the next clause that is not silent, if any."""
         del self._streams[stream.request_id]
         wave = np.zeros(0, np.int16)
@@ -219,12 +219,12 @@ class VoiceEngine(Engine):
             )
         ]
 
-    def _end(self, stream: _Stream) -> EngineOutput:
+    def _end(self, stream: _VoiceStream) -> EngineOutput:
         del self._streams[stream.request_id]
         return _last_output(stream)
 
 
-def _last_output(stream: _Stream, wave: NDArray[np.int16] | None = None) -> EngineOutput:
+def _last_output(stream: _VoiceStream, wave: NDArray[np.int16] | None = None) -> EngineOutput:
     """Return the last output: the error, or the last samples and words, if there are any."""
     arrays: Arrays = {}
     if stream.error is None and (stream.words or (wave is not None and len(wave))):

@@ -17,7 +17,7 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import EngineInput, EngineRequest
 from fleet.engine.voice import TEXT, VoiceEngine
 from fleet.graphs.cascade import AUDIO, CASCADE, DECODE, SAID, TTS
-from fleet.models.voices.base import Utterance, Voice, VoiceName
+from fleet.models.voices.base import Speech, VoiceModel, VoiceName
 from fleet.stages.base import BuiltStage, EdgeItem, LoggedOutput
 from fleet.stages.cascade import tts
 from fleet.stages.cascade.narration import ClauseSpeaker
@@ -31,7 +31,7 @@ ANSWER = (
 OPTIONS = stage_options(stage=TTS, checkpoint=Path("."))
 
 
-class ToneVoice(Voice):
+class ToneVoice(VoiceModel):
     """Speaks 900 samples per letter, of values that depend on every argument; fails on `boom`."""
 
     sample_rate_hz = tts.RATE_HZ
@@ -39,13 +39,13 @@ class ToneVoice(Voice):
     def voices(self) -> Sequence[VoiceName]:
         return [VoiceName(name="tone", language="en-US"), VoiceName(name="low", language="en-GB")]
 
-    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Utterance:
+    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Speech:
         if "boom" in text:
             raise EngineError("the voice failed: boom")
         ends = np.cumsum([900 * len(word) for word in text.split()])
         key = sum(map(ord, text + voice)) + seed + int(speed * 100)
         samples = np.sin(np.arange(ends[-1] / speed) * 0.01 + key).astype(np.float32)
-        return Utterance(samples=samples, word_ends=np.rint(ends / speed).astype(np.int64))
+        return Speech(samples=samples, word_ends=np.rint(ends / speed).astype(np.int64))
 
 
 def tone_stage() -> BuiltStage:

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.models.voices.base import Voice
+from fleet.models.voices.base import VoiceModel
 from fleet.models.voices.load import load_voice
 from tests.support import REPO, cli_env
 from tests.unit.tiny_kokoro import write_tiny_kokoro
@@ -26,7 +26,7 @@ def folder_of(path: Path, **described: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hibari(tmp_path_factory: pytest.TempPathFactory) -> Voice:
+def hibari(tmp_path_factory: pytest.TempPathFactory) -> VoiceModel:
     folder = tmp_path_factory.mktemp("voice")
     return load_voice(folder_of(folder, voice="hibari", voices=["heart"]))
 
@@ -49,7 +49,7 @@ for speed in (1, 1.5):
 
 @pytest.mark.one_in(2, "voices")
 def test_same_arguments_give_the_same_bytes_in_another_process(
-    hibari: Voice, tmp_path: Path
+    hibari: VoiceModel, tmp_path: Path
 ) -> None:
     folder = folder_of(tmp_path / "other", voice="hibari", voices=["heart"])
     here = [digest(hibari.synthesize(TEXT, "", speed=s, seed=7).samples) for s in (1, 1.5)]
@@ -65,7 +65,7 @@ def test_same_arguments_give_the_same_bytes_in_another_process(
     assert digest(hibari.synthesize(TEXT, "", speed=1, seed=8).samples) not in here
 
 
-def test_speed_divides_the_duration_and_keeps_the_pitch(hibari: Voice) -> None:
+def test_speed_divides_the_duration_and_keeps_the_pitch(hibari: VoiceModel) -> None:
     plain = hibari.synthesize(TEXT, "heart", speed=1, seed=0)
     for speed in (0.25, 0.5, 0.8, 1.25, 2, 4):
         other = hibari.synthesize(TEXT, "heart", speed=speed, seed=0)
@@ -88,7 +88,7 @@ def pitch_hz(samples: NDArray[np.float32]) -> float:
     return float(np.median(found))
 
 
-def test_word_ends_where_its_sound_ends(hibari: Voice) -> None:
+def test_word_ends_where_its_sound_ends(hibari: VoiceModel) -> None:
     spoken = hibari.synthesize("Incomprehensibilities, no.", "heart", speed=1, seed=0)
     frames = spoken.samples[: len(spoken.samples) // 240 * 240].reshape(-1, 240)
     loud = np.sqrt(np.mean(frames**2, axis=1)) > 0.01
@@ -102,7 +102,7 @@ def test_word_ends_where_its_sound_ends(hibari: Voice) -> None:
 
 
 @pytest.mark.one_in(2, "voices")
-def test_clauses_of_any_length_and_unreadable_words_are_spoken(hibari: Voice) -> None:
+def test_clauses_of_any_length_and_unreadable_words_are_spoken(hibari: VoiceModel) -> None:
     for text in ("", "€", "2₂H 3³e", "word " * 80, "x" * 300, "9" * 60, "你好 hello"):
         spoken = hibari.synthesize(text, "heart", speed=1, seed=0)
         assert len(spoken.word_ends) == len(text.split())
@@ -111,7 +111,7 @@ def test_clauses_of_any_length_and_unreadable_words_are_spoken(hibari: Voice) ->
         assert bool(len(spoken.samples)) == any(char.isalnum() and char < "€" for char in text)
 
 
-def test_unknown_voice_is_refused_by_name_with_the_list(hibari: Voice, tmp_path: Path) -> None:
+def test_unknown_voice_is_refused_by_name_with_the_list(hibari: VoiceModel, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="voice: no voice 'nova'; use one of heart$"):
         hibari.synthesize(TEXT, "nova", speed=1, seed=0)
     kokoro = load_voice(write_tiny_kokoro(tmp_path / "k", ["af_x", "bm_y"]))

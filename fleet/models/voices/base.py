@@ -21,7 +21,7 @@ class VoiceName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Utterance:
+class Speech:
     """Speech of a clause. `samples`: mono, -1 to 1. `word_ends`: for each word of the clause,
     position of the sample after its last one; positions never decrease.
     """
@@ -30,7 +30,7 @@ class Utterance:
     word_ends: NDArray[np.int64]
 
 
-class Voice(Protocol):
+class VoiceModel(Protocol):
     """A model with one or more voices.
 
     Invariants: equal arguments give equal bytes, in every process on machines of one kind.
@@ -42,7 +42,7 @@ class Voice(Protocol):
         """Return the voices, the default one first."""
         ...
 
-    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Utterance:
+    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Speech:
         """Speak `text`: words separated by spaces, with punctuation; whole numbers, decimals,
         ordinals and years may be digits. `speed`: 1 is the voice's own pace, from `MIN_SPEED` to
         `MAX_SPEED`; the pitch does not change. `seed`: keys the model's noise, if it has any.

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.models.voices.base import Utterance
+from fleet.models.voices.base import Speech
 from fleet.models.voices.phonemes import groups
 from fleet.models.voices.tempo import faster
 
@@ -15,7 +15,7 @@ the position at which each word ends.
 """
 
 
-def speak_groups(words: Sequence[str], speed: float, rate_hz: int, speak: SpeakGroup) -> Utterance:
+def speak_groups(words: Sequence[str], speed: float, rate_hz: int, speak: SpeakGroup) -> Speech:
     """Speak words, given as phonemes, in one or more runs of a model.
 
     Slower speech comes from the model's durations. These have a lower bound, with which faster
@@ -28,7 +28,7 @@ def speak_groups(words: Sequence[str], speed: float, rate_hz: int, speak: SpeakG
         parts.append(samples)
         ends.append(word_ends + length)
         length += len(samples)
-    return Utterance(
+    return Speech(
         samples=faster(np.concatenate(parts), rate_hz, factor),
         word_ends=np.rint(np.concatenate(ends) / factor).astype(np.int64),
     )

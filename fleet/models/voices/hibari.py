@@ -15,7 +15,7 @@ from hibari.voices import VOICES
 from numpy.typing import NDArray
 
 from fleet.core.errors import ConfigError
-from fleet.models.voices.base import Utterance, Voice, VoiceName, find_voice
+from fleet.models.voices.base import Speech, VoiceModel, VoiceName, find_voice
 from fleet.models.voices.groups import speak_groups
 from fleet.models.voices.phonemes import ASSETS, phoneme_ids, pronunciation
 from fleet.models.voices.session import OnnxModel, with_output
@@ -25,7 +25,7 @@ DURATIONS = "/Clip_output_0"
 UNIT_SAMPLES = 2 * dsp.HOP
 
 
-class HibariVoice(Voice):
+class HibariVoice(VoiceModel):
     """The listed voices of hibari. Raises: ConfigError if a voice or its file is unknown."""
 
     sample_rate_hz = dsp.SR
@@ -41,7 +41,7 @@ class HibariVoice(Voice):
     def voices(self) -> Sequence[VoiceName]:
         return self._voices
 
-    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Utterance:
+    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Speech:
         name = find_voice(self._voices, voice).name
         words = self._pronunciations[bool(_entry(name)["british"])].words(text)
         model, noise = self._models[name], np.random.default_rng(seed)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import ConfigError
-from fleet.models.voices.base import Utterance, Voice, VoiceName, find_voice
+from fleet.models.voices.base import Speech, VoiceModel, VoiceName, find_voice
 from fleet.models.voices.groups import speak_groups
 from fleet.models.voices.phonemes import phoneme_ids, pronunciation
 from fleet.models.voices.session import OnnxModel
@@ -22,7 +22,7 @@ LANGUAGES = {"a": "en-US", "b": "en-GB"}
 """Language of a voice by the first letter of its name. Others have no pronunciation here."""
 
 
-class KokoroVoice(Voice):
+class KokoroVoice(VoiceModel):
     """The listed voices of Kokoro. `model`: path of the ONNX file in the folder. Raises:
     ConfigError if a file is missing or has another format.
     """
@@ -49,7 +49,7 @@ class KokoroVoice(Voice):
     def voices(self) -> Sequence[VoiceName]:
         return self._voices
 
-    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Utterance:
+    def synthesize(self, text: str, voice: str, *, speed: float, seed: int) -> Speech:
         """Speak `text`. `seed` has no effect: the model draws no noise from outside."""
         found = find_voice(self._voices, voice)
         words = self._pronunciations[found.language].words(text)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.core.errors import ConfigError
-from fleet.models.voices.base import Voice
+from fleet.models.voices.base import VoiceModel
 
 FILE = "voice.json"
 
@@ -25,7 +25,7 @@ class VoiceFile:
     model: str = "model.onnx"
 
 
-def load_voice(folder: Path) -> Voice:
+def load_voice(folder: Path) -> VoiceModel:
     """Load the voice of a folder. Raises: ConfigError if the folder, a file of it or the package of
     the voice is missing or unusable.
     """

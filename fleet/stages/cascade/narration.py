@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput, quoted
 from fleet.engine.voice import Narration, Speaker, SpokenClause
 from fleet.graphs.cascade import SPEED_PARAM, VOICE_PARAM
-from fleet.models.voices.base import MAX_SPEED, MIN_SPEED, Voice, VoiceName, find_voice
+from fleet.models.voices.base import MAX_SPEED, MIN_SPEED, VoiceModel, VoiceName, find_voice
 from fleet.processing.spoken.clauses import Clause, ClauseCutter
 from fleet.processing.spoken.normalize import spoken_text
 
@@ -20,7 +20,7 @@ _PCM_PEAK = 32767
 class ClauseSpeaker(Speaker):
     """Speaker that reads answers with the voices of one model."""
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(self, voice: VoiceModel) -> None:
         self._voice = voice
 
     def check(self, params: Mapping[str, str]) -> None:
@@ -36,7 +36,7 @@ class ClauseSpeaker(Speaker):
 class ClauseNarration(Narration):
     """Narration of one request."""
 
-    def __init__(self, voice: Voice, name: VoiceName, *, speed: float, seed: int) -> None:
+    def __init__(self, voice: VoiceModel, name: VoiceName, *, speed: float, seed: int) -> None:
         self._voice, self._name = voice, name
         self._speed, self._seed = speed, seed
         self._cutter = ClauseCutter()
