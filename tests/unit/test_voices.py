@@ -140,7 +140,11 @@ def test_unusable_voice_folders_are_refused_with_the_remedy(tmp_path: Path) -> N
     kokoro = write_tiny_kokoro(tmp_path / "kokoro", ["af_x"])
     (kokoro / "voices" / "af_short.bin").write_bytes(b"1234")
     (kokoro / "noise.onnx").write_bytes(b"noise")
-    described = {"voice": "kokoro", "voices": ["af_x"], "model": "model.onnx"}
+    described: dict[str, object] = {
+        "voice": "kokoro",
+        "voices": ["af_x"],
+        "model": "model.onnx",
+    }
     refusals: list[tuple[dict[str, object], str]] = [
         ({}, r"voice\.json: .*voice"),
         ({"voice": "hibari", "voices": []}, "has no voices; name at least one"),
