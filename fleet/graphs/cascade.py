@@ -20,6 +20,8 @@ VOICE_PARAM, LANGUAGE_PARAM, TEMPERATURE_PARAM = "voice", "language", "temperatu
 prompt's audio, absent to detect it; temperature of the recognition, absent for the most probable
 text.
 """
+SPEED_PARAM = "speed"
+"""Key of `RequestSpec.params`: pace of the voice, a decimal number from 0.25 to 4, 1 if absent."""
 TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8", "ids": "int32"}
 """Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its
 text in bytes [1], the UTF-8 bytes of whole characters, and the recogniser's tokens, from which a
@@ -38,7 +40,7 @@ CASCADE = Graph(
             walks=(DECODE,),
             reads_prompt_audio=True,
             settings=("short_windows",),
-            default_sampling={"temperature": 0.0, "max_tokens": 224},
+            default_sampling={"max_tokens": 224},  # a chat's temperature is not the recogniser's
             checkpoint_folder="asr",
         ),
         Stage(

@@ -23,10 +23,12 @@ from fleet.engine.fake import FakeEngine
 from fleet.engine.recognizer import RecognizerEngine
 from fleet.engine.torch.build import open_device
 from fleet.engine.vllm.engine import VllmEngine
+from fleet.graphs.cascade import CASCADE, TTS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
 from fleet.models.whisper.recognizer import load_recognizer
 from fleet.models.whisper.tiny import write_tiny_whisper
 from fleet.stages import text
+from fleet.stages.cascade import tts
 from fleet.stages.qwen3_omni import code2wav
 from tests.contract.llm_double import LlmDouble, started
 from tests.stage_options import stage_options
@@ -61,6 +63,11 @@ def codes(length: int) -> Arrays:
 def clip(length: int) -> Arrays:
     rng = np.random.default_rng(length)
     return {"samples": (0.1 * rng.standard_normal(1000 * length)).astype(np.float32)}
+
+
+def spoken(length: int) -> Arrays:
+    text = b"Yes, of course, it is. "
+    return {"text": np.resize(np.frombuffer(text, np.uint8), length)}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +109,9 @@ def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
     return start
 
 
-@pytest.fixture(params=["fake", "fake codec", "autoregressive", "codec", "recogniser", *VLLM])
+@pytest.fixture(
+    params=["fake", "fake codec", "autoregressive", "codec", "recogniser", "voice", *VLLM]
+)
 def subject(
     request: pytest.FixtureRequest, folders: dict[str, Path], shared_engine: Callable[[str], Engine]
 ) -> Iterator[Subject]:
@@ -130,6 +139,11 @@ def new_subject(name: str, folders: dict[str, Path]) -> Subject:
             where = open_device(device="cpu", dtype="float32", numerics="fast", threads=1)
             model, _ = load_recognizer(folders["whisper"], where)
             return Subject(engine=RecognizerEngine(model, max_batch=4), piece=clip)
+        case "voice":
+            folder = CASCADE.stage(TTS).shipped_folder("hibari")
+            assert folder is not None
+            options = stage_options(stage=TTS, checkpoint=folder)
+            return Subject(engine=tts.build(options).engine, piece=spoken)
         case _:
             options = stage_options(
                 stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4

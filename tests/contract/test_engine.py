@@ -1,5 +1,5 @@
-"""Contract of engines: the fake engine, the autoregressive loop, the codec loop and the
-recogniser's loop must behave alike.
+"""Contract of engines: the fake engine, the autoregressive loop, the codec loop, the recogniser's
+loop and the loop of a voice must behave alike.
 """
 
 import json

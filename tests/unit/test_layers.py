@@ -310,11 +310,12 @@ def test_imported_libraries_are_declared() -> None:
     }
     extra_of = {
         "fleet/lab/pocket/": of_extra["pocket"],
+        "fleet/models/voices/": of_extra["voice"],
         "fleet/engine/vllm/": of_extra["vllm"],
         "fleet/models/qwen3_omni/vllm_": of_extra["vllm"],
         "fleet/lab/measure/vllm_generate.py": of_extra["vllm"],
         "fleet/engine/torch/paged_attention.py": {"triton"},
-        "tests/": of_extra["pocket"] | of_extra["test"],
+        "tests/": of_extra["pocket"] | of_extra["voice"] | of_extra["test"],
         "tests/vllm/": of_extra["vllm"],
     }
 
@@ -343,9 +344,13 @@ def library_of(target: str) -> str | None:
     top = target.split(".")[0]
     if top in sys.stdlib_module_names or top in {*OURS, "tests"}:
         return None
-    return {"yaml": "pyyaml", "multipart": "python_multipart", "pyworld": "pyworld_prebuilt"}.get(
-        top, top.lower()
-    )
+    distributions = {
+        "yaml": "pyyaml",
+        "multipart": "python_multipart",
+        "pyworld": "pyworld_prebuilt",
+        "hibari": "hibari_tts",
+    }
+    return distributions.get(top, top.lower())
 
 
 def test_checks_find_violations() -> None:

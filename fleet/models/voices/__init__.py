@@ -1,0 +1,1 @@
+"""Voices: models that speak a clause of text. `base.py` has their interface."""

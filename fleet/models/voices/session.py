@@ -1,0 +1,73 @@
+"""ONNX models on one thread, whose results depend on the inputs alone."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from fleet.core.errors import ConfigError, EngineError
+
+_ORT = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+_ERRORS: tuple[type[Exception], ...] = tuple(
+    getattr(_ORT, name)
+    for name in (
+        "Fail",
+        "InvalidArgument",
+        "InvalidGraph",
+        "InvalidProtobuf",
+        "NotImplemented",
+        "RuntimeException",
+    )
+)
+
+
+class OnnxModel:
+    """A model loaded from `data`. `path`: file named in the error. Raises: ConfigError if the data
+    are no model.
+    """
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.inter_op_num_threads = options.intra_op_num_threads = 1
+        options.use_deterministic_compute = True
+        options.log_severity_level = 3
+        providers = ["CPUExecutionProvider"]
+        try:
+            self._session = onnxruntime.InferenceSession(data, options, providers=providers)
+        except _ERRORS as error:
+            raise ConfigError(
+                f"checkpoint: {path} is no model that onnxruntime {onnxruntime.__version__} reads "
+                f"({error}); fetch it again",
+                param="checkpoint",
+            ) from error
+
+    @property
+    def input_names(self) -> set[str]:
+        return {each.name for each in self._session.get_inputs()}
+
+    def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
+        """Return all outputs. Raises: EngineError."""
+        try:
+            return cast("list[NDArray[np.float32]]", self._session.run(None, dict(inputs)))
+        except _ERRORS as error:
+            raise EngineError(f"the voice failed: {error}") from error
+
+
+def with_output(model: bytes, name: str) -> bytes:
+    """Return a serialized model that also returns its inner float tensor `name`.
+
+    A protocol buffer is extended at its end, since later fields are merged into earlier ones: here
+    by ModelProto { graph { output { name, type { tensor_type { elem_type: FLOAT } } } } }.
+    """
+    float_type = _field(2, _field(1, bytes([1 << 3, 1])))
+    return model + _field(7, _field(12, _field(1, name.encode()) + float_type))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Return a length-delimited field of a protocol buffer. The content is shorter than 128."""
+    assert len(content) < 128
+    return bytes([number << 3 | 2, len(content)]) + content
