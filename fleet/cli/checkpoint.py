@@ -1,65 +1,81 @@
-"""Resolution of the `checkpoint` setting to a folder: a path, a model hub name, the graph's shipped
-checkpoint, or a tiny random one. Loads no weights.
+"""Resolution of the `checkpoint` setting to a folder: a path, a model hub name whose files
+`fleet models fetch` has downloaded, the graph's shipped checkpoint, or a tiny random one. Loads no
+weights.
 """
 
+import contextlib
 import fcntl
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, NoSafeWeights
 from fleet.graphs import get_graph
+from fleet.hub.names import HubName, hub_name_of
 from fleet.process.private import make_private_folder
 
+if TYPE_CHECKING:
+    from fleet.hub.cache import Hub
+
 AUTO, TINY = "auto", "tiny"
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def resolve_checkpoint(config: FleetConfig) -> Path:
-    """Return the weights folder that `config.checkpoint` names; download or write it first if
+    """Return the weights folder that `config.checkpoint` names; write a tiny checkpoint first if
     needed. "auto" is the checkpoint shipped with the graph, or "tiny" if the graph ships none.
 
-    A hub name is downloaded once, into the hub's own cache. Raises: ConfigError if the folder is
-    missing or holds no weights, or the download fails.
+    Uses no network. Raises: ConfigError if the folder is missing or holds no weights, or the files
+    of a hub name are missing.
     """
     shipped = get_graph(config.graph).shipped_folder()
     if config.checkpoint == AUTO and shipped is not None:
         return _check_folder(shipped)
     if config.checkpoint in (AUTO, TINY):
         return _check_folder(_tiny(config))
-    folder = Path(config.checkpoint).expanduser()
-    from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
-    return _check_folder(_download(config.checkpoint) if from_hub else folder.absolute())
+    name = hub_name_of(config.checkpoint)
+    if name is None:
+        return _check_folder(Path(config.checkpoint).expanduser().absolute())
+    from fleet.hub.cache import resolve
+
+    return _check_folder(resolve(hub_of(config), name))
 
 
 def resolve_configuration(config: FleetConfig) -> Path:
     """Return a folder with a checkpoint's configuration; its weights may be missing.
 
-    If `config.checkpoint` is a hub name, only its JSON files are downloaded. Raises: ConfigError if
-    the folder or its configuration is missing, or the download fails.
+    Of a hub name whose files are missing, only the JSON files are downloaded. Raises: ConfigError
+    if the folder or its configuration is missing, or the download fails.
     """
     if config.checkpoint in (AUTO, TINY):
         return resolve_checkpoint(config)
-    folder = Path(config.checkpoint).expanduser()
-    from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
-    return _check_configuration(
-        _download(config.checkpoint, ["*.json"]) if from_hub else folder.absolute()
-    )
+    name = hub_name_of(config.checkpoint)
+    if name is None:
+        return _check_configuration(Path(config.checkpoint).expanduser().absolute())
+    from fleet.hub.cache import resolve
+    from fleet.hub.download import fetch
+    from fleet.hub.listing import read_listing
+    from fleet.hub.progress import Progress
+
+    hub = hub_of(config)
+    with contextlib.suppress(ConfigError):
+        return _check_configuration(resolve(hub, name))
+    listing = read_listing(hub, name, (".json",))
+    with Progress(str(name), listing.size) as bar:
+        return _check_configuration(fetch(hub, listing, bar))
 
 
 def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
     """Return the weights folder, or None and a description of the step by which the first start
-    would provide it. Downloads and writes nothing.
+    would provide it. Writes nothing.
 
-    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses without a download.
+    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses.
     """
     if config.checkpoint == AUTO and get_graph(config.graph).shipped is not None:
         return resolve_checkpoint(config), ""
@@ -70,13 +86,22 @@ def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
             if target.is_dir()
             else (None, f"a tiny random one is written to {target} at the first start")
         )
-    if not Path(config.checkpoint).expanduser().exists() and HUB_NAME.fullmatch(config.checkpoint):
-        return (
-            None,
-            f"{config.checkpoint} is looked for in the hub's cache, and downloaded if it is "
-            "missing",
-        )
     return resolve_checkpoint(config), ""
+
+
+def hub_of(config: FleetConfig) -> "Hub":
+    """Return the hub of a deployment, with the folder of its files."""
+    from fleet.hub.cache import Hub
+
+    parts = tuple(stage.name for stage in get_graph(config.graph).all_stages)
+    return Hub(folder=config.hub_cache, parts=parts)
+
+
+def hub_names(config: FleetConfig) -> dict[str, HubName]:
+    """Return the hub names in a deployment, by the field that has them."""
+    given = {"checkpoint": config.checkpoint}
+    named = {field: hub_name_of(checkpoint) for field, checkpoint in given.items()}
+    return {field: name for field, name in named.items() if name}
 
 
 def _tiny_folder(config: FleetConfig) -> Path:
@@ -108,24 +133,6 @@ def _tiny(config: FleetConfig) -> Path:
             _write_aside(config.graph, target)
             _print(f"wrote {target}")
     return target
-
-
-def _download(
-    name: str, patterns: Sequence[str] = ("*.json", "*.safetensors", "*.txt", "*.jinja")
-) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    _print(f"checkpoint: there is no folder {name}; downloading it from the model hub")
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"checkpoint: there is no folder {name}, and its download from the model hub "
-            f"failed: {reason}",
-            param="checkpoint",
-        ) from error
 
 
 def _print(line: str) -> None:
@@ -196,8 +203,8 @@ def _check_folder(folder: Path) -> Path:
 def _check_configuration(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(
-            f"checkpoint: no folder {folder}; set a folder with the weights (`hf download NAME "
-            "--local-dir DIR`), or auto",
+            f"checkpoint: no folder {folder}; set a folder with the weights, a name on the "
+            "hub (OWNER/NAME), or auto",
             param="checkpoint",
         )
     if not (folder / "config.json").is_file():
