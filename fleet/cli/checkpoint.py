@@ -61,13 +61,13 @@ def resolve_configuration(config: FleetConfig) -> Path:
     from fleet.hub.cache import resolve
     from fleet.hub.download import fetch
     from fleet.hub.listing import read_listing
-    from fleet.hub.progress import Progress
+    from fleet.hub.progress import DownloadProgress
 
     hub = hub_of(config)
     with contextlib.suppress(ConfigError):
         return _check_configuration(resolve(hub, name))
     listing = read_listing(hub, name, (".json",))
-    with Progress(str(name), listing.size) as bar:
+    with DownloadProgress(str(name), listing.size) as bar:
         return _check_configuration(fetch(hub, listing, bar))
 
 

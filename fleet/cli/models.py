@@ -44,14 +44,14 @@ def fetch(
 
     Examples:
 
-      fleet models fetch --config configs/text.yaml --set checkpoint=Qwen/Qwen2.5-0.5B-Instruct
+      fleet models fetch --set graph=text --set checkpoint=HuggingFaceTB/SmolLM2-135M-Instruct
 
       fleet models fetch --config fleet.yaml --yes
     """
     from fleet.hub.cache import resolve
     from fleet.hub.download import check_space, fetch, missing_bytes
     from fleet.hub.listing import read_listing
-    from fleet.hub.progress import Progress, shown_bytes
+    from fleet.hub.progress import DownloadProgress, shown_bytes
 
     deployed = open_deployment(config, set_).config
     hub = hub_of(deployed)
@@ -71,7 +71,7 @@ def fetch(
         _ask()
     for listing in listings:
         try:
-            with Progress(str(listing.name), listing.size) as bar:
+            with DownloadProgress(str(listing.name), listing.size) as bar:
                 fetch(hub, listing, bar)
         except KeyboardInterrupt:
             print("\nfleet: interrupted; the same command continues", file=sys.stderr)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -41,14 +42,18 @@ class Bar(Protocol):
 
 def missing_bytes(hub: Hub, listing: Listing) -> int:
     """Return the size of what is not yet on disk; parts of files count as present."""
-    blobs = hub.home(listing.name) / "blobs"
-    snapshot = hub.snapshot(listing.name, listing.commit)
     missing = 0
     for file in listing.files:
-        places = (snapshot / file.path, blobs / file.hash, blobs / f"{file.hash}.incomplete")
-        present = next((place.stat().st_size for place in places if place.exists()), 0)
+        blob = hub.home(listing.name) / "blobs" / file.hash
+        places = (place for place in (blob, part_of(blob)) if place.exists())
+        present = next((place.stat().st_size for place in places), 0)
         missing += max(0, file.size - present)
     return missing
+
+
+def part_of(blob: Path) -> Path:
+    """Return the place of a file's first bytes while it is incomplete."""
+    return blob.with_name(f"{blob.name}.incomplete")
 
 
 def check_space(hub: Hub, num_bytes: int) -> None:
@@ -76,8 +81,9 @@ def fetch(hub: Hub, listing: Listing, bar: Bar) -> Path:
         for place in (blobs, locks, folder):
             place.mkdir(parents=True, exist_ok=True)
         for file in listing.files:
+            url = hf_hub_url(name.repo, file.path, revision=listing.commit, endpoint=hub.endpoint)
             with WeakFileLock(locks / f"{file.hash}.lock"):
-                _complete(hub, listing, file, bar)
+                _complete(url, file, blobs / file.hash, bar)
         for file in listing.files:
             _link(blobs / file.hash, folder / file.path)
         # All files are there: this stores the listing that `resolve` reads, and downloads nothing.
@@ -94,37 +100,32 @@ def fetch(hub: Hub, listing: Listing, bar: Bar) -> Path:
     return folder
 
 
-def _complete(hub: Hub, listing: Listing, file: HubFile, bar: Bar) -> None:
+def _complete(url: str, file: HubFile, blob: Path, bar: Bar) -> None:
     """Bring a file into the cache if it is missing or damaged."""
-    blob = hub.home(listing.name) / "blobs" / file.hash
-    placed = hub.snapshot(listing.name, listing.commit) / file.path
-    present = placed if placed.exists() else blob
-    if present.exists():
-        if _hash(present, file) == file.hash:
+    if blob.exists():
+        if _hash(blob, file) == file.hash:
             bar.skip(file.size)
             return
-        for damaged in (placed, blob):
-            damaged.unlink(missing_ok=True)
-    part = blob.with_name(f"{file.hash}.incomplete")
-    _receive_all(hub, listing, file, part, bar)
+        blob.unlink()
+    part = part_of(blob)
+    _receive_all(url, file, part, bar)
     found = _hash(part, file)
     if found != file.hash:
         part.unlink()
         raise ConfigError(
-            f"checkpoint: {listing.name}: {file.path} arrived damaged (hash {found}, the hub names "
-            f"{file.hash}) and was deleted; run the command again",
+            f"checkpoint: {url} arrived damaged (hash {found}, the hub names {file.hash}) and was "
+            "deleted; run the command again",
             param="checkpoint",
         )
     part.replace(blob)
 
 
-def _receive_all(hub: Hub, listing: Listing, file: HubFile, part: Path, bar: Bar) -> None:
+def _receive_all(url: str, file: HubFile, part: Path, bar: Bar) -> None:
     """Receive the rest of a file; continue after lost connections while bytes arrive."""
     part.touch()
     if part.stat().st_size > file.size:
         os.truncate(part, 0)
     bar.skip(part.stat().st_size)
-    url = hf_hub_url(listing.name.repo, file.path, revision=listing.commit, endpoint=hub.endpoint)
     num_failed = 0
     while True:
         before = part.stat().st_size
@@ -155,11 +156,11 @@ def _receive(url: str, file: HubFile, part: Path, bar: Bar) -> None:
             if kept and response.status_code != 206:
                 out.truncate(0)
                 bar.skip(-kept)
-            for piece in response.iter_bytes():
+            # One byte too many shows that the hash is wrong; the rest is not needed.
+            pieces = takewhile(lambda _: out.tell() <= file.size, response.iter_bytes())
+            for piece in pieces:
                 out.write(piece)
                 bar.update(len(piece))
-                if out.tell() > file.size:
-                    break  # whatever it is, its hash is wrong
 
 
 def _hash(path: Path, file: HubFile) -> str:
@@ -172,18 +173,12 @@ def _hash(path: Path, file: HubFile) -> str:
 
 
 def _link(blob: Path, place: Path) -> None:
-    """Give a blob its name in a snapshot: a link, or the file itself where links are not
-    supported.
-    """
-    if place.exists():
-        return
+    """Give a blob its name in a snapshot, in place of whatever has that name."""
     place.parent.mkdir(parents=True, exist_ok=True)
     aside = place.with_name(f"{place.name}.{os.getpid()}")
-    try:
-        aside.symlink_to(os.path.relpath(blob, place.parent))
-        aside.replace(place)
-    except PermissionError:
-        blob.replace(place)
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(os.path.relpath(blob, place.parent))
+    aside.replace(place)
 
 
 def _write_ref(ref: Path, commit: str) -> None:

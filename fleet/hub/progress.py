@@ -1,4 +1,4 @@
-"""Progress of a download: a bar on a terminal, lines elsewhere."""
+"""DownloadProgress of a download: a bar on a terminal, lines elsewhere."""
 
 import sys
 from typing import TYPE_CHECKING, NoReturn
@@ -17,7 +17,7 @@ def shown_bytes(size: float) -> str:
     return f"{tqdm.format_sizeof(size)}B"
 
 
-class Progress(Base):
+class DownloadProgress(Base):
     """Bytes received, their rate and the remaining time."""
 
     def __init__(self, description: str, size: int) -> None:
