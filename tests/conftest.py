@@ -16,7 +16,7 @@ import redis
 from fleet.control.keys import PREFIX, row_of
 from fleet.lab.studies.namespaces import find_obstacle
 from fleet.process.gc_freeze import freeze_gc
-from tests.drawn import not_drawn
+from tests.drawn import is_drawn, not_drawn
 from tests.run_cache import compute_once
 from tests.support import RedisProcess, chosen_servers
 
@@ -117,8 +117,8 @@ random share is left out.
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that only `--thorough` runs, and sort the tests by folder; within a folder
-    the random order stays.
+    """Deselect the tests that only `--thorough` runs. Sort the others: first the files with drawn
+    tests, which take longest, then by folder; within a folder the random order stays.
     """
     if impossible := [
         item for item in items if item.get_closest_marker("network_namespaces") and find_obstacle()
@@ -133,12 +133,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     root = Path(__file__).parent
+    long_files = {item.path for item in items if is_drawn(item)}
 
-    def place(item: pytest.Item) -> int:
+    def place(item: pytest.Item) -> tuple[bool, int]:
         path = item.path.relative_to(root).as_posix()
-        return next(
+        folder = next(
             number for number, folder in enumerate(SLOWEST_FIRST) if path.startswith(f"{folder}/")
         )
+        return item.path not in long_files, folder
 
     items.sort(key=place)
 

@@ -6,6 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
+MARKERS = ("one_in", "one_file_in")
+
+
+def is_drawn(item: pytest.Item) -> bool:
+    """Return True if not every run includes the test."""
+    return any(item.get_closest_marker(name) for name in MARKERS)
+
 
 def not_drawn(items: Sequence[pytest.Item], seed: int) -> set[pytest.Item]:
     """Return the marked tests that this run leaves out. In each group, `seed` selects one of every

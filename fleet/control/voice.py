@@ -130,6 +130,10 @@ class VoiceStore:
         """
         return text(await answer_of(self._redis.get(keys.voice_ended(session)))) == f"1{owner}"
 
+    async def exists(self, session: str) -> bool:
+        """Return True if any gateway holds this session, or may continue it."""
+        return bool(await answer_of(self._redis.exists(keys.voice(session))))
+
     async def views(self) -> dict[str, bytes]:
         """Return, by session name, the description of each session that its gateway wrote as the
         field `view`.

@@ -17,6 +17,8 @@ from fleet.transfer.reach import LOCAL, Reach
 from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "transfers between processes")
+
 MIB = 1024 * 1024
 LENGTH_BYTES = 8 * MIB
 BLOCK_BYTES = 4096

@@ -22,6 +22,8 @@ from fleet.transfer.reach import Reach
 from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process, ref_of
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "transfers between processes")
+
 MIB = 1024 * 1024
 LENGTH_BYTES = 24 * MIB
 """Size of a read in bytes: more than the sender's socket holds (4 MiB), so that bytes remain unsent

@@ -20,6 +20,8 @@ from fleet.transfer.reach import LOCAL, Reach
 from tests.contract.transfer_peer import PeerProcess, pattern, peer_process, ref_of
 from tests.support import REPO, cli_env, wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "transfers between processes")
+
 MIB = 1024 * 1024
 OTHER_USER = 65534
 STRANGERS = [("tcp", os.getuid())] + (

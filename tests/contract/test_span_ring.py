@@ -32,6 +32,8 @@ from tests.span_peers import (
 )
 from tests.support import cli_env, wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "transfers between processes")
+
 SIZES = (0, 1, 999, 1000, 5000, 16_000, 16_001, 12_000, 3, 15_999, 70_000, 1000) * 6
 
 PEER = """

@@ -24,6 +24,8 @@ from tests.contract.incomplete_entries import receive_queues, threads_of_agents,
 from tests.contract.transfer_peer import PeerProcess, pattern, peer_process, ref_of
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "transfers between processes")
+
 MIB = 1024 * 1024
 DEADLINE_S = 10.0
 TCP_ALONE = {"UCX_TLS": "tcp"}

@@ -25,6 +25,8 @@ from fleet.transfer.reach import LOCAL, Reach
 from tests.contract.transfer_peer import PeerCommand, PeerProcess, pattern, peer_process, ref_of
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(3, "transfers between processes")
+
 MIB = 1024 * 1024
 ARENA_BYTES = 24 * MIB
 SIZES = (0, 1, 4096, 5 * MIB)

@@ -31,6 +31,8 @@ from tests.harness import (
 )
 from tests.support import RedisProcess
 
+pytestmark = pytest.mark.one_file_in(2, "control in a process")
+
 
 @pytest.fixture
 def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, Epoch]]:

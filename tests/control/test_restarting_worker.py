@@ -37,6 +37,8 @@ from tests.harness import (
 )
 from tests.support import REPO, RedisProcess, await_until, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "control in a process")
+
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5
 SPLIT = REPO / "configs" / "thinker_pd.yaml"

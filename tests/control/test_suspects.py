@@ -40,6 +40,8 @@ from tests.harness import (
 )
 from tests.support import wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "control in a process")
+
 
 def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = None) -> str:
     entry = control.task()["entry"]

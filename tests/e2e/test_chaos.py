@@ -32,6 +32,7 @@ def passed_verdict(folder: Path) -> Verdict:
     return verdict
 
 
+@pytest.mark.one_in(4, "chaos")
 @pytest.mark.timeout(600)
 def test_chaos_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> None:
     """Killing a worker of each role loses and changes nothing. Duration: less than a minute on two
@@ -88,7 +89,7 @@ def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
     return verdict
 
 
-@pytest.mark.one_in(3, "chaos")
+@pytest.mark.one_in(4, "chaos")
 @pytest.mark.timeout(400)
 def test_chaos_pauses_and_hangs_lose_and_change_nothing(tmp_path: Path) -> None:
     """Pauses and hangs lose and change nothing: short and long pauses, of one process and of all
@@ -107,7 +108,7 @@ def test_chaos_pauses_and_hangs_lose_and_change_nothing(tmp_path: Path) -> None:
     assert all(fault.recovered_s is not None for fault in verdict.faults)
 
 
-@pytest.mark.one_in(3, "chaos")
+@pytest.mark.one_in(4, "chaos")
 @pytest.mark.timeout(300)
 def test_chaos_faults_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
     options = "--how readonly,tail --requests 4 --concurrency 4 --voice 2 --spacing 0.2".split()
@@ -124,7 +125,7 @@ def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_
     assert Counter(fault.kind for fault in verdict.faults) == dict.fromkeys(REDIS_KINDS, 5)
 
 
-@pytest.mark.one_in(3, "chaos")
+@pytest.mark.one_in(4, "chaos")
 @pytest.mark.timeout(400)
 def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
     """A soak run reports memory, files and threads over time. This run is too short for a verdict

@@ -37,6 +37,8 @@ from tests.oracle.cases import (
 )
 from tests.oracle.oracle import Oracle, OracleAnswer
 
+pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+
 GRAPH = get_graph("qwen3_omni")
 CASE = replace(next(case for case in CASES if case.name == "three turns"), tokens=20, frames=48)
 """A case with a system turn, two user turns, audio, earlier answers, and speech that outlasts the

@@ -4,11 +4,15 @@ recompute them.
 
 from pathlib import Path
 
+import pytest
+
 from fleet.core.ids import EdgeName
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from tests.harness import answer, answer_disturbed, assert_same, gateway, in_step, thread_fleet
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
+
+pytestmark = pytest.mark.one_file_in(3, "engines of one process")
 
 WAYS = (
     "engine=torch",

@@ -22,6 +22,8 @@ from fleet.lab.pocket.speech.analysis import Track, analyse
 from fleet.lab.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
+pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+
 TEXTS = (
     "the capital of sweden is stockholm",
     "twelve minus three is nine",

@@ -17,6 +17,8 @@ from fleet.lab.pocket.speech.shards import (
     load_utterances,
 )
 
+pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+
 SIZE = 4
 
 

@@ -39,6 +39,8 @@ from fleet.lab.pocket.train.talker_batch import (
 )
 from fleet.lab.pocket.train.talker_forward import Lean, Tapped, new_talker
 
+pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+
 TEXT = "say hello to mary"
 TABLE = text_table()
 

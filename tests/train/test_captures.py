@@ -20,6 +20,8 @@ from tests.harness import answer, stop_claims
 from tests.support import await_until
 from tests.train.fleets import prompt, training_fleet
 
+pytestmark = pytest.mark.one_file_in(2, "training in processes")
+
 TEXT = EdgeName("text")
 
 

@@ -19,6 +19,8 @@ from fleet.graphs.training import TRAINER
 from tests.support import await_until
 from tests.train.fleets import NUM_AT_ONCE, TrainingFleet, prompt, training_fleet
 
+pytestmark = pytest.mark.one_file_in(2, "training in processes")
+
 
 def pool(count: int) -> list[AnsweredPrompt]:
     return [prompt(number) for number in range(count)]

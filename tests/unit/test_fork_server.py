@@ -22,6 +22,8 @@ from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess
 from fleet.config import FleetConfig
 from tests.support import await_until, cli_env, wait_until
 
+pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+
 COMMAND = "tests.forked_command"
 
 

@@ -31,6 +31,8 @@ from fleet.stages.builders import build_options
 from fleet.stages.span_sizes import span_sizes
 from tests.support import REPO
 
+pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+
 TEXT_CONFIG = str(REPO / "configs" / "text.yaml")
 MIB = 1 << 20
 LARGE_LAYERS, LARGE_HIDDEN = 24, 4096

@@ -112,6 +112,10 @@ class FakeVoice(VoiceStore):
         self.check_reachable()
         return (session, owner) in self.ended
 
+    async def exists(self, session: str) -> bool:
+        self.check_reachable()
+        return session in self.held
+
     async def views(self) -> dict[str, bytes]:
         self.check_reachable()
         return {

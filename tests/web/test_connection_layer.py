@@ -40,6 +40,8 @@ from web.http.protocol.message import BodyPace
 from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 
+pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+
 MIB = 1024 * 1024
 OWN = {
     BoundedHttp: {"close_if_overdue", "on_chunk_header"},

@@ -14,6 +14,8 @@ from web.app import create_app
 from web.openapi.document import document
 from web.openapi.operations import OPERATIONS, Operation
 
+pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+
 DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Prefixes of the API's routes; other routes are pages."""
 MODEL = "omni"

@@ -105,6 +105,11 @@ class ResponseManager:
         """
         return any(self._is_audible(response) for response in self._all)
 
+    @property
+    def is_generating(self) -> bool:
+        """Return True while any response is being generated."""
+        return any(not response.generation.is_ended for response in self._all)
+
     def _is_audible(self, response: ResponseStream) -> bool:
         return response.is_active or response.playhead.left_s(self._clock.now()) > 0
 

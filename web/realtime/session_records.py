@@ -189,6 +189,22 @@ class SessionRecords:
         """Return True if an operator ended the session. Raises: RedisUnreachable."""
         return await self._voice.was_ended(session_id, owner)
 
+    async def until_over(self, session_id: str) -> None:
+        """Return once no gateway holds the session, and none can continue it.
+
+        Redis may lose a record, and its holder writes it again. So the record must be absent for
+        `SPARE_S`, and while Redis is unreachable it counts as present.
+        """
+        present_at = self._clock.now()
+        while self._clock.now() - present_at < SPARE_S:
+            await self._clock.sleep(RENEW_S)
+            try:
+                is_present = await self._voice.exists(session_id)
+            except FleetError:
+                is_present = True
+            if is_present:
+                present_at = self._clock.now()
+
     def delete(self, session_id: str, epoch: int | None) -> None:
         """Delete the record of a session in the background. Without an epoch, the session is
         recorded as ended by an operator.

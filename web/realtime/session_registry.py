@@ -36,8 +36,6 @@ log = logging.getLogger("fleet.web")
 
 SETTLE_S = 0.1
 """Seconds for which changes are collected before they are written together."""
-STOP_AFTER_S = 2.0
-"""Seconds until a session that another gateway continues is stopped here; see `_give_up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,8 +197,6 @@ class SessionRegistry:
         """Return True if this gateway still holds the session. Otherwise (another gateway continued
         the session, or another session replaced it) remove the entry and return False.
         """
-        if entry.owner == API_KEY or entry.away_us is None:
-            return True
         session_id = entry.session.id
         try:
             held = await self._save(entry, {}, ["away_us"])
@@ -284,8 +280,28 @@ class SessionRegistry:
         session.publish()
         if not self._gateway.closing.is_set():
             entry.expiry = self._clock.call_later(
-                self._voice.reconnect_timeout_s, lambda: self.end(session.id)
+                self._voice.reconnect_timeout_s,
+                lambda: start(self._expire(entry), f"voice session {shown_id(session.id)}"),
             )
+
+    async def _expire(self, entry: SessionEntry) -> None:
+        """End a session whose client did not reconnect here, unless it did at another gateway."""
+
+        def is_away() -> bool:
+            return self._entries.get(entry.session.id) is entry and entry.away_us is not None
+
+        while is_away():
+            try:
+                is_held = await self._save(entry, {}, ())
+            except FleetError:
+                await self._clock.sleep(session_records.RENEW_S)
+                continue
+            if not is_away():
+                return
+            if is_held:
+                self.end(entry.session.id)
+            else:
+                self._give_up(entry, ended=False)
 
     def on_closed(self, session: Session, writer: ClientWriter) -> None:
         """End the session of a client that closed its connection properly."""
@@ -426,9 +442,16 @@ class SessionRegistry:
             return
         session.connection.close(1001, "the session continues at another gateway, or is over")
         session.detach()
-        # Later: the other gateway may not have resumed the request yet. Once it has, this one
-        # cannot abort it any more.
-        self._clock.call_later(STOP_AFTER_S, session.stop)
+        if session.responses.is_generating:
+            start(self._stop_when_over(session), f"the end of voice session {shown_id(session.id)}")
+
+    async def _stop_when_over(self, session: Session) -> None:
+        """Stop a session that another gateway holds once none does. Until then its requests belong
+        to the holder, which may be a while from reading them: it waits for Redis, or hangs. Once it
+        has taken them over, this gateway cannot abort them.
+        """
+        await self._records.until_over(session.id)
+        session.stop()
 
 
 def _duration(seconds: float) -> str:

@@ -12,12 +12,8 @@ local first_output = 9 + tonumber(num_inputs)
 local inputs = {unpack(ARGV, 9, first_output - 1)}
 pass_when_full()
 local request_key, task = PREFIX .. 'req:' .. request, task_key(request, stage)
-if not call('ZSCORE', PREFIX .. 'workers', worker) then return {'unlisted'} end
-if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return {'ended'} end
-local present_epoch, state, reserved_for = unpack(
-  call('HMGET', task, 'epoch', 'state', 'reserved_for'))
-if present_epoch ~= epoch or not next_state('claimed', state) then return {'stale'} end
-if reserved_for and reserved_for ~= worker then return {'stale'} end
+local refusal, reserved_for = refused_claim(worker, request, stage, epoch)
+if refusal then return {refusal} end
 if reserved_for then call('HDEL', task, 'reserved_for') end
 if entry ~= '' then delete_entry(task) end
 move(task, request, stage, 'claimed', 'owner', worker, 'holder', worker, 'claimed_us',

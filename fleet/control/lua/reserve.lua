@@ -5,12 +5,8 @@
 -- ARGV: worker, role, entry (its id), request, stage, epoch
 local worker, role, entry, request, stage, epoch = unpack(ARGV)
 local task = task_key(request, stage)
-if not call('ZSCORE', PREFIX .. 'workers', worker) then return {'unlisted'} end
-if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return {'ended'} end
-local present_epoch, state, reserved_for = unpack(
-  call('HMGET', task, 'epoch', 'state', 'reserved_for'))
-if present_epoch ~= epoch or not next_state('claimed', state) then return {'stale'} end
-if reserved_for and reserved_for ~= worker then return {'stale'} end
+local refusal = refused_claim(worker, request, stage, epoch)
+if refusal then return {refusal} end
 if call('HGET', PREFIX .. 'worker:' .. worker, 'draining') == '1' then return {'draining'} end
 local function hold(held_task, pair)
   call('HSET', held_task, 'reserved_for', worker)

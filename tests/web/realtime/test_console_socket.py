@@ -21,6 +21,8 @@ from tests.web.realtime.socket_client import SocketClient, opened, transcript
 from tests.web.realtime.speech_samples import QUESTION, question, silence, speech
 from web.realtime import session_registry
 
+pytestmark = pytest.mark.one_file_in(2, "voice sockets")
+
 PARTS = ["endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence"]
 LONG = Script(num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ)
 

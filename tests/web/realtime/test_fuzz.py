@@ -27,6 +27,8 @@ from web.http.errors import status_of
 from web.realtime.protocol.client_events import MAX_EVENT_BYTES, event_id_of, parse_event
 from web.realtime.session import Session
 
+pytestmark = pytest.mark.one_file_in(2, "voice sockets")
+
 KINDS = (
     "session.update",
     "input_audio_buffer.append",

@@ -19,6 +19,8 @@ from tests.web.realtime.socket_client import SocketClient, message, opened, tran
 from tests.web.realtime.speech_samples import QUESTION, silence, speech
 from web.realtime import session_registry
 
+pytestmark = pytest.mark.one_file_in(2, "voice sockets")
+
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 LONG = Script(
     text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard=""

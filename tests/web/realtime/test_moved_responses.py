@@ -1,21 +1,31 @@
-"""A gateway is lost before it could submit a response's request: the gateway that continues the
-session submits it.
+"""Responses under way while their session moves to another gateway, which submits the request if
+the former gateway could not, and may read the answer late.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError
 
 from fleet.control import keys
 from fleet.core.ids import RequestId
-from tests.harness import ThreadFleet, thread_fleet
+from tests.harness import ThreadFleet, stop_claims, thread_fleet
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.realtime.socket_client import SocketClient
-from tests.web.realtime.test_secret_access import KEY, HttpxGateway, first, opening, serving
+from tests.web.realtime.test_secret_access import (
+    KEY,
+    HttpxGateway,
+    first,
+    opening,
+    second,
+    serving,
+)
+from web.realtime import session_records
 
+__all__ = ["first", "second"]
 reachable = first
 
 
@@ -138,3 +148,43 @@ async def test_cancelled_response_is_not_submitted_by_the_next_gateway(
         await again.ask("hello", output_modalities=["text"])
         await again.done()
     assert not await reachable.redis.exists(keys.request(request))
+
+
+async def test_former_gateway_leaves_an_answer_to_the_holder_of_its_session_however_late_it_reads(
+    first: HttpxGateway,
+    second: HttpxGateway,
+    workers: ThreadFleet,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gateway that continues a session reads its answer only after the former gateway has seen
+    five times that the session goes on. The former one aborts nothing.
+    """
+    awaited, num_looks = asyncio.Event(), 0
+    resume, exists = second.client.requests.resume, first.client.voice.exists
+
+    async def resume_late(*arguments: Any) -> Any:
+        await awaited.wait()
+        return await resume(*arguments)
+
+    async def counted(session: str) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 5:
+            workers.loops[0].availability.draining = False
+            awaited.set()
+        return await exists(session)
+
+    monkeypatch.setattr(session_records, "RENEW_S", 0.1)
+    monkeypatch.setattr(session_records, "SPARE_S", 0.1)
+    monkeypatch.setattr(second.client.requests, "resume", resume_late)
+    monkeypatch.setattr(first.client.voice, "exists", counted)
+    await asyncio.to_thread(stop_claims, workers.loops[0])
+    async with opening(first, KEY, "?fleet=1") as client:
+        session = client.session
+        response, request = await begin(client, first)
+        await client.drop()
+    query = f"?fleet=1&session={session}&response={response}&samples=0"
+    async with opening(second, KEY, query) as again:
+        done = (await again.until("response.done"))["response"]
+    assert done["status"] in ("completed", "incomplete"), done["status_details"]
+    assert await second.redis.hget(keys.request(request), "state") == "finished"

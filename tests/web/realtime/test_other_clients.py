@@ -5,9 +5,13 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.realtime.clients.install import REQUIREMENTS, environment_of
+
+pytestmark = pytest.mark.one_file_in(2, "voice sockets")
 
 CLIENTS = Path(__file__).parent / "clients"
 AGENTS, LIVEKIT = REQUIREMENTS

@@ -5,10 +5,14 @@ audio.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.socket_client import SocketClient, opened
 from tests.web.realtime.speech_samples import QUESTION, silence, speech
+
+pytestmark = pytest.mark.one_file_in(2, "voice sockets")
 
 SECONDS = 6
 """Length of the response in seconds. Audio is sent about one second ahead of playback."""

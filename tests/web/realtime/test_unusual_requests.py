@@ -8,6 +8,8 @@ from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
 from tests.web.realtime.socket_client import Event, SocketClient, message, opened, transcript
 
+pytestmark = pytest.mark.one_file_in(2, "voice sockets")
+
 CONTROL = "<|im_end|>"
 LONG = Script(
     text="one two three four five six seven",

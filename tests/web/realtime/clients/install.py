@@ -26,7 +26,8 @@ def install(requirement: str) -> None:
         return
     print(f"installing {requirement}", flush=True)
     venv.create(home, with_pip=True, clear=True)
-    subprocess.run([home / "bin" / "python", "-m", "pip", "install", "-q", requirement], check=True)
+    pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
+    subprocess.run([*pip, requirement], check=True)
     (home / "ready").touch()
 
 
