@@ -26,7 +26,7 @@ from fleet.process.background import full_thread_pool, start
 from fleet.process.beat import LEAVING_S, beat
 from fleet.process.gc_freeze import freeze_gc
 from fleet.process.lan_address import EVERYWHERE, lan_address
-from fleet.processing import load_frontend
+from fleet.processing import open_frontend
 from web.app import create_app
 from web.http.protocol.config import BoundedConfig
 from web.http.protocol.descriptors import connection_bound
@@ -130,7 +130,7 @@ async def serve(
     listener: socket.socket,
 ) -> None:
     tls = tls_files(config)
-    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    frontend = open_frontend(config, checkpoint)
     client = await FleetClient.connect(redis_url, config)
     app = create_app(config, client, frontend, settings.api_key)
     await client.start()

@@ -10,13 +10,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, NoSafeWeights
+from fleet.core.ids import StageName
 from fleet.graphs import get_graph
 from fleet.hub.names import HubName, hub_name_of
 from fleet.process.private import make_private_folder
@@ -25,82 +26,165 @@ if TYPE_CHECKING:
     from fleet.hub.cache import Hub
 
 AUTO, TINY = "auto", "tiny"
+SAFE_WEIGHTS = "*.safetensors"
+CONFIGURATION: tuple[str, ...] = ("config.json",)
 
 
-def resolve_checkpoint(config: FleetConfig) -> Path:
-    """Return the weights folder that `config.checkpoint` names; write a tiny checkpoint first if
-    needed. "auto" is the checkpoint shipped with the graph, or "tiny" if the graph ships none.
+def resolve_checkpoint(
+    config: FleetConfig, stage: StageName | None = None, *, is_whole: bool = True
+) -> Path:
+    """Return the folder of a stage's weights, or without a `stage` the deployment's folder; write
+    a tiny checkpoint first if needed. "auto" is the checkpoint shipped with the graph, or "tiny" if
+    the graph ships none. `is_whole`: False if only the configuration is needed.
 
-    Uses no network. Raises: ConfigError if the folder is missing or holds no weights, or the files
-    of a hub name are missing.
+    Weights of a hub name are not downloaded. Raises: ConfigError if the folder is missing or holds
+    no weights, or the files of a hub name are missing.
     """
+    graph = get_graph(config.graph)
+    declared = graph.stage(stage) if stage is not None else graph.main_stage
+    files = declared.checkpoint_files if is_whole else CONFIGURATION
+    own = config.stage(stage).checkpoint if stage is not None else None
+    if own is not None:
+        field = f"stages.{stage}.checkpoint"
+        shipped = declared.shipped_folder(own)
+        folder = shipped or _located(config, own, field, is_whole=is_whole)
+        return _check_folder(folder, files, field)
+    root = _resolve_root(config, is_whole=is_whole)
+    if graph.has_stage_checkpoints and stage is None:
+        return root
+    return _check_folder(root / declared.checkpoint_folder, files)
+
+
+def _resolve_root(config: FleetConfig, *, is_whole: bool) -> Path:
     shipped = get_graph(config.graph).shipped_folder()
     if config.checkpoint == AUTO and shipped is not None:
-        return _check_folder(shipped)
+        return shipped
     if config.checkpoint in (AUTO, TINY):
-        return _check_folder(_tiny(config))
-    name = hub_name_of(config.checkpoint)
-    if name is None:
-        return _check_folder(Path(config.checkpoint).expanduser().absolute())
-    from fleet.hub.cache import resolve
-
-    return _check_folder(resolve(hub_of(config), name))
+        return _tiny(config)
+    return _located(config, config.checkpoint, "checkpoint", is_whole=is_whole)
 
 
-def resolve_configuration(config: FleetConfig) -> Path:
-    """Return a folder with a checkpoint's configuration; its weights may be missing.
+def resolve_checkpoints(config: FleetConfig, stage: StageName | None = None) -> FleetConfig:
+    """Return the configuration with the checkpoints of all stages, or of one `stage`, replaced by
+    the folders of their weights. Raises: as `resolve_checkpoint`.
+    """
+    graph = get_graph(config.graph)
+    if not graph.has_stage_checkpoints:
+        return config.model_copy(update={"checkpoint": str(resolve_checkpoint(config))})
+    names = [each.name for each in graph.stages] if stage is None else [stage]
+    return _with_folders(config, {name: resolve_checkpoint(config, name) for name in names})
+
+
+def resolve_configuration(config: FleetConfig, stage: StageName) -> FleetConfig:
+    """Return the configuration with the checkpoint of a stage replaced by a folder with its
+    configuration; its weights may be missing.
 
     Of a hub name whose files are missing, only the JSON files are downloaded. Raises: ConfigError
     if the folder or its configuration is missing, or the download fails.
     """
-    if config.checkpoint in (AUTO, TINY):
-        return resolve_checkpoint(config)
-    name = hub_name_of(config.checkpoint)
+    folder = resolve_checkpoint(config, stage, is_whole=False)
+    if not get_graph(config.graph).has_stage_checkpoints:
+        return config.model_copy(update={"checkpoint": str(folder)})
+    return _with_folders(config, {stage: folder})
+
+
+def _with_folders(config: FleetConfig, folders: Mapping[StageName, Path]) -> FleetConfig:
+    """Return the configuration with the checkpoints of stages replaced by these folders."""
+    stages = {
+        **config.stages,
+        **{
+            name: config.stage(name).model_copy(update={"checkpoint": str(folder)})
+            for name, folder in folders.items()
+        },
+    }
+    return config.model_copy(update={"stages": stages})
+
+
+def find_checkpoints(config: FleetConfig) -> dict[str, str]:
+    """Return, by field of the configuration, the folder with the weights, or a description of the
+    step by which the first start would provide it. Writes nothing.
+
+    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses.
+    """
+    graph = get_graph(config.graph)
+    if not graph.has_stage_checkpoints:
+        return {
+            "checkpoint": _promise(config, config.checkpoint) or str(resolve_checkpoint(config))
+        }
+    found: dict[str, str] = {}
+    for stage in graph.stages:
+        own = config.stage(stage.name).checkpoint
+        field = f"stages.{stage.name}.checkpoint"
+        promise = None
+        if own is None:
+            promise = _promise(config, config.checkpoint)
+        elif stage.shipped_folder(own) is None:
+            promise = _promise(config, own)
+        found[field] = promise or str(resolve_checkpoint(config, stage.name))
+    return found
+
+
+def _promise(config: FleetConfig, name: str) -> str | None:
+    """Return the step by which the first start would provide a checkpoint; None if it is there, or
+    missing for good.
+    """
+    if name == AUTO and get_graph(config.graph).shipped is not None:
+        return None
+    if name in (AUTO, TINY):
+        target = _tiny_folder(config)
+        return (
+            None
+            if target.is_dir()
+            else f"a tiny random one is written to {target} at the first start"
+        )
+    return None
+
+
+def _located(config: FleetConfig, checkpoint: str, field: str, *, is_whole: bool) -> Path:
+    """Return the folder of a configured path or hub name. Raises: ConfigError if files of a hub
+    name are missing, and if only its configuration is needed, that cannot be downloaded.
+    """
+    name = hub_name_of(checkpoint)
     if name is None:
-        return _check_configuration(Path(config.checkpoint).expanduser().absolute())
+        return Path(checkpoint).expanduser().absolute()
     from fleet.hub.cache import resolve
+
+    hub = hub_of(config)
+    if is_whole:
+        return resolve(hub, name, field)
+    with contextlib.suppress(ConfigError):
+        return resolve(hub, name)
     from fleet.hub.download import fetch
     from fleet.hub.listing import read_listing
     from fleet.hub.progress import DownloadProgress
 
-    hub = hub_of(config)
-    with contextlib.suppress(ConfigError):
-        return _check_configuration(resolve(hub, name))
     listing = read_listing(hub, name, (".json",))
     with DownloadProgress(str(name), listing.size) as bar:
-        return _check_configuration(fetch(hub, listing, bar))
-
-
-def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
-    """Return the weights folder, or None and a description of the step by which the first start
-    would provide it. Writes nothing.
-
-    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses.
-    """
-    if config.checkpoint == AUTO and get_graph(config.graph).shipped is not None:
-        return resolve_checkpoint(config), ""
-    if config.checkpoint in (AUTO, TINY):
-        target = _tiny_folder(config)
-        return (
-            (target, "")
-            if target.is_dir()
-            else (None, f"a tiny random one is written to {target} at the first start")
-        )
-    return resolve_checkpoint(config), ""
+        return fetch(hub, listing, bar)
 
 
 def hub_of(config: FleetConfig) -> "Hub":
     """Return the hub of a deployment, with the folder of its files."""
     from fleet.hub.cache import Hub
 
-    parts = tuple(stage.name for stage in get_graph(config.graph).all_stages)
-    return Hub(folder=config.hub_cache, parts=parts)
+    stages = get_graph(config.graph).all_stages
+    return Hub(
+        folder=config.hub_cache,
+        parts=tuple(stage.checkpoint_folder for stage in stages if stage.checkpoint_folder),
+        extras=tuple(pattern for stage in stages for pattern in stage.checkpoint_extras),
+    )
 
 
 def hub_names(config: FleetConfig) -> dict[str, HubName]:
-    """Return the hub names in a deployment, by the field that has them."""
-    given = {"checkpoint": config.checkpoint}
-    named = {field: hub_name_of(checkpoint) for field, checkpoint in given.items()}
+    """Return the hub names that a deployment uses, by the field that has them."""
+    graph = get_graph(config.graph)
+    given = {
+        f"stages.{stage.name}.checkpoint": config.stage(stage.name).checkpoint
+        for stage in graph.stages
+    }
+    if not graph.has_stage_checkpoints or None in given.values():
+        given["checkpoint"] = config.checkpoint
+    named = {field: hub_name_of(text) for field, text in given.items() if text is not None}
     return {field: name for field, name in named.items() if name}
 
 
@@ -193,20 +277,20 @@ def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
     return write(out_dir, seed)
 
 
-def _check_folder(folder: Path) -> Path:
-    _check_configuration(folder)
-    if not any(folder.glob("*.safetensors")):
-        raise NoSafeWeights.of(folder, "*.safetensors")
-    return folder
-
-
-def _check_configuration(folder: Path) -> Path:
+def _check_folder(folder: Path, files: Sequence[str], field: str = "checkpoint") -> Path:
+    """Return a folder after a check. Raises: ConfigError if it is missing, or lacks a file of a
+    pattern in `files`.
+    """
     if not folder.is_dir():
         raise ConfigError(
-            f"checkpoint: no folder {folder}; set a folder with the weights, a name on the "
+            f"{field}: no folder {folder}; set a folder with the weights, a name on the "
             "hub (OWNER/NAME), or auto",
-            param="checkpoint",
+            param=field,
         )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"checkpoint: {folder} has no config.json", param="checkpoint")
+    for pattern in files:
+        if any(folder.glob(pattern)):
+            continue
+        if pattern == SAFE_WEIGHTS:
+            raise NoSafeWeights.of(folder, pattern, field)
+        raise ConfigError(f"{field}: {folder} has no {pattern}", param=field)
     return folder

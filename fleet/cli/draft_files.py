@@ -39,7 +39,7 @@ def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
     from fleet.models.target_hash import hash_of_target
 
     _require_empty(out)
-    checkpoint = resolve_checkpoint(config)
+    checkpoint = resolve_checkpoint(config, config.graph_declaration().main_stage.name)
     head = load_head(folder, target_hash=hash_of_target(checkpoint))
     if kind == "sglang":
         export_sglang(head, out)
@@ -67,7 +67,8 @@ def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
     from fleet.stages.builders import layer_counter
 
     _require_empty(out)
-    checkpoint, graph = resolve_checkpoint(config), config.graph_declaration()
+    graph = config.graph_declaration()
+    checkpoint = resolve_checkpoint(config, graph.main_stage.name)
     num_layers = layer_counter(graph, graph.main_stage.name)(checkpoint)
     read = import_sglang if kind == "sglang" else import_speculators
     head: Eagle3Head = read(
@@ -90,7 +91,8 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
     from fleet.drafts.trainer.versions import is_whole, write_version
     from fleet.models.target_hash import hash_of_target
 
-    head = load_head(folder, target_hash=hash_of_target(resolve_checkpoint(config)))
+    target = resolve_checkpoint(config, config.graph_declaration().main_stage.name)
+    head = load_head(folder, target_hash=hash_of_target(target))
     versions = config.drafts_dir / VERSIONS
     part = versions / f".{secrets.token_hex(8)}.part"
     part.mkdir(parents=True)

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import psutil
 from cryptography import x509
 
-from fleet.cli.checkpoint import find_checkpoint
+from fleet.cli.checkpoint import find_checkpoints
 from fleet.config import FleetConfig
 from fleet.config.safety import Check, Finding
 from fleet.config.settings import EnvironmentSettings
@@ -199,11 +199,10 @@ def check_checkpoint(config: FleetConfig, _settings: EnvironmentSettings) -> Ite
     if config.engine == "fake":
         return
     try:
-        folder, later = find_checkpoint(config)
+        for name, found in find_checkpoints(config).items():
+            yield Finding(name, found)
     except ConfigError as error:
-        yield Finding("checkpoint", "", refusal=error.message, param="checkpoint")
-        return
-    yield Finding("checkpoint", later or str(folder))
+        yield Finding("checkpoint", "", refusal=error.message, param=error.param or "checkpoint")
 
 
 FILE_CHECKS: tuple[Check, ...] = (check_certificates, check_disk)

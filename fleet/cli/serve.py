@@ -3,11 +3,12 @@
 import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.cli.checkpoint import resolve_checkpoints
 from fleet.cli.deployment import (
     Deployment,
     check_data_dir,
@@ -142,12 +143,12 @@ def web(
 
     require_free_port(deployment.config.web.host, deployment.config.web.port, "web.port")
     _await_redis(deployment)
-    checkpoint = resolve_checkpoint(deployment.config)
+    resolved = resolve_checkpoints(deployment.config)
     from fleet.control.log_stream import shipping
     from web.serve import run
 
     with shipping(deployment.redis_url, Labels("web")):
-        run(deployment.config, deployment.settings, deployment.redis_url, checkpoint)
+        run(resolved, deployment.settings, deployment.redis_url, Path(resolved.checkpoint))
 
 
 def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None = None) -> int:
@@ -171,8 +172,8 @@ def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
 
     with StartAnnouncement(deployment.redis_url, role) as starting:
         starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
-        fake = deployment.config.engine == "fake"
-        checkpoint = None if fake else resolve_checkpoint(deployment.config)
+        given = deployment.config
+        config = given if given.engine == "fake" else resolve_checkpoints(given, role.stage)
         # OpenMP reads these once, when torch is first imported; threads that spin while they wait
         # starve Redis and NIXL.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -182,10 +183,10 @@ def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
 
         with shipping(deployment.redis_url, Labels("worker", stage=role.stage)) as labels:
             run_worker(
-                deployment.config,
+                config,
                 role.name,
                 deployment.redis_url,
-                checkpoint,
+                Path(config.checkpoint),
                 labels,
                 starting.joined,
                 starting.loaded,

@@ -155,8 +155,8 @@ def _request(
     config = config.model_copy(update=changed)
     # The notes of a first start belong to no JSON.
     with contextlib.redirect_stdout(sys.stderr):
-        folder = resolve_configuration(config)
-    options = build_options(config, name, folder, is_here=False)
+        config = resolve_configuration(config, name)
+    options = build_options(config, name, Path(config.checkpoint), is_here=False)
     page, stage_of_graph = options.own.page_size_tokens, config.graph_declaration().stage(name)
     # On a GPU the number is by default a share of it. Only the main stage's requests have a length
     # limit of their own.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.cli.checkpoint import resolve_checkpoints
 from fleet.cli.deployment import Deployment, open_deployment, open_serving_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.errors import BadInput, ConfigError
@@ -118,11 +118,11 @@ async def _run(
     from fleet.drafts.capture.pool import answered
     from fleet.drafts.capture.run import CapturedRun
     from fleet.drafts.capture.source import CaptureSource
-    from fleet.processing import load_frontend
+    from fleet.processing import open_frontend
 
     config = deployment.config
-    checkpoint = resolve_checkpoint(config)
-    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    resolved = resolve_checkpoints(config)
+    frontend = open_frontend(resolved, Path(resolved.checkpoint))
     client = await FleetClient.connect(deployment.redis_url, config)
     await client.start()
     stop, loop = asyncio.Event(), asyncio.get_running_loop()

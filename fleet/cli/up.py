@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 import yaml
 
-from fleet.cli.checkpoint import resolve_checkpoint
+from fleet.cli.checkpoint import resolve_checkpoints
 from fleet.cli.deployment import (
     Deployment,
     check_data_dir,
@@ -121,21 +121,17 @@ def _resolve(deployment: Deployment) -> FleetConfig:
     """Return the configuration with the values that all processes must share: free ports, absolute
     folders, the checkpoint folder.
     """
-
-    config = deployment.config
+    config = resolve_checkpoints(deployment.config)
     web_port, redis_port = free_ports(2)
     web = config.web.model_copy(update={"port": config.web.port or web_port})
     port = redis_port if config.redis.port == 0 else config.redis.port
     redis = config.redis.model_copy(update={"port": port, "data_dir": config.redis_data_dir})
-    checkpoint = str(resolve_checkpoint(config))
     secret = config.security.fleet_secret
     security = config.security.model_copy(
         update={"fleet_secret": secret.absolute() if secret else None}
     )
     sections = {"web": web, "redis": redis, "security": security}
-    return config.model_copy(
-        update={**sections, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint}
-    )
+    return config.model_copy(update={**sections, "data_dir": config.data_dir.absolute()})
 
 
 def _store(config: FleetConfig) -> Path:

@@ -146,6 +146,25 @@ def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:
                 yield Problem(("stages", stage.name, "extra", name), message)
 
 
+def stage_checkpoints_are_used(config: FleetConfig) -> Iterator[Problem]:
+    """Yield an error for each checkpoint of a stage in a graph whose stages share one checkpoint,
+    and for the names of generated checkpoints, which contain all stages.
+    """
+    has_own = config.graph_declaration().has_stage_checkpoints
+    for name, stage in config.stages.items():
+        here = ("stages", name, "checkpoint")
+        if stage.checkpoint is not None and not has_own:
+            yield Problem(
+                here, f"the stages of graph {config.graph} share one checkpoint; set checkpoint"
+            )
+        elif stage.checkpoint in _GENERATED:
+            message = (
+                f"{stage.checkpoint} is a checkpoint of all stages; set it as checkpoint, or a "
+                "folder or hub name here"
+            )
+            yield Problem(here, message)
+
+
 def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().all_stages:
         here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
@@ -279,17 +298,20 @@ def folders_are_not_files(config: FleetConfig) -> Iterator[Problem]:
     """Yield an error for each configured folder that is a file. A folder that does not exist is
     accepted: it may be created later, or be on another machine.
     """
-    if config.checkpoint not in _GENERATED:
-        given = os.path.expanduser(config.checkpoint)
+    own = {
+        ("stages", name, "checkpoint"): stage.checkpoint for name, stage in config.stages.items()
+    }
+    for path, checkpoint in {("checkpoint",): config.checkpoint, **own}.items():
+        if checkpoint in (*_GENERATED, None):
+            continue
+        given = os.path.expanduser(checkpoint)
         if given.startswith("~"):
             yield Problem(
-                ("checkpoint",),
-                f"there is no home folder {given.split('/')[0]}; write the full path",
+                path, f"there is no home folder {given.split('/')[0]}; write the full path"
             )
         if os.path.isfile(given):
             yield Problem(
-                ("checkpoint",),
-                f"{given} is a file; set its folder, with config.json and the weights",
+                path, f"{given} is a file; set its folder, with config.json and the weights"
             )
     for path, folder in (
         (("data_dir",), config.data_dir),
@@ -347,6 +369,7 @@ RULES: tuple[Rule, ...] = (
     captures_can_be_trained_on,
     vllm_settings_are_used,
     stage_settings_are_known,
+    stage_checkpoints_are_used,
     sampling_is_valid,
     cache_keys_are_used,
     answers_are_within_the_limits,

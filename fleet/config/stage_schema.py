@@ -179,6 +179,8 @@ class StageConfig(Strict):
     stage is lost. `sampling`: fields of `SamplingDefaults`. `engine`: name of the engine; None: the
     deployment's. `vllm`: refused with another engine.
 
+    `checkpoint`: folder with the stage's weights, or a hub name `owner/name[@revision]`; None: its
+    sub-folder of the deployment's checkpoint.
     `device`: one device, or a list of GPUs of which replica N uses the Nth, starting over after the
     last. `gpu_memory_utilization`: share of its GPU that each worker may use, weights included;
     None: an equal part of what configured shares leave (`placement.py`). `kv_pages`: KV pages per
@@ -189,6 +191,7 @@ class StageConfig(Strict):
 
     engine: Literal["torch", "vllm"] | None = None
     vllm: VllmConfig = VllmConfig()
+    checkpoint: Text | None = None
 
     replicas: Annotated[int, Whole(1, 256)] = 1
     standby: Annotated[int, Whole(0, 256)] = 0

@@ -128,7 +128,7 @@ class GatewayRequests:
                     refuse()
                 return reply
 
-        roles = self._calls.roles_of(spec.outputs)
+        roles = self._calls.roles_of_request(spec)
         try:
             gateway, answer = await self._admission.admit(
                 spec.id, roles, submission, submit, applicant
@@ -162,15 +162,16 @@ class GatewayRequests:
         outputs: tuple[EdgeName, ...],
         applicant: Applicant | None = None,
     ) -> int:
-        """Return the number of further requests that `submit` would admit now, this request
-        included. One with an `applicant` waits as in `submit`. Raises: as `submit`.
+        """Return the number of further requests with audio in their prompts that `submit` would
+        admit now, this request included. One with an `applicant` waits as in `submit`. Raises: as
+        `submit`.
         """
         await answer_of(self.endings.send_overdue())
+        roles = self._calls.roles_for(outputs)
 
         def admission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
-            return self._calls.admission(request, outputs, me, client_key(applicant), waits)
+            return self._calls.admission(request, roles, me, client_key(applicant), waits)
 
-        roles = self._calls.roles_of(outputs)
         _, answer = await self._admission.admit(request, roles, admission, applicant=applicant)
         return int(answer[1])
 

@@ -2,6 +2,7 @@
 Redis lost it. Sends nothing.
 """
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fleet.config import FleetConfig
@@ -43,7 +44,7 @@ class SubmissionCalls:
             blob,
             bound=self._config.limits.max_requests,
             stages=parts.stages,
-            roles=self.roles_of(spec.outputs),
+            roles=self.roles_of(parts.stages),
             grace_us=self.grace_us,
             edges=parts.edges,
             gateway=gateway,
@@ -74,7 +75,7 @@ class SubmissionCalls:
     def admission(
         self,
         request: RequestId,
-        outputs: tuple[EdgeName, ...],
+        roles: Sequence[RoleName],
         gateway: WorkerId,
         client: str,
         waits: scripts.Waits,
@@ -83,22 +84,29 @@ class SubmissionCalls:
             request,
             bound=self._config.limits.max_requests,
             gateway=gateway,
-            roles=self.roles_of(outputs),
+            roles=roles,
             grace_us=self.grace_us,
             client=client,
             waits=waits,
         )
 
-    def roles_of(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
-        """Return the roles of the stages that a request for `outputs` uses."""
-        stages = self._graph.stages_for(outputs)
+    def roles_of_request(self, spec: RequestSpec) -> list[RoleName]:
+        """Return the roles of the stages that a request runs."""
+        return self.roles_of(self._graph.stages_of(spec))
+
+    def roles_for(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
+        """Return the roles of the stages that a request with audio in its prompt would run."""
+        return self.roles_of(self._graph.stages_for(outputs))
+
+    def roles_of(self, stages: Collection[StageName]) -> list[RoleName]:
+        """Return the roles of `stages`, in the order of the deployment's roles."""
         return [role.name for role in self._config.roles() if role.stage in stages]
 
     def _parts_of(self, spec: RequestSpec) -> _Parts:
-        stages = list(self._graph.stages_for(spec.outputs))
+        stages = list(self._graph.stages_of(spec))
         return _Parts(
             stages=stages,
-            edges=[edge.name for edge in self._graph.edges_for(spec.outputs)],
+            edges=[edge.name for edge in self._graph.edges_of(spec)],
             audio=[edge for edge in spec.outputs if self._graph.media.get(edge) == "audio"],
             first_roles=[self._config.roles_of(stage)[0].name for stage in stages],
         )

@@ -13,6 +13,10 @@ from fleet.core.errors import ChunkOrderError, UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
 
 WIRE_VERSION = 1
+PROMPT_TOKENS = "prompt_tokens"
+"""Figure with the first chunk of an answer: number of tokens of the prompt, where only the stage
+that reads the prompt knows it.
+"""
 DTYPE_BYTES = {
     "int32": 4,
     "int64": 8,
@@ -60,15 +64,14 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Immutable chunk header.
 
     `walk`: the consumer is in this walk from this chunk on; None: no change. `producer_walk`: walk
-    of the producer when it produced the chunk.
-    `boundary`: the consumer changes its walk at this chunk; `walk` names the new walk, or the
-    conductor's notice does if the conductor drives walks.
-    `ordinal`: number of items that the producer made in `producer_walk` before this chunk.
-    `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be
-    empty.
+    of the producer when it produced the chunk. `boundary`: the consumer changes its walk at this
+    chunk; `walk` names the new walk, or the conductor's notice does if the conductor drives walks.
+    `ordinal`: number of items that the producer made in `producer_walk` before this chunk. `final`:
+    no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be empty.
     `produced_us`: wall clock of the producer when it produced the chunk, for the trace only.
     `first_row`: position in the edge of the chunk's first row, which does not depend on how earlier
-    rows were divided into chunks.
+    rows were divided into chunks. `figures`: numbers about the request that its consumer reports,
+    by name, such as `PROMPT_TOKENS`.
     """
 
     request: RequestId
@@ -84,6 +87,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     produced_us: int = 0
     version: int = WIRE_VERSION
     first_row: int = 0
+    figures: dict[str, int] = {}
 
     @property
     def num_rows(self) -> int:

@@ -100,13 +100,13 @@ class NoSafeWeights(ConfigError):
     """
 
     @staticmethod
-    def of(folder: object, wanted: str) -> "NoSafeWeights":
+    def of(folder: object, wanted: str, field: str = "checkpoint") -> "NoSafeWeights":
         pickled = (
             "pickled weights (pytorch_model.bin and the like) are not read, since that can run code"
         )
         fix = "fetch or convert them as safetensors"
         return NoSafeWeights(
-            f"checkpoint: {folder} has no weights ({wanted}); {pickled}: {fix}", param="checkpoint"
+            f"{field}: {folder} has no weights ({wanted}); {pickled}: {fix}", param=field
         )
 
 

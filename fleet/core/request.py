@@ -57,10 +57,12 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     `reply`: state from which another gateway can continue the answer; no worker reads it.
     `session`: name of the conversation whose earlier turns this prompt begins with; "" without one.
     `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (the client's
-    request without its audio): data for operators who search for the request.
-    `given`: tokens with which the main stage's answer begins, as if they had been sampled. Sampling
-    continues after them, unless the last token ends an answer; stop strings are matched only in
-    sampled text.
+    request without its audio): data for operators who search for the request. `given`: tokens with
+    which the main stage's answer begins, as if they had been sampled. Sampling continues after
+    them, unless the last token ends an answer; stop strings are matched only in sampled text.
+    `stages`: stages that the request runs, decided where it is submitted; () for all stages that
+    its outputs and inputs need (`Graph.stages_of`). `speech_text`: text to speak instead of an
+    answer of the main stage, for a graph whose speaking stage reads text.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -81,6 +83,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     body: str = ""
     created_us: int = 0
     version: int = 1
+    stages: tuple[StageName, ...] = ()
+    speech_text: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()

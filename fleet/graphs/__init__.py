@@ -1,11 +1,22 @@
 """The graphs (composite models) that Fleet ships, by name. Declarations only: knows no runtime."""
 
 from fleet.core.errors import ConfigError
-from fleet.graphs.base import ALL, EACH, TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
+from fleet.graphs.base import (
+    ALL,
+    EACH,
+    TOKENS,
+    ChunkPolicy,
+    Edge,
+    Graph,
+    RequestInput,
+    Stage,
+    Transition,
+)
+from fleet.graphs.cascade import CASCADE
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
 from fleet.graphs.text import TEXT
 
-GRAPHS: dict[str, Graph] = {graph.name: graph for graph in (QWEN3_OMNI, TEXT)}
+GRAPHS: dict[str, Graph] = {graph.name: graph for graph in (QWEN3_OMNI, TEXT, CASCADE)}
 DEFAULT_GRAPH = QWEN3_OMNI.name
 
 __all__ = [
@@ -17,6 +28,7 @@ __all__ = [
     "ChunkPolicy",
     "Edge",
     "Graph",
+    "RequestInput",
     "Stage",
     "Transition",
     "get_graph",

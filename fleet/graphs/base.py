@@ -2,6 +2,7 @@
 tensor library.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,8 +10,20 @@ from typing import Literal
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.request import RequestSpec
 
 PolicyKind = Literal["each", "ramp", "all"]
+RequestInput = Literal["audio", "speech_text"]
+"""Input that a request may have besides the text of its prompt: audio clips in the prompt, or a
+text to speak that replaces the answer.
+"""
+SPOKEN_PROMPT: frozenset[RequestInput] = frozenset({"audio"})
+
+
+def inputs_of(spec: RequestSpec) -> frozenset[RequestInput]:
+    """Return the inputs of a request besides the text of its prompt."""
+    given: dict[RequestInput, object] = {"audio": spec.audio, "speech_text": spec.speech_text}
+    return frozenset(name for name, value in given.items() if value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +93,8 @@ class Edge:
     no room for a remote tensor, the request fails instead of sending the tensor inline. `credits`:
     chunks that the producer may append before the consumer acknowledges; an edge to the client is
     bounded in bytes instead (`limits.max_unread_bytes`). `item_ms`: duration of an
-    item in milliseconds, for edges that carry audio.
+    item in milliseconds, for edges that carry audio. `only_with`: the edge is used only by requests
+    that have this input. `replaced_by`: the edge is not used by requests that have this input.
     """
 
     name: EdgeName
@@ -93,6 +107,13 @@ class Edge:
     credits: int = 64
     item_ms: float = 0.0
     transitions: tuple[Transition, ...] = ()
+    only_with: RequestInput | None = None
+    replaced_by: RequestInput | None = None
+
+    def is_used_with(self, inputs: Collection[RequestInput]) -> bool:
+        """Return True if a request with these inputs may use the edge."""
+        is_needed = self.only_with is None or self.only_with in inputs
+        return is_needed and self.replaced_by not in inputs
 
     def consumer_walk(self, producer_walk: Walk, ordinal: int) -> Walk | None:
         """Return the consumer's walk from item `ordinal` of `producer_walk` on; None if no
@@ -110,6 +131,16 @@ class Edge:
         return last.to if last else None
 
 
+def packaged_folder(reference: str) -> Path:
+    """Return the folder that "package:folder" names, without importing the package."""
+    package, _, folder = reference.partition(":")
+    spec = find_spec(package)
+    assert spec is not None and spec.submodule_search_locations is not None, (
+        f"{package} is not a package"
+    )
+    return Path(spec.submodule_search_locations[0]) / folder
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Declaration of one stage of a model.
@@ -125,6 +156,11 @@ class Stage:
     max_tokens. `settings`: keys of a deployment's `stages.NAME.extra` that the builder reads.
     `reads_prompt_audio`: workers receive the samples of the prompt with each task.
     `verifies_drafts`: the stage can verify draft tokens of its answers (engine torch only).
+    `checkpoint_folder`: sub-folder of the deployment's checkpoint that has the stage's weights; ""
+    if the graph's stages share one folder. `checkpoint_files`: patterns of files that a folder with
+    the stage's weights must have. `checkpoint_extras`: patterns of the weight files that are not
+    safetensors, relative to the folder. `shipped`: "package:folder" of checkpoints in Fleet's
+    package, by the name that `stages.NAME.checkpoint` gives them.
     """
 
     name: StageName
@@ -139,6 +175,15 @@ class Stage:
     engines: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])
+    checkpoint_folder: str = ""
+    checkpoint_files: tuple[str, ...] = ("config.json", "*.safetensors")
+    checkpoint_extras: tuple[str, ...] = ()
+    shipped: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def shipped_folder(self, name: str) -> Path | None:
+        """Return the folder of a shipped checkpoint; None if none has this name."""
+        found = self.shipped.get(name)
+        return packaged_folder(found) if found is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +194,8 @@ class Graph:
     "module:function" that writes a small random checkpoint; `baseline`: module whose `run` measures
     the reference implementation; `full_size`: "module:function" that builds the stages at their
     published size with random weights. `shipped`: "package:folder" of a trained checkpoint in
-    Fleet's package. `media`: content ("text", "audio") of each client edge of an answer.
+    Fleet's package. `media`: content ("text", "audio", or "transcript" of the
+    prompt's audio) of each client edge of an answer.
     `optional_stages`: stages that no answer needs, so that a deployment is ready without their
     workers.
     """
@@ -209,12 +255,7 @@ class Graph:
         """
         if self.shipped is None:
             return None
-        package, _, folder = self.shipped.partition(":")
-        spec = find_spec(package)
-        assert spec is not None and spec.submodule_search_locations is not None, (
-            f"{package} is not a package"
-        )
-        return Path(spec.submodule_search_locations[0]) / folder
+        return packaged_folder(self.shipped)
 
     def edges_from(self, stage: StageName) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.source == stage)
@@ -222,22 +263,48 @@ class Graph:
     def edges_to(self, stage: StageName) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target == stage)
 
-    def edges_for(self, outputs: tuple[EdgeName, ...]) -> tuple[Edge, ...]:
-        """Return all edges that a request for the client edges `outputs` uses, in declaration
-        order.
+    @property
+    def has_stage_checkpoints(self) -> bool:
+        """True if each stage has a checkpoint folder of its own."""
+        return any(stage.checkpoint_folder for stage in self.all_stages)
+
+    def edges_for(
+        self, outputs: tuple[EdgeName, ...], inputs: Collection[RequestInput] = SPOKEN_PROMPT
+    ) -> tuple[Edge, ...]:
+        """Return all edges that a request with `inputs` for the client edges `outputs` uses, in
+        declaration order.
         """
+        usable = [edge for edge in self.edges if edge.is_used_with(inputs)]
         needed: set[EdgeName] = set(outputs)
         grew = True
         while grew:
-            sources = {edge.source for edge in self.edges if edge.name in needed}
-            more = {edge.name for edge in self.edges if edge.target in sources}
+            sources = {edge.source for edge in usable if edge.name in needed}
+            more = {edge.name for edge in usable if edge.target in sources}
             grew = not more <= needed
             needed |= more
-        return tuple(edge for edge in self.edges if edge.name in needed)
+        return tuple(edge for edge in usable if edge.name in needed)
 
-    def stages_for(self, outputs: tuple[EdgeName, ...]) -> tuple[StageName, ...]:
-        """Return all stages that a request for the client edges `outputs` uses, in declaration
-        order.
+    def stages_for(
+        self, outputs: tuple[EdgeName, ...], inputs: Collection[RequestInput] = SPOKEN_PROMPT
+    ) -> tuple[StageName, ...]:
+        """Return all stages that a request with `inputs` for the client edges `outputs` uses, in
+        declaration order. Called once for a request, where it is submitted: `stages_of` returns the
+        decision.
         """
-        active = {edge.source for edge in self.edges_for(outputs)}
+        active = {edge.source for edge in self.edges_for(outputs, inputs)}
         return tuple(stage.name for stage in self.all_stages if stage.name in active)
+
+    def stages_of(self, spec: RequestSpec) -> tuple[StageName, ...]:
+        """Return the stages that a request runs, in declaration order."""
+        return spec.stages or self.stages_for(spec.outputs, inputs_of(spec))
+
+    def edges_of(self, spec: RequestSpec) -> tuple[Edge, ...]:
+        """Return the edges that a request uses, in declaration order: those between its stages, and
+        its outputs.
+        """
+        stages = self.stages_of(spec)
+        return tuple(
+            edge
+            for edge in self.edges
+            if edge.source in stages and (edge.target in stages or edge.name in spec.outputs)
+        )

@@ -5,6 +5,7 @@ programs share: `blobs` by hash, `snapshots` by commit, `refs` by branch. Uses n
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from huggingface_hub import constants, get_cached_repo_tree
@@ -17,7 +18,7 @@ from fleet.hub.names import HubName
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-_TEXTS = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken"})
+TEXTS = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,14 @@ class Hub:
 
     `folder`: None is the library's own, `~/.cache/huggingface/hub` unless its variables move it.
     `endpoint`: address; None is the library's own. `parts`: sub-folders of a model whose files are
-    needed beside those at its top, one for each stage of the graph.
+    needed beside those at its top, such as one for each stage of a graph. `extras`: patterns of
+    needed files beside configuration, tokenizer and safetensors.
     """
 
     folder: Path | None = None
     endpoint: str | None = None
     parts: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
     @property
     def cache(self) -> Path:
@@ -58,47 +61,58 @@ class Hub:
         return ref.read_text().strip() if ref.is_file() else None
 
 
-def resolve(hub: Hub, name: HubName) -> Path:
+def resolve(hub: Hub, name: HubName, field: str = "checkpoint") -> Path:
     """Return the folder with a model's files at its revision. Raises: ConfigError that names what
-    is missing, and the command that downloads it.
+    is missing, and the command that downloads it. `field`: key of the configuration that has the
+    name.
     """
     commit = hub.commit(name)
     if commit is None:
-        raise _missing(f"{name} is not in {hub.cache}")
+        raise _missing(field, f"{name} is not in {hub.cache}")
     try:
         tree = get_cached_repo_tree(name.repo, revision=commit, cache_dir=hub.cache)
     except CachedRepoTreeNotFoundError:
-        raise _missing(f"{name} is not in {hub.cache} (commit {commit[:12]})") from None
+        raise _missing(field, f"{name} is not in {hub.cache} (commit {commit[:12]})") from None
     folder, size_of = hub.snapshot(name, commit), {file.path: file.size for file in tree}
-    lacking = [path for path in select(size_of, hub.parts) if _size(folder / path) != size_of[path]]
+    lacking = [path for path in select(hub, size_of) if _size(folder / path) != size_of[path]]
     if lacking:
         more = f" and {len(lacking) - 1} more files" if len(lacking) > 1 else ""
-        raise _missing(f"{name} is incomplete in {hub.cache}: {lacking[0]}{more} missing")
+        raise _missing(field, f"{name} is incomplete in {hub.cache}: {lacking[0]}{more} missing")
     return folder
 
 
-def select(paths: Iterable[str], parts: Collection[str]) -> list[str]:
-    """Return the files that a stage reads: configuration, tokenizer, and weights as safetensors,
-    each once. Files in other sub-folders, pickles and weights in other formats are left out.
+def select(hub: Hub, paths: Iterable[str]) -> list[str]:
+    """Return the files that a stage reads: configuration, tokenizer, weights as safetensors, each
+    once, and those of the hub's extra patterns. Files in other sub-folders, pickles and weights in
+    other formats are left out.
     """
-    of_folder: dict[str, list[str]] = {folder: [] for folder in ("", *parts)}
+    of_part: dict[str, list[str]] = {part: [] for part in ("", *hub.parts)}
     for path in paths:
-        folder, _, file = path.rpartition("/")
-        if folder in of_folder:
-            of_folder[folder].append(file)
+        part, _, rest = path.partition("/")
+        if part in hub.parts and rest:
+            of_part[part].append(rest)
+        else:
+            of_part[""].append(path)
     return sorted(
-        f"{folder}/{file}" if folder else file
-        for folder, files in of_folder.items()
+        f"{part}/{file}" if part else file
+        for part, files in of_part.items()
         for file in files
-        if PurePosixPath(file).suffix in _TEXTS or file in _weights(files)
+        if _is_needed(hub, file, files)
     )
+
+
+def _is_needed(hub: Hub, file: str, files: Collection[str]) -> bool:
+    for pattern in hub.extras:
+        if file.count("/") == pattern.count("/") and fnmatchcase(file, pattern):
+            return True
+    return "/" not in file and (PurePosixPath(file).suffix in TEXTS or file in _weights(files))
 
 
 def _weights(files: Collection[str]) -> set[str]:
     """Return the weight files among those of one folder. Some models have the same weights twice,
     for example in a second dtype.
     """
-    weights = {file for file in files if file.endswith(".safetensors")}
+    weights = {file for file in files if file.endswith(".safetensors") and "/" not in file}
     shards = {file for file in weights if _SHARD.fullmatch(file)} if INDEX in files else set[str]()
     return shards or (weights & {SINGLE}) or weights
 
@@ -107,9 +121,9 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _missing(what: str) -> ConfigError:
+def _missing(field: str, what: str) -> ConfigError:
     return ConfigError(
-        f"checkpoint: {what}; run `fleet models fetch --config FILE`, with the FILE and --set "
+        f"{field}: {what}; run `fleet models fetch --config FILE`, with the FILE and --set "
         "options of this command",
-        param="checkpoint",
+        param=field,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from errno import ENOSPC
+from pathlib import PurePosixPath
 
 import httpx2
 from huggingface_hub import HfApi
@@ -21,7 +22,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from fleet.core.errors import ConfigError, NoSafeWeights
-from fleet.hub.cache import COMMIT, Hub, select
+from fleet.hub.cache import COMMIT, TEXTS, Hub, select
 from fleet.hub.names import HubName
 
 TIMEOUT_S = 30.0
@@ -67,10 +68,10 @@ def read_listing(hub: Hub, name: HubName, suffixes: tuple[str, ...] = ("",)) -> 
         siblings = {file.rfilename: file for file in info.siblings or ()}
         files = tuple(
             _checked(name, siblings[path])
-            for path in select(_safe(name, siblings), hub.parts)
+            for path in select(hub, _safe(name, siblings))
             if path.endswith(suffixes)
         )
-        if "" in suffixes and not any(file.path.endswith(".safetensors") for file in files):
+        if "" in suffixes and all(PurePosixPath(file.path).suffix in TEXTS for file in files):
             raise NoSafeWeights.of(name, "*.safetensors")
         if not COMMIT.fullmatch(info.sha or ""):
             raise ValueError(f"commit {info.sha!r}")

@@ -14,6 +14,7 @@ from fleet.processing.base import (
     Recording,
     TextPart,
     load_frontend,
+    open_frontend,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "Recording",
     "TextPart",
     "load_frontend",
+    "open_frontend",
 ]

@@ -9,7 +9,8 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.config.schema import Limits
+from fleet.config.checkpoints import checkpoint_of
+from fleet.config.schema import FleetConfig, Limits
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
@@ -73,8 +74,12 @@ tokens. Tokens that end in an end token are the whole answer.
 class ChatRequest:
     """A validated chat request, with the sampling parameters of every stage that it uses.
 
-    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`: fields of the user's input
-    that have the prompt as a whole and the voice, named in errors.
+    `stages`: stages that it runs, () if the graph decides by the outputs. `speech_text`: text to
+    speak instead of an answer. `language`: language of the prompt's audio, as a code or an English
+    name; None: the model detects it.
+    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`,
+    `language_where`: fields of the user's input that have the prompt as a whole, the voice and the
+    language, named in errors.
     """
 
     id: RequestId
@@ -88,6 +93,10 @@ class ChatRequest:
     created_us: int = 0
     where: str = "messages"
     voice_where: str = "audio.voice"
+    stages: tuple[StageName, ...] = ()
+    speech_text: TextPart | None = None
+    language: str | None = None
+    language_where: str = "language"
 
     @property
     def audio_parts(self) -> list[AudioPart]:
@@ -220,8 +229,24 @@ class Frontend(Protocol):
         ...
 
 
-def load_frontend(reference: str, checkpoint: Path, limits: Limits) -> Frontend:
-    """Import "module:name" as the graph declares it and construct it for a checkpoint folder.
+def open_frontend(config: FleetConfig, checkpoint: Path) -> Frontend:
+    """Construct the frontend of a deployment's graph. `checkpoint`: the deployment's folder.
+
+    A frontend of a graph whose stages have folders of their own is constructed with a mapping of
+    stages to folders. Raises: ConfigError if a checkpoint lacks a file that the frontend reads.
+    """
+    graph = config.graph_declaration()
+    if not graph.has_stage_checkpoints:
+        return load_frontend(graph.frontend, checkpoint, config.limits)
+    folders = {stage.name: checkpoint_of(config, stage.name, checkpoint) for stage in graph.stages}
+    return load_frontend(graph.frontend, folders, config.limits)
+
+
+def load_frontend(
+    reference: str, checkpoint: Path | Mapping[StageName, Path], limits: Limits
+) -> Frontend:
+    """Import "module:name" as the graph declares it and construct it for a checkpoint: its folder,
+    or the folder of each stage.
 
     Raises: ConfigError if the checkpoint lacks a file that the frontend reads.
     """

@@ -79,6 +79,10 @@ class PromptFrontend:
 
         Raises: BadInput, ContextLengthExceeded naming the field.
         """
+        return token_ids(self.tokenizer, self.render(chat), chat.where)
+
+    def render(self, chat: ChatRequest) -> str:
+        """Return the text of the prompt. Raises: as `tokenize`."""
         if not chat.messages:
             raise BadInput("messages: give at least one message", param="messages")
         text = self._template.render([self._for_template(message) for message in chat.messages])
@@ -89,7 +93,7 @@ class PromptFrontend:
                 f"the prompt has {len(text)} characters, far more than that",
             )
         self._check_beginning(text, chat.where)
-        return token_ids(self.tokenizer, text, chat.where)
+        return text
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
         """Check the length of a prompt, audio positions included. `where`: field of the user's

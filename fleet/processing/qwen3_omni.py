@@ -7,16 +7,13 @@ modeling_qwen3_omni_moe.py.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
-
-import numpy as np
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, UnsupportedValue, quoted
-from fleet.core.request import AudioClip, RequestSpec
-from fleet.processing.audio import Samples, decode_parts
+from fleet.core.request import RequestSpec
 from fleet.processing.base import ChatRequest
+from fleet.processing.clips import clip_blob, clip_table, decode_clips
 from fleet.processing.prompt import PromptFrontend
 from fleet.processing.sampling_defaults import read_checkpoint_sampling
 from fleet.processing.template import read_json
@@ -90,7 +87,7 @@ class OmniFrontend(PromptFrontend):
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         voice = self.voice(chat.voice, chat.voice_where)
-        clips = self._decode(chat)
+        clips = decode_clips(chat, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s)
         ids = self.tokenize(chat)
         lengths = [len(clip) for clip in clips]
         positions = num_audio_positions(
@@ -102,14 +99,14 @@ class OmniFrontend(PromptFrontend):
             id=chat.id,
             graph=chat.graph,
             prompt_ids=tuple(expanded),
-            audio=_clips(lengths, self.audio_rate_hz),
+            audio=clip_table(clips, self.audio_rate_hz),
             outputs=chat.outputs,
             sampling=chat.sampling,
             params={VOICE_PARAM: voice} if chat.spoken else {},
             given=self.given_ids(chat.given),
             created_us=chat.created_us,
         )
-        return spec, np.concatenate(clips).astype("<f4").tobytes() if clips else None
+        return spec, clip_blob(clips)
 
     def _is_audio(self, control: str) -> bool:
         return control == self._controls.get(self._audio_id)
@@ -161,20 +158,6 @@ class OmniFrontend(PromptFrontend):
     def num_answer_audio_tokens(self, num_samples: int) -> int:
         return -(-num_samples // self._samples_per_frame)
 
-    def _decode(self, chat: ChatRequest) -> list[Samples]:
-        files = [
-            (part.where, part.data)
-            for part in chat.audio_parts
-            if not isinstance(part.data, np.ndarray)
-        ]
-        decoded = iter(
-            decode_parts(files, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s)
-        )
-        return [
-            part.data if isinstance(part.data, np.ndarray) else next(decoded)
-            for part in chat.audio_parts
-        ]
-
     def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
         name = (wanted or DEFAULT_SPEAKER).lower()
         if name in self._speakers:
@@ -209,13 +192,6 @@ def _encoder_positions(num_frames: int, n_window: int) -> int:
     for _ in range(3):  # three convolutions of stride 2
         tail = (tail - 1) // 2 + 1
     return tail + 13 * chunks
-
-
-def _clips(lengths: Sequence[int], rate_hz: int) -> tuple[AudioClip, ...]:
-    return tuple(
-        AudioClip(offset_samples=end - length, num_samples=length, rate_hz=rate_hz)
-        for end, length in zip(accumulate(lengths), lengths, strict=True)
-    )
 
 
 def _expand(ids: Sequence[int], audio_id: int, positions: Sequence[int]) -> list[int]:

@@ -25,9 +25,9 @@ class TextFrontend(PromptFrontend):
     audio_rate_hz = 0
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
-        self._positions = read_num_positions(checkpoint)
-        if self._positions is not None:
-            longest = min(limits.max_prompt_tokens, self._positions - 1)
+        self.positions = read_num_positions(checkpoint)
+        if self.positions is not None:
+            longest = min(limits.max_prompt_tokens, self.positions - 1)
             limits = limits.model_copy(update={"max_prompt_tokens": longest})
         super().__init__(checkpoint, limits)
         self._sampling = read_checkpoint_sampling(checkpoint)
@@ -48,7 +48,7 @@ class TextFrontend(PromptFrontend):
             prompt_ids=tuple(ids),
             outputs=chat.outputs,
             sampling={
-                stage: limit_answer_length(one, len(ids), self._positions)
+                stage: limit_answer_length(one, len(ids), self.positions)
                 for stage, one in chat.sampling.items()
             },
             given=self.given_ids(chat.given),

@@ -24,13 +24,14 @@ class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
     chunks by joining their arrays along axis 0.
 
     `walk`: the producer's walk when it produced the item. `final`: the item closes the edge; it may
-    have no arrays.
+    have no arrays. `figures`: numbers about the request that the consumer reports, by name.
     """
 
     edge: EdgeName
     walk: Walk
     arrays: Arrays = msgspec.field(default_factory=dict[str, np.ndarray])
     final: bool = False
+    figures: dict[str, int] = {}
 
 
 LoggedOutput = Mapping[tuple[EdgeName, Walk], Arrays]
@@ -46,6 +47,12 @@ class TaskAdapter(Protocol):
 
     The default methods suit a stage without input edges that never ends a request by itself.
     """
+
+    def may_open(self) -> bool:
+        """Return False while the engine request depends on chunks that have not been consumed;
+        until then `consume` returns no engine inputs, and `open` is not called.
+        """
+        return True
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Return the engine request, and the engine inputs that are known from the request itself,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from fleet.config import FleetConfig
+from fleet.config.checkpoints import checkpoint_of
 from fleet.config.placement import device_of
 from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
@@ -54,8 +55,10 @@ def build_options(
     is_here: bool = True,
 ) -> BuildOptions:
     """Return the options with which to build a stage: its device and dtype with `auto` resolved,
-    and its division into spans. `is_here`: the device must exist on this host. Raises: ConfigError.
+    its weights' folder, and its division into spans. `checkpoint`: the deployment's folder.
+    `is_here`: the device must exist on this host. Raises: ConfigError.
     """
+    folder = checkpoint_of(config, stage, checkpoint)
     device = device_of(config, config.stage(stage), replica=1)
     if device == "auto":
         device = _auto_device(config)
@@ -66,14 +69,14 @@ def build_options(
     options = BuildOptions(
         config=config,
         stage=stage,
-        checkpoint=checkpoint,
+        checkpoint=folder,
         device=device,
         dtype=dtype,
         half=half,
         anchor=anchor_options(
             config,
             stage,
-            lambda: layer_counter(config.graph_declaration(), stage)(checkpoint),
+            lambda: layer_counter(config.graph_declaration(), stage)(folder),
             dtype,
         ),
         address=address,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
@@ -18,15 +19,18 @@ from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, Tas
 from fleet.stages.options import BuildOptions
 
 SAMPLES_PER_ROW = 1920
+FIRST_LETTER, NUM_LETTERS = ord("a"), 26
 
 
 class _Output:
     """Output edge of a task: converts rows of numbers to arrays of the edge's first tensor.
-    Converts all rows at once, since every chunk passes through here.
+    Converts all rows at once, since every chunk passes through here. An edge with a tensor `text`
+    gets one letter per row, of the first clip.
     """
 
     def __init__(self, edge: Edge) -> None:
         self.name = edge.name
+        self._tensors = edge.tensors
         self._tensor, dtype = next(iter(edge.tensors.items()))
         self._dtype = np.dtype(dtype)
 
@@ -36,36 +40,56 @@ class _Output:
         if self._tensor == "pcm":
             samples = np.tile(values, (1, -(-SAMPLES_PER_ROW // rows.shape[1])))
             return [{self._tensor: row[:SAMPLES_PER_ROW]} for row in samples]
+        if "text" in self._tensors:
+            return [self._text_piece(values[i : i + 1, 0]) for i in range(len(rows))]
         values = values if rows.shape[1] > 1 else values[:, 0]
         return [{self._tensor: values[i : i + 1]} for i in range(len(rows))]
 
+    def _text_piece(self, row: np.ndarray) -> Arrays:
+        known = {
+            "clip": np.zeros(1, np.int32),
+            "sizes": np.ones(1, np.int32),
+            "ids": row.astype(np.int32),
+            "text": (FIRST_LETTER + row % NUM_LETTERS).astype(np.uint8),
+        }
+        return {name: known[name] for name in self._tensors}
+
 
 class FakeTask(TaskAdapter):
-    """Adapter of a task on the fake engine. A stage without input edges reads the prompt, any other
-    stage its input edges; every output row becomes an item on each output edge.
+    """Adapter of a task on the fake engine. The main stage reads the prompt, and so does a stage of
+    which the request runs no input edge, or the text to speak; any other stage reads its input
+    edges. Every output row becomes an item on each output edge.
     """
 
     def __init__(self, spec: RequestSpec, options: BuildOptions) -> None:
         graph = options.config.graph_declaration()
         self._spec = spec
         self._stage = options.stage
-        self._outputs = [
-            _Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage
-        ]
-        self._is_source = not graph.edges_to(options.stage)
+        edges = graph.edges_of(spec)
+        self._outputs = [_Output(edge) for edge in edges if edge.source == options.stage]
+        self._has_inputs = any(edge.target == options.stage for edge in edges)
+        self._is_main = options.declared.main
+        self._num_read, self._num_sent = 0, 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         sampling = self._spec.sampling.get(self._stage, Sampling())
-        if not self._is_source:
+        if self._has_inputs and not self._is_main:
             return EngineRequest(request_id=self._spec.id, sampling=sampling), ()
-        history = {OUT: np.array(self._spec.given, np.int32)[:, None]}
+        history = {OUT: np.array(self._spec.given, np.int32)[:, None]} if self._is_main else {}
         request = EngineRequest(request_id=self._spec.id, sampling=sampling, history=history)
         prompt = np.asarray(self._spec.prompt_ids, dtype=np.int32)
-        return request, (EngineInput(walk=Walk("prefill"), arrays={"ids": prompt}, final=True),)
+        if self._spec.speech_text:
+            prompt = np.frombuffer(self._spec.speech_text.encode(), np.uint8).astype(np.int32)
+        self._num_read = len(prompt)
+        piece = EngineInput(
+            walk=Walk("prefill"), arrays={"ids": prompt}, final=not self._has_inputs
+        )
+        return request, (piece,)
 
     def consume(
         self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
     ) -> Sequence[EngineInput]:
+        self._num_read += max(map(len, arrays.values()), default=0)
         return (EngineInput(walk=walk, arrays=arrays, final=final),)
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
@@ -77,25 +101,43 @@ class FakeTask(TaskAdapter):
                 last = output.final and position == len(pieces) - 1
                 if arrays or last:
                     items.append(
-                        EdgeItem(edge=edge.name, walk=output.walk, arrays=arrays, final=last)
+                        EdgeItem(
+                            edge=edge.name,
+                            walk=output.walk,
+                            arrays=arrays,
+                            final=last,
+                            figures=self._figures(),
+                        )
                     )
+        self._num_sent += len(rows)
         return items
+
+    def _figures(self) -> dict[str, int]:
+        """Return the length of a prompt that the request itself does not tell, before the first
+        output.
+        """
+        is_told = self._is_main and self._has_inputs and not self._num_sent
+        return {PROMPT_TOKENS: self._num_read} if is_told else {}
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build a stage of any graph on the fake engine: a codec if an input edge has a ramp, otherwise
-    an autoregressive stage.
+    """Build a stage of any graph on the fake engine: a codec if an input edge has a ramp or its
+    output is audio, otherwise an autoregressive stage.
 
     `extra.step_ms` is the interval between the steps of each request, 0 by default.
     """
-    inputs = options.config.graph_declaration().edges_to(options.stage)
-    codec = any(edge.policy.kind == "ramp" for edge in inputs)
-    width = 1 if not inputs or codec else 16
+    graph = options.config.graph_declaration()
+    inputs = graph.edges_to(options.stage)
+    codec = any(edge.policy.kind == "ramp" for edge in inputs) or any(
+        "pcm" in edge.tensors for edge in graph.edges_from(options.stage)
+    )
+    source = not inputs or options.declared.main
+    width = 1 if source or codec else 16
     engine = FakeEngine(
         max_batch=options.own.max_batch,
         width=width,
         autoregressive=not codec,
-        source=not inputs,
+        source=source,
         step_s=_step_s(options),
     )
     return BuiltStage(engine=engine, adapter=lambda spec, _blob: FakeTask(spec, options))

@@ -14,6 +14,7 @@ import torch
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
+from fleet.graphs.cascade import CASCADE
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.load import read_config
@@ -59,6 +60,7 @@ def _talker_width(folder: Path) -> int:
 
 _STAGES: dict[tuple[str, StageName], SizedStage] = {
     (TEXT.name, LM): SizedStage(sizes=model_sizes, row_width=_hidden_size),
+    (CASCADE.name, CASCADE.main_stage.name): SizedStage(sizes=model_sizes, row_width=_hidden_size),
     (QWEN3_OMNI.name, THINKER): SizedStage(
         sizes=partial(stage_sizes, "thinker"), row_width=_thinker_width
     ),

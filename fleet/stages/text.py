@@ -1,17 +1,21 @@
-"""The one stage of the `text` graph: a prompt in, answer tokens out."""
+"""The stage of a causal language model: a prompt in, answer tokens out. The only one of the graph
+`text`; other graphs build theirs with an adapter of their own.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from fleet.core.errors import ContextLengthExceeded
-from fleet.core.ids import EdgeName, Walk
-from fleet.core.request import RequestSpec
+from fleet.core.ids import EdgeName, StageName, Walk
+from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import start
-from fleet.graphs.text import LM, TEXT
+from fleet.graphs import Graph
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.program import SALT, CausalAnchor, CausalLM
 from fleet.models.causal_lm.span_load import load_span
@@ -31,23 +35,48 @@ from fleet.stages.stop_strings import StopDetector, tokenizer_of
 ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """What an adapter knows of a language model's stage. `tokenizer`: loads the checkpoint's
+    tokenizer; `positions`: context length of the model, None for unlimited.
+    """
+
+    graph: Graph
+    stage: StageName
+    tokenizer: Callable[[], Tokenizer]
+    positions: int | None
+
+    def sampling_of(self, spec: RequestSpec) -> Sampling:
+        return sampling_of(spec, self.graph, self.stage)
+
+
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the language model's stage. Raises: ConfigError if the checkpoint or an option is
-    unusable.
+    """Build the language model's stage of the graph `text`. Raises: ConfigError if the checkpoint
+    or an option is unusable.
+    """
+    return build_language_model(options, TextAdapter)
+
+
+def build_language_model(
+    options: BuildOptions, adapter: Callable[[RequestSpec, LanguageModel], TaskAdapter]
+) -> BuiltStage:
+    """Build the language model's stage of any graph around an `adapter` of its requests. Raises: as
+    `build`.
     """
     engine, names, route = (
         (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     )
-    tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
-
-    def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
-        stop = sampling_of(spec, TEXT, LM).stop
-        return TextAdapter(spec, StopDetector(stop, tokenizer), positions)
-
+    positions = read_num_positions(options.checkpoint)
+    model = LanguageModel(
+        graph=options.config.graph_declaration(),
+        stage=options.stage,
+        tokenizer=tokenizer_of(options.checkpoint),
+        positions=positions,
+    )
     return answering_stage(
         options,
         engine,
-        adapter,
+        lambda spec, _blob: adapter(spec, model),
         lambda shape: new_head_config(options, read_config(options.checkpoint), shape, positions),
         num_layers=lambda: count_layers(options.checkpoint),
         weight_names=names,
@@ -106,42 +135,44 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class TextAdapter(TaskAdapter):
-    """Adapter of a request's task: feeds the prompt and sends answer tokens to the client.
-    `positions`: context length of the model, at which an answer ends with reason length; None:
-    unlimited.
+    """Adapter of a request's task: feeds the prompt and sends answer tokens to the client. An
+    answer ends with reason length at the context length of the model. `spoken`: edge to a stage
+    that speaks the answer, whose log has its tokens too.
     """
 
     def __init__(
-        self, spec: RequestSpec, stop_detector: StopDetector, positions: int | None
+        self, spec: RequestSpec, model: LanguageModel, *, spoken: EdgeName | None = None
     ) -> None:
-        self._spec, self._positions = spec, positions
-        min_tokens = sampling_of(spec, TEXT, LM).min_tokens
+        self._spec, self._model = spec, model
+        self._sampling = model.sampling_of(spec)
         self._tokens = AnswerTokens(
             client=ANSWER,
-            spoken=None,
-            stop_detector=stop_detector,
+            spoken=spoken,
+            stop_detector=StopDetector(self._sampling.stop, model.tokenizer),
             given=spec.given,
-            min_tokens=min_tokens,
+            min_tokens=self._sampling.min_tokens,
         )
+
+    def prompt_ids(self) -> Sequence[int]:
+        """Return the token ids of the whole prompt."""
+        return self._spec.prompt_ids
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Return the engine request and prompt. Raises: ContextLengthExceeded if the prompt leaves
         no position for the answer.
         """
-        num_prompt = len(self._spec.prompt_ids)
-        if self._positions is not None and num_prompt >= self._positions:
+        ids, positions = np.array(self.prompt_ids(), dtype=np.int32), self._model.positions
+        num_prompt = len(ids)
+        if positions is not None and num_prompt >= positions:
             raise ContextLengthExceeded.of(
-                "messages", self._positions - 1, f"the prompt has {num_prompt} tokens"
+                "messages", positions - 1, f"the prompt has {num_prompt} tokens"
             )
-        sampling = limit_answer_length(
-            sampling_of(self._spec, TEXT, LM), num_prompt, self._positions
-        )
+        sampling = limit_answer_length(self._sampling, num_prompt, positions)
         params = {NUM_POSITIONS: str(num_prompt + sampling.max_tokens)}
         history = self._tokens.history(logged)
         request = EngineRequest(
             request_id=self._spec.id, sampling=sampling, params=params, history=history
         )
-        ids = np.array(self._spec.prompt_ids, dtype=np.int32)
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.config import FleetConfig
+from fleet.config.checkpoints import checkpoint_of
 from fleet.config.placement import for_role
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role
 from fleet.core.ids import StageName
@@ -25,6 +26,7 @@ from fleet.worker.process.registered_process import RegisteredProcess
 from fleet.worker.worker_process import WorkerProcess
 
 FINGERPRINT_BYTES = 1024 * 1024
+FINGERPRINTED = ("config.json", "voice.json", "*.safetensors", "*.onnx")
 
 
 def half_of(config: FleetConfig, serves: Role) -> Half:
@@ -63,7 +65,7 @@ def fingerprint_of(folder: Path) -> str:
     file, without reading the files whole.
     """
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
+    for file in sorted(file for pattern in FINGERPRINTED for file in folder.glob(pattern)):
         with file.open("rb") as data:
             digest.update(
                 f"{file.name} {file.stat().st_size} ".encode() + data.read(FINGERPRINT_BYTES)
@@ -91,7 +93,7 @@ def run_worker(
     config = for_role(config, serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
-    check_spans(config, serves.stage, folder)
+    check_spans(config, serves.stage, checkpoint_of(config, serves.stage, folder))
     if serves.hosts_spans:
         process = _span_worker(config, serves, redis_url, folder, access, labels, when_joined)
     else:
@@ -112,12 +114,13 @@ def _span_worker(
 ) -> RegisteredProcess:
     from fleet.spans.host.process import SpanWorkerProcess, SpanWorkerSettings
 
+    options = build_options(config, serves.stage, checkpoint)
     settings = SpanWorkerSettings(
         config=config,
         serves=serves,
-        options=build_options(config, serves.stage, checkpoint),
+        options=options,
         access=access,
-        fingerprint=fingerprint_of(checkpoint),
+        fingerprint=fingerprint_of(options.checkpoint),
     )
     return SpanWorkerProcess(redis_url, settings, labels=labels, when_joined=when_joined)
 
@@ -149,7 +152,7 @@ def load_worker(
         role=serves.name,
         built=built,
         access=access,
-        fingerprint="" if is_fake else fingerprint_of(checkpoint),
+        fingerprint="" if is_fake else fingerprint_of(options.checkpoint),
         device="fake" if is_fake else options.device,
         dtype="" if is_fake else options.dtype,
         route=route,

@@ -386,9 +386,27 @@ NAMES: tuple[Case, ...] = (
         f"stages.vocoder: {MISSING_STAGE}",
     ),
     (
+        "a checkpoint of one stage in a graph that has one checkpoint",
+        "stages: {thinker: {checkpoint: /models/thinker}}",
+        "stages.thinker.checkpoint: the stages of graph qwen3_omni share one checkpoint; set "
+        "checkpoint",
+    ),
+    (
+        "a tiny checkpoint of one stage",
+        "graph: cascade\nstages: {lm: {checkpoint: tiny}}",
+        "stages.lm.checkpoint: tiny is a checkpoint of all stages; set it as checkpoint, or a "
+        "folder or hub name here",
+    ),
+    (
+        "a checkpoint of one stage that is a file",
+        f"graph: cascade\nstages: {{lm: {{checkpoint: {__file__}}}}}",
+        f"stages.lm.checkpoint: {__file__} is a file; set its folder, with config.json and the "
+        "weights",
+    ),
+    (
         "a graph with no similar name",
         "graph: other",
-        "graph: unknown graph 'other'; use one of qwen3_omni, text",
+        "graph: unknown graph 'other'; use one of cascade, qwen3_omni, text",
     ),
 )
 SHARES: tuple[Case, ...] = (

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli.checkpoint import resolve_checkpoint, resolve_configuration
-from fleet.config import load_config
+from fleet.cli.checkpoint import hub_names, hub_of, resolve_checkpoint, resolve_configuration
+from fleet.config import FleetConfig, load_config
 from fleet.core.errors import ConfigError
+from fleet.core.ids import StageName
 from fleet.hub import cache, download
 from fleet.hub.cache import Hub, resolve, select
 from fleet.hub.download import check_space, fetch, missing_bytes
@@ -121,12 +122,16 @@ def test_licence_is_read_from_the_model_card(hub: Hub, server_with_model: FakeHu
         (["asr/model.safetensors", "asr/config.json", "x/config.json"], ("asr",),
          ["asr/config.json", "asr/model.safetensors"]),
         (["a.pt", "a.bin", "a.pkl", "a.ckpt", "a.npz", "a.py", "a.exe"], (), []),
+        (["tts/voices/a.bin", "tts/m.onnx", "x/m.onnx", "tts/b.bin", "tts/voices/x/a.bin"],
+         ("tts",), ["tts/m.onnx", "tts/voices/a.bin"]),
+        (["voices/a.bin", "m.onnx", "onnx/m.onnx"], (), ["m.onnx", "voices/a.bin"]),
     ],
 )  # fmt: skip
 def test_weights_are_needed_once_and_other_formats_never(
     paths: list[str], parts: tuple[str, ...], needed: list[str]
 ) -> None:
-    assert select(paths, parts) == sorted(needed)
+    hub = Hub(parts=parts, extras=("*.onnx", "voices/*.bin"))
+    assert select(hub, paths) == sorted(needed)
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -385,10 +390,37 @@ def test_processes_find_downloaded_files_and_download_none(
     with pytest.raises(ConfigError, match=r"some/model is not in .*/hub; run `fleet models fetch"):
         resolve_checkpoint(config)
     assert server_with_model.sent == []
-    folder = resolve_configuration(config)
+    folder = configuration_of(config)
     assert set(files_of(folder)) == {"config.json", "tokenizer.json"}
     with pytest.raises(ConfigError, match=re.escape("incomplete in")):
         resolve_checkpoint(config)
     assert fetch_all(hub) == folder == resolve_checkpoint(config)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-    assert resolve_configuration(config) == folder, "without the network"
+    assert configuration_of(config) == folder, "without the network"
+
+
+def configuration_of(config: FleetConfig) -> Path:
+    return Path(resolve_configuration(config, StageName("lm")).checkpoint)
+
+
+def test_checkpoints_of_stages_are_named_by_their_fields(tmp_path: Path) -> None:
+    given = (
+        "stages.asr.checkpoint=some/ears@v1",
+        "stages.tts.checkpoint=hibari",
+        f"hub_cache={tmp_path}",
+    )
+    own = "stages.lm.checkpoint=some/words"
+    config = load_config(None, ("graph=cascade", *given, own, "checkpoint=some/unused"))
+    ears, words = HubName(repo="some/ears", revision="v1"), HubName(repo="some/words")
+    assert hub_names(config) == {"stages.asr.checkpoint": ears, "stages.lm.checkpoint": words}
+    with pytest.raises(
+        ConfigError, match=r"^stages\.lm\.checkpoint: some/words is not in"
+    ) as raised:
+        resolve_checkpoint(config, StageName("lm"))
+    assert raised.value.param == "stages.lm.checkpoint"
+    shared = load_config(None, ("graph=cascade", *given, "checkpoint=some/all"))
+    assert hub_names(shared) == {
+        "stages.asr.checkpoint": ears,
+        "checkpoint": HubName(repo="some/all"),
+    }
+    assert hub_of(shared).parts == ("asr", "lm", "tts")

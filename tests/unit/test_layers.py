@@ -55,7 +55,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.drafts": (*NOUNS, *TORCH),
     "fleet.spans.torch": (*NOUNS, *TORCH),
     "fleet.spans.anchor": (*NOUNS, *TORCH, "fleet.spans.torch"),
-    "fleet.processing": ("fleet.core", "fleet.config"),
+    "fleet.processing": ("fleet.core", "fleet.graphs", "fleet.config"),
     # A program of the torch loop is written with the loop's own pieces; a tiny checkpoint is
     # written with the tokenizer that reads it.
     "fleet.models": (*NOUNS, *TORCH, "fleet.engine.vllm", "fleet.spans.torch", "fleet.processing"),

@@ -282,7 +282,7 @@ class FakeClient:
         return found is not None
 
     def _trace(self, spec: RequestSpec) -> RequestTrace:
-        stages, num_cached = self.graph.stages_for(spec.outputs), self.script.cached_rows
+        stages, num_cached = self.graph.stages_of(spec), self.script.cached_rows
         tasks = [(stage, stage, f"{stage}@host", "decode", num_cached) for stage in stages]
         columns = "stage role owner walk cached_rows state epoch"
         rows = [(*task, "running", 1) for task in (*tasks, (CLIENT, "", self.id, "", 0))]
@@ -298,7 +298,7 @@ class FakeClient:
             tasks=tuple(build_rows(TaskTrace, columns, *rows)),
             edges=tuple(
                 build(EdgeTrace, name=edge.name, source=edge.source, target=edge.target)
-                for edge in self.graph.edges_for(spec.outputs)
+                for edge in self.graph.edges_of(spec)
             ),
         )
 

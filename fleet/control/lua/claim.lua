@@ -1,9 +1,9 @@
 -- claim: compares the grant's epoch, that it is unclaimed and not reserved for another worker, and
--- that the worker is listed; writes the owner, the worker's tasks and the inputs, of which the new
--- owner has consumed nothing; deletes the grant's entry. Answers with the request, the task's hash
--- and everything the task needs: the audio of its prompt if its stage reads it, the blocks offered
--- to it, per input edge its chunks and where their tensors are, per output edge its chunks, its
--- consumer's state and how much that consumed.
+-- that the worker is listed; writes the owner, the worker's tasks and the inputs that the request
+-- uses, of which the new owner has consumed nothing; deletes the grant's entry. Answers with the
+-- request, the task's hash and everything the task needs: the audio of its prompt if its stage
+-- reads it, the blocks offered to it, per input edge its chunks and where their tensors are, per
+-- output edge its chunks, its consumer's state and how much that consumed.
 -- ARGV: worker, role, entry (its id; "" if the grant came by the inbox), request, stage, epoch,
 -- reads_audio ("1": of the prompt), num_inputs, inputs, then repeated 2: edge (an output), consumer
 -- (its stage)
@@ -26,7 +26,10 @@ local claimed = {
   type = 'TaskClaimed', request = request, stage = stage, epoch = 0, owner = worker,
 }
 publish_event(cjson.encode(claimed):gsub('"epoch":0', '"epoch":' .. epoch))
-call('HSET', task, 'inputs', table.concat(inputs, ','))
+local is_used, used = {}, {}
+for _, edge in ipairs(split(call('HGET', request_key, 'edges'))) do is_used[edge] = true end
+for _, edge in ipairs(inputs) do used[#used + 1] = is_used[edge] and edge or nil end
+call('HSET', task, 'inputs', table.concat(used, ','))
 local read, written = {}, {}
 for i, edge in ipairs(inputs) do
   call('HDEL', task, 'idle_consumed:' .. edge)

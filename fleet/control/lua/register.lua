@@ -57,7 +57,7 @@ local WITHIN_STAGE = {
 }
 local function own_group()
   local values = {role == '' and 'gateway' or 'worker'}
-  for _, fields in ipairs({WITHIN_STAGE, {'stage', 'key_id', 'reach', 'place'}}) do
+  for _, fields in ipairs({WITHIN_STAGE, {'stage', 'checkpoint_of', 'key_id', 'reach', 'place'}}) do
     for _, field in ipairs(fields) do
       values[#values + 1] = own[field] or ''
     end
@@ -67,11 +67,15 @@ end
 local now = now_us()
 local function compare(other)
   local other_key = PREFIX .. 'worker:' .. other
-  local other_role, stage, key_id, reach, place, host = unpack(
-    call('HMGET', other_key, 'role', 'stage', 'key_id', 'reach', 'place', 'host'))
+  local other_role, stage, key_id, reach, place, host, checkpoint_of = unpack(call(
+    'HMGET', other_key, 'role', 'stage', 'key_id', 'reach', 'place', 'host', 'checkpoint_of'))
   local is_of_stage = own.stage and stage == own.stage
   for _, field in ipairs(is_of_stage and WITHIN_STAGE or ALWAYS) do
     local value = call('HGET', other_key, field) or ''
+    -- The checkpoints of two stages that have one each are not alike.
+    if field == 'checkpoint' and (checkpoint_of or '') ~= (own.checkpoint_of or '') then
+      value = ''
+    end
     if own[field] and value ~= '' and value ~= own[field] then
       local why = 'its ' .. field .. ' is ' .. own[field] .. ', that of ' .. other .. ' is ' ..
         value

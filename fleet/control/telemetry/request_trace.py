@@ -153,7 +153,7 @@ def _receipts(fields: Fields) -> tuple[Receipt, ...]:
 def _edges(
     graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]
 ) -> Iterator[EdgeTrace]:
-    for edge in graph.edges_for(spec.outputs):
+    for edge in graph.edges_of(spec):
         source, target = hashes[edge.source], hashes[edge.target]
         items, num_bytes, rows, last_us = map(
             int, text(source.get(f"written:{edge.name}") or b"0|0|0|0").split("|")

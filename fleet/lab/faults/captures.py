@@ -25,7 +25,7 @@ from fleet.drafts.trainer.state import TrainedSamples
 from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.processing import Message, TextPart, load_frontend
+from fleet.processing import Message, TextPart, open_frontend
 
 MOST_CAPTURES = 900
 """Largest number of hidden-state samples of a run, below the number of sample ids that a checkpoint
@@ -78,9 +78,7 @@ class CaptureLoad:
 
     async def _capture_all(self, step: Callable[[], None]) -> None:
         config = self._config
-        frontend = load_frontend(
-            config.graph_declaration().frontend, Path(config.checkpoint), config.limits
-        )
+        frontend = open_frontend(config, Path(config.checkpoint))
         client = await FleetClient.connect(self._redis_url, config)
         await client.start()
         rng, source = random.Random(f"captures {self._seed}"), CaptureSource(client, config)

@@ -74,9 +74,9 @@ def _submission(config: FleetConfig, spec: RequestSpec) -> scripts.Call:
         spec,
         None,
         bound=config.limits.max_requests,
-        stages=graph.stages_for(spec.outputs),
+        stages=graph.stages_of(spec),
         gateway=GATEWAY_ID,
-        edges=[edge.name for edge in graph.edges_for(spec.outputs)],
+        edges=[edge.name for edge in graph.edges_of(spec)],
         roles=_roles(config),
     )
 

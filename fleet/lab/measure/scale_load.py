@@ -176,7 +176,7 @@ class StreamLoad:
         """
         commands: list[Sequence[str]] = []
         for stream in self.streams:
-            for edge in self._fleet.config.graph_declaration().edges_for(stream.spec.outputs):
+            for edge in self._fleet.config.graph_declaration().edges_of(stream.spec):
                 commands.append(
                     ("HGET", keys.task(stream.spec.id, edge.source), f"produced:{edge.name}")
                 )

@@ -19,7 +19,7 @@ from fleet.lab.measure.load import LoadPhase, run_phase, with_background_load
 from fleet.lab.measure.measurement import BenchOptions, Context
 from fleet.lab.measure.prompts import pick
 from fleet.lab.measure.reference import ReferenceWork
-from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
+from fleet.processing import ChatRequest, Frontend, Message, TextPart, open_frontend
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
 
@@ -167,9 +167,7 @@ def prepare(
     checkpoint lacks a file.
     """
     config = target.config
-    frontend = load_frontend(
-        config.graph_declaration().frontend, local_checkpoint(config), config.limits
-    )
+    frontend = open_frontend(config, local_checkpoint(config))
     requests = tuple(_spec(config, frontend, options, prompt) for prompt in prompts)
     work = ReferenceWork(
         requests=requests,

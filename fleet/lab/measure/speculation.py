@@ -29,7 +29,7 @@ from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.result import FLEET, MANY, OTHER, PLAYED, Result
 from fleet.lab.report.stats import Ratio, at_least, differing, median
 from fleet.lab.report.tables import figure, table_of, titled
-from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
+from fleet.processing import ChatRequest, Frontend, Message, TextPart, open_frontend
 
 HEAD = "fleet.lab.measure.speculation_head:train"
 RUNS = "fleet.lab.measure.speculation_run:measure"
@@ -275,7 +275,7 @@ def measure_speculation(context: Context) -> SpeculationResult:
     checkpoint = (
         shipped if config.checkpoint == AUTO and shipped is not None else local_checkpoint(config)
     )
-    frontend = load_frontend(graph.frontend, checkpoint, config.limits)
+    frontend = open_frontend(config, checkpoint)
     work = SpeculationWork(
         taught=_requests(config, stage, frontend, plan, "train", plan.num_taught),
         asked=_requests(config, stage, frontend, plan, "held_out", plan.num_asked),

@@ -169,7 +169,7 @@ class SlowTwin:
         return ready
 
     def _edges(self, spec: RequestSpec) -> list[Edge]:
-        return [edge for edge in self._graph.edges_for(spec.outputs) if edge.source in self._built]
+        return [edge for edge in self._graph.edges_of(spec) if edge.source in self._built]
 
     def _open(self, run: _TwinRun, spec: RequestSpec, blob: bytes | None) -> None:
         for edge in self._edges(spec):
@@ -180,7 +180,7 @@ class SlowTwin:
                 edge=edge, policy=self._policy(edge), walk=first_walk
             )
             run.open_edges.add((edge.name, spec.id))
-        for name in self._graph.stages_for(spec.outputs):
+        for name in self._graph.stages_of(spec):
             if name in self._built and spec.id not in self.errors:
                 self._submit(run, name, spec, blob)
 

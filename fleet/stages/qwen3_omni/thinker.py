@@ -138,7 +138,7 @@ class ThinkerAdapter(TaskAdapter):
     def __init__(
         self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector
     ) -> None:
-        running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
+        running = {edge.name for edge in QWEN3_OMNI.edges_of(spec)}
         self._spec = spec
         self._blob = blob
         self._features = features

@@ -15,10 +15,11 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.loop.parts import WorkerParts
+from fleet.worker.loop.start import start_request
 from fleet.worker.process.redis_link import TurnResult
 from fleet.worker.task.claim import parse_claim
 from fleet.worker.task.pending_calls import PendingCall, is_unwritten
-from fleet.worker.task.task import Task, logged_output, open_task
+from fleet.worker.task.task import Task, open_task
 
 log = logging.getLogger(__name__)
 
@@ -213,11 +214,9 @@ class GrantIntake:
             spec, grant.stage, grant.epoch, adapter, config, logs=logs, alone=bool(grant.group)
         )
         _assign_walks(task, fields)
-        request, first = adapter.open(logged_output(logs))
-        engine.submit(self._cached_sessions.join(request, spec.session))
+        if adapter.may_open():
+            start_request(task, engine, self._cached_sessions)
         self._tasks[task.request] = task
-        for piece in first:
-            task.cached_rows += engine.feed(grant.request, piece)
         if logs.offer is not None:
             self._hand_offs.begin_import(task, logs.offer, fields)
             engine.pause(grant.request, paused=True)

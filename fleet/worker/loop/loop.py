@@ -28,6 +28,7 @@ from fleet.worker.loop.maintenance import Maintenance
 from fleet.worker.loop.outbox import Outbox, is_urgent
 from fleet.worker.loop.parking import Parking
 from fleet.worker.loop.parts import WorkerParts
+from fleet.worker.loop.start import start_request
 from fleet.worker.sessions.service import SessionService
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, is_unwritten
 from fleet.worker.task.task import Task
@@ -276,6 +277,8 @@ class WorkerLoop:
             task.add_fed(edge, len(pieces))
             for piece in pieces:
                 task.cached_rows += self.engine.feed(task.request, piece)
+        if not task.is_started and task.adapter.may_open():
+            start_request(task, self.engine, self.parts.cached_sessions)
         if task.is_over():
             self.engine.finish(task.request)
         was_paused, phase = task.paused, task.next_phase()

@@ -46,10 +46,18 @@ def process_fields(
         "protocol": PROTOCOL_VERSION,
         "package": version("fleet-serving"),
         "checkpoint": fingerprint,
+        **_checkpoint_of(config, serves.stage),
         "device": device,
         **_kernels(config),
         **_shared_settings(config, serves.stage, device, dtype),
     }
+
+
+def _checkpoint_of(config: FleetConfig, stage: StageName) -> dict[str, str]:
+    """Return the record field that names the stage whose checkpoint the worker has read; empty if
+    all stages share one.
+    """
+    return {"checkpoint_of": stage} if config.graph_declaration().has_stage_checkpoints else {}
 
 
 def _kernels(config: FleetConfig) -> dict[str, str]:

@@ -41,6 +41,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     final: bool = False
     num_items: int = 0
     first_row: int = 0
+    figures: dict[str, int] = {}
     logged_at: Epoch | None = None
 
     @property
@@ -155,6 +156,7 @@ class OutboundEdge:
         self._last_walk: Walk | None = None
         self._group: _Group | None = None
         self._items: list[Arrays] = []
+        self._figures: dict[str, int] = {}
         self._clock = clock
         self._playback = self._begin_playback(clock()) if logged.rows else None
         self._released_s: float | None = None
@@ -174,6 +176,7 @@ class OutboundEdge:
         if rest:
             drafts += self._enter_group(item)
             self._items.append(rest)
+            self._figures |= item.figures
             size = self._policy.size(self.produced, num_answers)
             if size is not None and (len(self._items) >= size or self._runs_low()):
                 self.is_held = not item.final and not self._is_due(num_answers)
@@ -323,13 +326,14 @@ class OutboundEdge:
             final=final,
             num_items=len(self._items),
             first_row=self._num_rows,
+            figures=self._figures,
         )
         self._num_rows += self.num_rows(draft.arrays)
         now_s = self._released_s = self._clock()
         self._playback = self._playback or self._begin_playback(now_s)
         if self._playback is not None:
             self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)
-        self._items, self.is_held = [], False
+        self._items, self._figures, self.is_held = [], {}, False
         self.produced += 1
         self.credit.add_chunk(self._num_bytes(draft.arrays))
         return draft

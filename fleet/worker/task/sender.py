@@ -91,6 +91,7 @@ class Sender:
                 final=draft.final,
                 produced_us=now_us(),
                 first_row=draft.first_row,
+                figures=draft.figures,
             )
             append = Append(
                 stage=task.stage,

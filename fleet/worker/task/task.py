@@ -15,7 +15,7 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
-from fleet.stages.base import LoggedOutput, TaskAdapter
+from fleet.stages.base import NO_OUTPUT, LoggedOutput, TaskAdapter
 from fleet.telemetry.counts import Receipts
 from fleet.worker.task.claim import TaskLogs
 from fleet.worker.task.hand_off import KVImport
@@ -58,6 +58,7 @@ class Task:
     chunks acknowledged, by input edge, and `reading` what the engine has read. `alone`: True if no
     other task may run beside it. `timings`: the times of a hand-off from another worker, until they
     are written. `logged`: the number of chunks in each input's log when the task was opened.
+    `written`: output of earlier owners. `is_started`: True once the engine has the request.
     `cached_rows`: number of positions reused from an earlier turn of the session.
     `dirty`: True if feeding the task may change something. `ack_due`: True if acknowledgements may
     be due. The flags `dirty` and `ack_due` only save looking at idle tasks.
@@ -82,6 +83,8 @@ class Task:
     kv_import: KVImport | None = None
     timings: HandOff | None = None
     logged: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
+    written: LoggedOutput = field(default_factory=lambda: NO_OUTPUT)
+    is_started: bool = False
     cached_rows: int = 0
     dirty: bool = True
     ack_due: bool = True
@@ -262,7 +265,7 @@ def open_task(
     where their logs end. `alone`: True if no other task may run beside it.
     """
     graph = config.graph_declaration()
-    running = graph.edges_for(spec.outputs)
+    running = graph.edges_of(spec)
     first_walk = graph.stage(stage).walks[0]
     waits = config.transition_source_of(stage) == "conductor"
     inputs = [edge for edge in running if edge.target == stage]
@@ -282,10 +285,11 @@ def open_task(
         producers={edge.name: edge.source for edge in inputs},
         strides={edge.name: config.credits_of(edge).ack_stride for edge in inputs},
         alone=alone,
-        logged={edge: len(chunks) for edge, chunks in logs.inputs.items()},
+        written=logged_output(logs),
+        logged={edge.name: len(logs.inputs.get(edge.name, ())) for edge in inputs},
     )
-    for edge, arrived in logs.inputs.items():
-        for chunk, location in arrived:
+    for edge in task.inbound:
+        for chunk, location in logs.inputs.get(edge, ()):
             task.inbound[edge].put(chunk, location)
     return task
 

@@ -1,0 +1,94 @@
+"""The graph of a spoken assistant made of three published models: a recogniser, a causal language
+model and a voice.
+
+A request runs only the stages that have work: `asr` if its prompt has audio, `tts` alone if the
+text to speak is given, `asr` alone for a transcription.
+"""
+
+from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.graphs.base import TOKENS, Edge, Graph, Stage
+
+ASR, LM, TTS = StageName("asr"), StageName("lm"), StageName("tts")
+TRANSCRIPT, HEARD = EdgeName("transcript"), EdgeName("heard")
+TEXT, SAID, AUDIO = EdgeName("text"), EdgeName("said"), EdgeName("audio")
+PREFILL, DECODE = Walk("prefill"), Walk("decode")
+CLIP_ID = -1
+"""Placeholder of an audio clip in `RequestSpec.prompt_ids`, once per clip: no id of a vocabulary.
+"""
+VOICE_PARAM, LANGUAGE_PARAM, PROMPT_PARAM = "voice", "language", "prompt"
+"""Keys of `RequestSpec.params` that the stages read: name of the voice; language code of the
+prompt's audio, absent to detect it; text that precedes the audio, as a hint for spelling and style.
+"""
+TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8"}
+"""Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its
+text in bytes [1], and the UTF-8 bytes of whole characters. Pieces in one chunk are joined; `sizes`
+separates them.
+"""
+
+CASCADE = Graph(
+    name="cascade",
+    frontend="fleet.processing.cascade:CascadeFrontend",
+    tiny="fleet.models.cascade_tiny:write_tiny_checkpoint",
+    media={HEARD: "transcript", TEXT: "text", AUDIO: "audio"},
+    stages=(
+        Stage(
+            name=ASR,
+            builder="fleet.stages.cascade.asr:build",
+            walks=(DECODE,),
+            reads_prompt_audio=True,
+            checkpoint_folder="asr",
+        ),
+        Stage(
+            name=LM,
+            builder="fleet.stages.cascade.lm:build",
+            span_builder="fleet.stages.text:build_span",
+            layer_counter="fleet.stages.text:count_layers",
+            walks=(PREFILL, DECODE),
+            main=True,
+            verifies_drafts=True,
+            engines=("torch", "vllm"),
+            default_sampling={"temperature": 0.0, "max_tokens": 1024},
+            checkpoint_folder="lm",
+        ),
+        Stage(
+            name=TTS,
+            builder="fleet.stages.cascade.tts:build",
+            walks=(DECODE,),
+            checkpoint_folder="tts",
+            checkpoint_files=("voice.json",),
+            checkpoint_extras=("*.onnx", "voices/*.bin"),
+            shipped={"hibari": "fleet:checkpoints/hibari"},
+        ),
+    ),
+    edges=(
+        Edge(
+            name=TRANSCRIPT,
+            source=ASR,
+            target=LM,
+            tensors=TRANSCRIPT_TENSORS,
+            credits=1024,
+            only_with="audio",
+        ),
+        Edge(name=HEARD, source=ASR, target=CLIENT, tensors=TRANSCRIPT_TENSORS),
+        # Answer token ids, the end token included; the gateway turns them into text.
+        Edge(name=TEXT, source=LM, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS),
+        # One item per answer token: its id [1], and the UTF-8 bytes of the text that became certain
+        # with it, without control tokens and stop strings; often none.
+        Edge(
+            name=SAID,
+            source=LM,
+            target=TTS,
+            tensors={"ids": "int32", "text": "uint8"},
+            credits=1024,  # as many as a usual answer has tokens: text does not wait for its speech
+            replaced_by="speech_text",
+        ),
+        # PCM16 mono samples at 24 kHz in pieces of at most 0.5 s. The words that end in a piece:
+        # sample positions in the whole answer [n], and their UTF-8 bytes, each ended by "\0".
+        Edge(
+            name=AUDIO,
+            source=TTS,
+            target=CLIENT,
+            tensors={"pcm": "int16", "word_ends": "int32", "words": "uint8"},
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Stages of the graph `cascade`: recogniser, language model, voice."""
