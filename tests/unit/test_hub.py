@@ -14,7 +14,7 @@ from fleet.cli.checkpoint import hub_names, hub_of, resolve_checkpoint, resolve_
 from fleet.config import FleetConfig, load_config
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
-from fleet.hub import cache, download
+from fleet.hub import cache, download, progress
 from fleet.hub.cache import Hub, resolve, select
 from fleet.hub.download import check_space, fetch, missing_bytes
 from fleet.hub.listing import read_listing
@@ -355,6 +355,20 @@ def test_simultaneous_downloads_transfer_each_file_once(
         thread.join(30)
     assert len(folders) == 2 and folders[0] == folders[1]
     assert server_with_model.starts_of(WEIGHTS) == [0]
+
+
+def test_progress_without_a_terminal_is_lines_of_received_bytes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.DownloadProgress("some/model", 1_000_000) as bar:
+        bar.skip(400_000)
+        bar.update(300_000)
+        bar.update(300_000)
+    first, second, *_, last = capsys.readouterr().out.splitlines()
+    assert first == "fleet: some/model:   0% 0.00 of 1.00M, ?B/s, ? left"
+    assert re.fullmatch(r"fleet: some/model:  70% 700k of 1\.00M, .+B/s, 00:00 left", second)
+    assert re.fullmatch(r"fleet: some/model: 100% 1\.00M of 1\.00M, .+B/s, 00:00 left", last)
 
 
 @pytest.mark.parametrize(
