@@ -15,9 +15,10 @@ PREFILL, DECODE = Walk("prefill"), Walk("decode")
 CLIP_ID = -1
 """Placeholder of an audio clip in `RequestSpec.prompt_ids`, once per clip: no id of a vocabulary.
 """
-VOICE_PARAM, LANGUAGE_PARAM, PROMPT_PARAM = "voice", "language", "prompt"
+VOICE_PARAM, LANGUAGE_PARAM, TEMPERATURE_PARAM = "voice", "language", "temperature"
 """Keys of `RequestSpec.params` that the stages read: name of the voice; language code of the
-prompt's audio, absent to detect it; text that precedes the audio, as a hint for spelling and style.
+prompt's audio, absent to detect it; temperature of the recognition, absent for the most probable
+text.
 """
 TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8"}
 """Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its

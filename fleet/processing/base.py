@@ -71,15 +71,23 @@ tokens. Tokens that end in an end token are the whole answer.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hearing:
+    """Options of the recognition of a prompt's audio. `language`: as a code or an English name;
+    None: the model detects it. `temperature`: None for the most probable text.
+    """
+
+    language: str | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A validated chat request, with the sampling parameters of every stage that it uses.
 
     `stages`: stages that it runs, () if the graph decides by the outputs. `speech_text`: text to
-    speak instead of an answer. `language`: language of the prompt's audio, as a code or an English
-    name; None: the model detects it.
-    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`,
-    `language_where`: fields of the user's input that have the prompt as a whole, the voice and the
-    language, named in errors.
+    speak instead of an answer. `hearing`: how a stage of its own recognises the prompt's audio.
+    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`: fields of the user's input
+    that have the prompt as a whole and the voice, named in errors.
     """
 
     id: RequestId
@@ -95,8 +103,7 @@ class ChatRequest:
     voice_where: str = "audio.voice"
     stages: tuple[StageName, ...] = ()
     speech_text: TextPart | None = None
-    language: str | None = None
-    language_where: str = "language"
+    hearing: Hearing = Hearing()
 
     @property
     def audio_parts(self) -> list[AudioPart]:

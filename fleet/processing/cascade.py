@@ -13,7 +13,15 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, UnsupportedValue, quoted
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec
-from fleet.graphs.cascade import ASR, CLIP_ID, LANGUAGE_PARAM, LM, TTS, VOICE_PARAM
+from fleet.graphs.cascade import (
+    ASR,
+    CLIP_ID,
+    LANGUAGE_PARAM,
+    LM,
+    TEMPERATURE_PARAM,
+    TTS,
+    VOICE_PARAM,
+)
 from fleet.processing.base import AudioPart, ChatRequest, Message, TextPart
 from fleet.processing.clips import clip_blob, clip_table, decode_clips
 from fleet.processing.context_length import limit_answer_length
@@ -62,8 +70,10 @@ class CascadeFrontend(TextFrontend):
         params: dict[str, str] = {}
         if chat.spoken:
             params[VOICE_PARAM] = self.voice(chat.voice, chat.voice_where)
-        if chat.language is not None:
-            params[LANGUAGE_PARAM] = self.language(chat.language, chat.language_where)
+        if chat.hearing.language is not None:
+            params[LANGUAGE_PARAM] = self.language(chat.hearing.language, "language")
+        if chat.hearing.temperature is not None:
+            params[TEMPERATURE_PARAM] = str(chat.hearing.temperature)
         clips = decode_clips(chat, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s)
         is_answered = not chat.stages or LM in chat.stages
         ids = self._prompt_ids(chat) if is_answered else []
@@ -168,7 +178,9 @@ def read_voices(folder: Path) -> tuple[str, ...]:
 
 
 def read_languages(folder: Path) -> tuple[str, ...]:
-    """Return the language codes in generation_config.json; empty if the file names none."""
+    """Return the language codes in generation_config.json, sorted; empty if the file names none."""
     listed = read_json(folder / "generation_config.json").get("lang_to_id")
     tokens = map(str, listed) if isinstance(listed, Mapping) else ()
-    return tuple(found[1] for token in tokens if (found := _LANGUAGE_TOKEN.fullmatch(token)))
+    return tuple(
+        sorted(found[1] for token in tokens if (found := _LANGUAGE_TOKEN.fullmatch(token)))
+    )

@@ -44,9 +44,9 @@ class Transcripts:
     def __init__(self, num_clips: int) -> None:
         self._texts = [bytearray() for _ in range(num_clips)]
 
-    def add(self, arrays: Mapping[str, np.ndarray]) -> list[str]:
-        """Add the pieces of a chunk; return their texts. Shapes: `clip`, `sizes` int32 [pieces],
-        `text` uint8 [bytes].
+    def add(self, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
+        """Add the pieces of a chunk; return their clips and texts. Shapes: `clip`, `sizes` int32
+        [pieces], `text` uint8 [bytes].
 
         Raises: ChunkOrderError if the pieces do not fit together.
         """
@@ -59,11 +59,11 @@ class Transcripts:
                 f"a transcript of clips {clips} with sizes {sizes} does not fit its {len(raw)} "
                 f"bytes and the {len(self._texts)} clips of the prompt"
             )
-        added: list[str] = []
+        added: list[tuple[int, str]] = []
         for clip, size in zip(clips, sizes, strict=True):
             piece, raw = raw[:size], raw[size:]
             self._texts[clip] += piece
-            added.append(piece.decode("utf-8", "replace"))
+            added.append((clip, piece.decode("utf-8", "replace")))
         return added
 
     def texts(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""The graph `cascade` on fake engines: which stages a request runs, and that the death of any of them
-changes no byte of an answer.
+"""The graph `cascade` on fake engines: which stages a request runs, and that the death of any of
+them changes no byte of an answer.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def spec_of(
     return msgspec.structs.replace(spec, stages=CASCADE.stages_for(outputs, inputs_of(spec)))
 
 
-def stages_run(trace: RequestTrace | None) -> set[str]:
+def stages_run(trace: RequestTrace | None) -> set[StageName]:
     assert trace is not None
     return {task.stage for task in trace.tasks} - {CLIENT}
 

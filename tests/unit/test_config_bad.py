@@ -111,7 +111,8 @@ SPELLING: tuple[Case, ...] = (
     (
         "a graph that is not there",
         "graph: qwen3_omi",
-        "graph: unknown graph 'qwen3_omi'; use one of cascade, qwen3_omni, text; did you mean qwen3_omni?",
+        "graph: unknown graph 'qwen3_omi'; use one of cascade, qwen3_omni, text; did you mean "
+        "qwen3_omni?",
     ),
     (
         "a graph with no similar name",

@@ -39,7 +39,7 @@ from tests.web.fake_training import FakeTraining
 RATE_HZ = 24_000
 FRAME_SAMPLES = 1920
 TONE_HZ = 440
-TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
+TEXT, AUDIO, HEARD = EdgeName("text"), EdgeName("audio"), EdgeName("heard")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Script:
     stream stalls; a negative index counts from the end. `fail_at`: index of the chunk at which the
     stream fails. `refusal`: error raised for the submits whose numbers are in `refusals`.
     `admission`: error raised by `check_admission`, which otherwise returns `places`. `cached_rows`:
-    cached prompt positions of each task.
+    cached prompt positions of each task. `figures`: figures with the first token.
     """
 
     text: str = "Hello there, this is the answer."
@@ -71,6 +71,7 @@ class Script:
     submit_gate: threading.Event | None = None
     end_token: bool = True
     cached_rows: int = 0
+    figures: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class FakeStream(ClientStream):
@@ -310,15 +311,41 @@ class FakeClient:
             return [_acknowledgement(spec)]
         text = self._text_chunks(spec) if TEXT in spec.outputs else []
         audio = self._audio_chunks(spec) if AUDIO in spec.outputs else []
-        mixed: list[Chunk] = []
+        mixed: list[Chunk] = self._heard_chunks(spec) if HEARD in spec.outputs else []
         for number in range(max(len(text), len(audio))):
             mixed += text[number : number + 1] + audio[number : number + 1]
         return mixed
 
+    def _heard_chunks(self, spec: RequestSpec) -> list[Chunk]:
+        """Return the transcript of the prompt's only clip, a chunk per word."""
+        words = [f" {word}" for word in (self.script.heard or "").split()] or [""]
+        return [
+            build(
+                Chunk,
+                request=spec.id,
+                edge=HEARD,
+                index=number,
+                epoch=1,
+                first_row=number,
+                tensors={
+                    "clip": WireTensor(dtype="int32", shape=(1,), data=bytes(4)),
+                    "sizes": WireTensor(
+                        dtype="int32", shape=(1,), data=len(word.encode()).to_bytes(4, "little")
+                    ),
+                    "text": WireTensor(
+                        dtype="uint8", shape=(len(word.encode()),), data=word.encode()
+                    ),
+                },
+                final=number == len(words) - 1,
+            )
+            for number, word in enumerate(words)
+        ]
+
     def _text_chunks(self, spec: RequestSpec) -> list[Chunk]:
         main = next(stage.name for stage in self.graph.stages if stage.main)
         text = self.script.text
-        if self.script.heard is not None and spec.kind != "voice" and spec.audio:
+        hears = any(edge.name == HEARD for edge in self.graph.edges)
+        if self.script.heard is not None and spec.kind != "voice" and spec.audio and not hears:
             text = self.script.heard
         ids = (
             list(spec.given)
@@ -329,10 +356,11 @@ class FakeClient:
             assert end is not None
             ids.append(end)
         last = len(ids) - 1
-        return [
+        first, *others = [
             tensor_chunk(spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last)
             for n, token in enumerate(ids)
         ]
+        return [replace(first, figures=self.script.figures), *others]
 
     def _audio_chunks(self, spec: RequestSpec) -> list[Chunk]:
         wave = np.concatenate(

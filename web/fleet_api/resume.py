@@ -51,7 +51,7 @@ class ResumeEndpoint:
             raise request_not_found(request_id)
         async with answer:
             answer.is_stalled = lambda: is_stalled(scope)
-            reply = ChatEnvelope.of(answer.spec, self._gateway.model)
+            reply = ChatEnvelope.of(answer.spec, self._gateway)
             await send_stream(
                 send, {}, chat_events(self._gateway, reply, answer, sent, with_ids=True)
             )

@@ -13,12 +13,13 @@ from typing import Self
 import numpy as np
 
 from fleet.control.client import ClientStream
-from fleet.core.chunk import Chunk
+from fleet.core.chunk import PROMPT_TOKENS, Chunk
 from fleet.core.errors import BadInput, FleetError, GatewayStopping
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
+from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
@@ -48,7 +49,14 @@ class AudioPiece:
     pcm: bytes
 
 
-Piece = TextPiece | AudioPiece
+@dataclass(frozen=True, slots=True)
+class HeardPiece:
+    """Transcript of the prompt's audio, as far as it has been recognised."""
+
+    text: str
+
+
+Piece = TextPiece | AudioPiece | HeardPiece
 
 
 @dataclass(slots=True)
@@ -81,15 +89,19 @@ class Position:
     def advance(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
             self.chars += len(piece.text)
-        else:
+        elif isinstance(piece, AudioPiece):
             self.audio_bytes += len(piece.pcm)
 
 
 async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterator[Piece]:
-    """Yield the pieces of an answer without the part before position `sent`."""
+    """Yield the pieces of an answer without the part before position `sent`. The transcript of the
+    prompt is not a part of the answer, and is always yielded.
+    """
     skip = Position(sent.chars, sent.audio_bytes)
     async for piece in pieces:
-        if isinstance(piece, TextPiece):
+        if isinstance(piece, HeardPiece):
+            yield piece
+        elif isinstance(piece, TextPiece):
             skipped = min(skip.chars, len(piece.text))
             skip.chars -= skipped
             if skipped < len(piece.text):
@@ -103,12 +115,13 @@ async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientEdges:
-    """Names of the graph's edges to the client, by medium. `audio` is None for a graph without an
-    audio edge to the client.
+    """Names of the graph's edges to the client, by medium; None for a medium that the graph does
+    not have. `heard` carries the transcript of the prompt's audio.
     """
 
     text: EdgeName
     audio: EdgeName | None
+    heard: EdgeName | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +129,8 @@ class AnswerContext:
     """Parts of the gateway that every answer uses.
 
     `closing` is set when the gateway stops. `num_cached` counts the prompt positions of a finished
-    request that were reused from the previous turn of its conversation.
+    request that were reused from the previous turn of its conversation. `tells_prompt` returns True
+    if a stage reports the number of tokens of a request's prompt, which then includes a transcript.
     """
 
     edges: ClientEdges
@@ -124,6 +138,7 @@ class AnswerContext:
     metrics: Metrics
     closing: asyncio.Event
     num_cached: Callable[[RequestSpec], Awaitable[int]]
+    tells_prompt: Callable[[RequestSpec], bool] = lambda _: False
 
 
 class AnswerStream:
@@ -160,6 +175,8 @@ class AnswerStream:
             context.frontend.sample_rate_hz, max_leading_silence_ms
         )
         self._text_ids: list[int] = []
+        self._num_prompt = 0 if context.tells_prompt(spec) else len(spec.prompt_ids)
+        self._heard = HeardText(len(spec.audio))
         self._num_cached = 0
         self._read_num_cached = context.num_cached
         self._main = main
@@ -220,6 +237,7 @@ class AnswerStream:
         try:
             async for chunk in self._stream:
                 self._metrics.edge_chunks.labels(edge=chunk.edge).inc()
+                self._num_prompt = chunk.figures.get(PROMPT_TOKENS, self._num_prompt)
                 for piece in self._pieces_of(chunk):
                     yield piece
         except FleetError as error:
@@ -233,10 +251,10 @@ class AnswerStream:
         self._pcm += self._silence.finish()
         for piece in self._audio_pieces(final=True):
             yield piece
-        self._num_cached = await self._read_num_cached(self.spec)
+        self._num_cached = min(await self._read_num_cached(self.spec), self._num_prompt)
         self._ended, self._outcome = True, self.finish_reason
         self._metrics.cached_tokens.inc(self._num_cached)
-        self._metrics.prompt_tokens.inc(len(self.spec.prompt_ids))
+        self._metrics.prompt_tokens.inc(self._num_prompt)
         self._metrics.answer_tokens.inc(self._num_text_tokens)
         self._on_complete(self._text_ids)
 
@@ -262,7 +280,7 @@ class AnswerStream:
         return self.num_samples / rate_hz if rate_hz else 0.0
 
     def usage(self) -> Usage:
-        prompt = len(self.spec.prompt_ids)
+        prompt = self._num_prompt
         prompt_audio = self._frontend.num_prompt_audio_tokens(self.spec)
         text, audio = (
             self._num_text_tokens,
@@ -283,6 +301,8 @@ class AnswerStream:
     def _pieces_of(self, chunk: Chunk) -> list[Piece]:
         if chunk.edge == self._edges.text:
             return self._text_pieces(chunk)
+        if chunk.edge == self._edges.heard:
+            return [HeardPiece(text)] if (text := self._heard.add(chunk)) else []
         if chunk.edge == self._edges.audio:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self.num_samples += len(samples)
@@ -325,6 +345,42 @@ class AnswerStream:
         if medium not in self._media_seen:
             self._media_seen.add(medium)
             self._metrics.observe_first_output(medium, time.monotonic() - self._started)
+
+
+class HeardText:
+    """The transcript of a prompt's clips as one text, with a space between two clips and without
+    surrounding blanks.
+    """
+
+    def __init__(self, num_clips: int) -> None:
+        self._transcripts = Transcripts(num_clips)
+        self._clip: int | None = None
+        self._at_start = True
+        self._blank = ""
+        """Blanks before the next word, if there is one."""
+
+    def add(self, chunk: Chunk) -> str:
+        """Add a chunk of the transcript; return the text that is new."""
+        dtypes = {"clip": "<i4", "sizes": "<i4", "text": "u1"}
+        arrays = {
+            name: _array(chunk, name, dtype)
+            for name, dtype in dtypes.items()
+            if name in chunk.tensors
+        }
+        return "".join(self._add_piece(*piece) for piece in self._transcripts.add(arrays))
+
+    def _add_piece(self, clip: int, text: str) -> str:
+        if clip != self._clip:
+            self._blank = " " if self._clip is not None and not self._at_start else self._blank
+            self._clip, self._at_start = clip, True
+        word = text.strip()
+        if not word:
+            self._blank += "" if self._at_start else text
+            return ""
+        before = "" if self._at_start else text[: len(text) - len(text.lstrip())]
+        new = self._blank + before + word
+        self._blank, self._at_start = text[len(text.rstrip()) :], False
+        return new
 
 
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:

@@ -25,8 +25,16 @@ from fleet.core.errors import (
 )
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling, session_name
-from fleet.graphs import Graph
-from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
+from fleet.graphs import Graph, RequestInput
+from fleet.processing import (
+    AudioPart,
+    ChatRequest,
+    Frontend,
+    GivenAnswer,
+    Hearing,
+    Message,
+    TextPart,
+)
 from web.gateway.answer import AnswerContext, AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.fleet_port import FleetPort
@@ -119,6 +127,7 @@ class Gateway:
             metrics=self.metrics,
             closing=self.closing,
             num_cached=self._num_cached,
+            tells_prompt=self._tells_prompt,
         )
 
     @property
@@ -128,6 +137,18 @@ class Gateway:
     @property
     def hears(self) -> bool:
         return self.frontend.audio_rate_hz > 0
+
+    @property
+    def speaks_texts(self) -> bool:
+        """True if a text is spoken without the main stage."""
+        return any(edge.replaced_by == "speech_text" for edge in self.graph.edges)
+
+    def is_spoken(self, spec: RequestSpec) -> bool:
+        """Return True if the answer to a request has audio."""
+        return self.edges.audio in spec.outputs
+
+    def _tells_prompt(self, spec: RequestSpec) -> bool:
+        return any(edge.target == self._main for edge in self.graph.edges_of(spec))
 
     def check_model(self, wanted: str, where: str = "model") -> None:
         """Check that `wanted` is the model's name or one of its aliases (`web.model_aliases`).
@@ -170,6 +191,9 @@ class Gateway:
         voice_where: str = "audio.voice",
         continues: bool = False,
         arrived_s: float | None = None,
+        outputs: tuple[EdgeName, ...] | None = None,
+        speech_text: TextPart | None = None,
+        hearing: Hearing = Hearing(),  # noqa: B008
     ) -> PreparedChat:
         """Check a chat and decode its audio, for `submit_prepared`.
 
@@ -178,19 +202,24 @@ class Gateway:
         is text or tokens with which the answer begins, or the whole answer. `where` and
         `voice_where` name the fields of prompt and voice in errors. If the answer `continues` other
         audio, its leading silence is not trimmed. `arrived_s` is the place of the request among the
-        waiting ones of its client, by default the time of its arrival.
+        waiting ones of its client, by default the time of its arrival. `outputs` are its client
+        edges, by default text, and audio if it is spoken. `speech_text` is spoken instead of an
+        answer. `hearing` are options for a graph that recognises audio in a stage of its own.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
         spoken = "audio" in options.wants
-        outputs = self.outputs(spoken=spoken)
+        outputs = self.outputs(spoken=spoken) if outputs is None else outputs
         seed = request_seed(options)
-        stages = self.graph.stages_for(outputs)
+        stages = self.graph.stages_for(outputs, _inputs(messages, speech_text))
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
             messages=messages,
             outputs=outputs,
+            stages=stages,
+            speech_text=speech_text,
+            hearing=hearing,
             sampling=resolve_sampling(options, self.config, self._defaults, stages, seed),
             spoken=spoken,
             voice=voice_name(options.audio.voice) if options.audio is not None else None,
@@ -207,6 +236,7 @@ class Gateway:
         )
         spec = msgspec.structs.replace(
             spec,
+            stages=stages,
             reply=reply_of(options)
             | (self._leading_silence_param() if spoken and not continues else {}),
             session=session_of(options),
@@ -287,7 +317,7 @@ class Gateway:
             if view is not None
             else []
         )
-        return min(sum(cached), len(spec.prompt_ids))
+        return sum(cached)
 
     async def _submit_spec(self, chat: PreparedChat) -> ClientStream:
         submitting = asyncio.ensure_future(
@@ -387,6 +417,21 @@ def num_bytes(spec: RequestSpec, blob: bytes | None) -> int:
     return len(blob or b"") + BYTES_PER_TOKEN * len(spec.prompt_ids) + len(spec.body)
 
 
+def _inputs(messages: Sequence[Message], speech_text: TextPart | None) -> set[RequestInput]:
+    """Return the inputs of a chat besides the text of its prompt."""
+    parts = (
+        part
+        for message in messages
+        if isinstance(message.content, tuple)
+        for part in message.content
+    )
+    given: dict[RequestInput, bool] = {
+        "audio": any(isinstance(part, AudioPart) for part in parts),
+        "speech_text": speech_text is not None,
+    }
+    return {name for name, is_given in given.items() if is_given}
+
+
 def num_chars(chat: ChatRequest) -> int:
     """Count the characters of the chat's texts."""
     contents = (message.content for message in chat.messages)
@@ -422,7 +467,9 @@ def client_edges(graph: Graph) -> ClientEdges:
     by_medium = {medium: edge for edge, medium in graph.media.items()}
     if "text" not in by_medium:
         raise ConfigError(f"graph {graph.name}: no edge carries text to the client", param="graph")
-    return ClientEdges(text=by_medium["text"], audio=by_medium.get("audio"))
+    return ClientEdges(
+        text=by_medium["text"], audio=by_medium.get("audio"), heard=by_medium.get("transcript")
+    )
 
 
 def model_name(config: FleetConfig) -> str:

@@ -15,7 +15,15 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.ids import AUDIO, COMPLETION, shown_id
 from fleet.core.request import RequestSpec
-from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, TextPiece, skip_sent
+from web.gateway.answer import (
+    AnswerStream,
+    AudioPiece,
+    HeardPiece,
+    Piece,
+    Position,
+    TextPiece,
+    skip_sent,
+)
 from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, ActiveRequest, Gateway
 from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
 from web.http.body import body_memory_of, read_body
@@ -84,7 +92,7 @@ class ChatEnvelope:
         return list(self.warnings) or UNSET
 
     @staticmethod
-    def of(spec: RequestSpec, model: str) -> "ChatEnvelope":
+    def of(spec: RequestSpec, gateway: Gateway) -> "ChatEnvelope":
         """Return the envelope of a request's answer. Only the request determines it, so that the
         events are the same at every gateway.
         """
@@ -92,9 +100,9 @@ class ChatEnvelope:
             id=shown_id(spec.id, COMPLETION),
             audio_id=shown_id(spec.id, AUDIO),
             created=spec.created_us // 1_000_000,
-            model=model,
+            model=gateway.model,
             mirror=MIRROR in spec.reply,
-            spoken=len(spec.outputs) > 1,
+            spoken=gateway.is_spoken(spec),
             usage=USAGE in spec.reply,
             wav=WAV in spec.reply,
             warnings=tuple(
@@ -126,7 +134,7 @@ class ChatEndpoint:
         active = await self._gateway.submit(body, request_id_of(scope))
         async with active.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
-            reply = ChatEnvelope.of(answer.spec, self._gateway.model)
+            reply = ChatEnvelope.of(answer.spec, self._gateway)
             headers, kind, is_streamed = (
                 active.chat.headers(_ignored(body, active)),
                 _audio_format(body, "wav"),
@@ -154,7 +162,7 @@ class ChatEndpoint:
         async for piece in answer.pieces():
             if isinstance(piece, AudioPiece):
                 pcm += piece.pcm
-            else:
+            elif isinstance(piece, TextPiece):
                 text.append(piece.text)
         transcript = "".join(text)
         audio: AudioMessage | UnsetType = UNSET
@@ -201,6 +209,8 @@ async def chat_events(
         audio_id = reply.audio_id
     try:
         async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
+            if isinstance(piece, HeardPiece):
+                continue
             sent.advance(piece)
             chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
             yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
@@ -235,7 +245,9 @@ async def _with_transcript(
         yield piece
 
 
-def _delta(reply: ChatEnvelope, piece: Piece, audio_id: str | UnsetType, rate_hz: int) -> Delta:
+def _delta(
+    reply: ChatEnvelope, piece: TextPiece | AudioPiece, audio_id: str | UnsetType, rate_hz: int
+) -> Delta:
     if isinstance(piece, TextPiece):
         return Delta(
             content=piece.text if reply.mirror else UNSET,

@@ -1,7 +1,8 @@
 """POST /v1/audio/speech: text to speech, streamed, in any of OpenAI's formats.
 
-The text is passed to the model as the answer of a chat request, and the model only speaks it. A
-long text is split into pieces, with one request after another. Knows no stage.
+The text is passed to a stage that speaks texts, if the graph has one; otherwise to the model as the
+answer of a chat request, and the model only speaks it. A long text is split into pieces, with one
+request after another, where the frontend asks for it. Knows no stage.
 """
 
 import asyncio
@@ -126,13 +127,16 @@ class SpeechStream:
         """Submit the request of a piece. If it `continues` an earlier piece, its leading silence is
         not trimmed.
         """
-        prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
-        messages = (Message(role="user", content=prompt),)
-        chat = await self._gateway.prepare_chat(
+        gateway, text = self._gateway, TextPart(text=piece, where="input")
+        prompt = TextPart(text=gateway.frontend.speech_prompt(piece), where="input")
+        is_text, audio = gateway.speaks_texts, gateway.edges.audio
+        chat = await gateway.prepare_chat(
             self._options,
-            messages,
+            () if is_text else (Message(role="user", content=prompt),),
             request_id,
-            given=TextPart(text=piece, where="input"),
+            given=() if is_text else text,
+            speech_text=text if is_text else None,
+            outputs=(audio,) if is_text and audio is not None else None,
             where="input",
             voice_where="voice",
             continues=continues,

@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -20,10 +21,10 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.processing import AudioPart, Message, Recording, TextPart
+from fleet.processing import AudioPart, Hearing, Message, Recording, TextPart
 from fleet.processing.base import AudioSource
 from fleet.processing.speech_presence import has_speech
-from web.gateway.answer import AnswerStream, TextPiece
+from web.gateway.answer import AnswerStream, HeardPiece, TextPiece
 from web.gateway.gateway import Gateway, PreparedChat
 from web.gateway.stored_body import stored_body
 from web.http.body import body_memory_of, read_body
@@ -46,17 +47,28 @@ class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
     audio_tokens: int
 
 
-class TranscriptionTokenUsage(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["tokens"] = "tokens"
+class TranscriptionTokenUsage(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tokens"
+):
     input_tokens: int
     output_tokens: int
     total_tokens: int
     input_token_details: InputDetails
 
 
+class DurationUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="duration"):
+    seconds: float
+
+
+TranscriptionUsage = TranscriptionTokenUsage | DurationUsage
+"""Usage of a transcription: tokens of a model that answers with the transcript, otherwise the
+duration of the audio.
+"""
+
+
 class Transcription(msgspec.Struct, frozen=True, kw_only=True):
     text: str
-    usage: TranscriptionTokenUsage
+    usage: TranscriptionUsage
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +92,6 @@ class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
     no_speech_prob: float = 0.0
 
 
-class DurationUsage(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["duration"] = "duration"
-    seconds: float
-
-
 class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
     """Response in the format `verbose_json`. `language` is the language that the client sent.
     Units: seconds. Source: openai 3.54, `TranscriptionVerbose`.
@@ -106,7 +113,7 @@ class TranscriptTextDelta(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
-    usage: TranscriptionTokenUsage
+    usage: TranscriptionTokenUsage | UnsetType = UNSET
 
 
 async def transcribe(gateway: Gateway, recording: Recording, language: str | None = None) -> str:
@@ -131,10 +138,23 @@ async def _prepare(
     temperature: float | None = None,
     language: str | None = None,
 ) -> PreparedChat:
-    """Prepare the chat request of a transcription; without a `temperature`, sampling is greedy.
+    """Prepare the request of a transcription: of the stage that recognises audio, if the graph has
+    one, otherwise a chat. Without a `temperature`, sampling is greedy.
 
     Raises: the errors of `Gateway.prepare_chat`.
     """
+    if (heard := gateway.edges.heard) is not None:
+        part, options = AudioPart(data=audio, where="file"), ChatOptions(model=gateway.model)
+        return await gateway.prepare_chat(
+            options,
+            (Message(role="user", content=(part,)),),
+            request_id,
+            stored=stored_body(options, ()),
+            kind="transcription",
+            where="file",
+            outputs=(heard,),
+            hearing=Hearing(language=language, temperature=temperature),
+        )
     prompt = TextPart(text=gateway.frontend.transcription_prompt(language), where="prompt")
     messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
     options = ChatOptions(model=gateway.model, temperature=temperature or 0.0)
@@ -207,14 +227,17 @@ class TranscriptionEndpoint:
         active = await self._gateway.submit_prepared(chat)
         async with active.answer as answer:
             if form_fields.stream:
-                await send_stream(send, headers, _events(answer))
+                await send_stream(send, headers, _events(self._gateway, answer))
                 return
             text = "".join([text async for text in _texts(answer)])
-            transcript = Transcript(text=text, spec=chat.spec, usage=_usage(answer))
+            usage = _usage(self._gateway, answer)
+            transcript = Transcript(text=text, spec=chat.spec, usage=usage)
             await _response(form_fields, transcript, headers)(scope, receive, send)
 
-    def _usage_of_silence(self, chat: PreparedChat) -> TranscriptionTokenUsage:
+    def _usage_of_silence(self, chat: PreparedChat) -> TranscriptionUsage:
         """Return the usage of a prompt that was not submitted, since its audio holds no speech."""
+        if self._gateway.edges.heard is not None:
+            return DurationUsage(seconds=duration_s(chat.spec))
         num_audio = self._gateway.frontend.num_prompt_audio_tokens(chat.spec)
         return _token_usage(len(chat.spec.prompt_ids), num_audio, 0)
 
@@ -223,11 +246,12 @@ class TranscriptionEndpoint:
 class Transcript:
     text: str
     spec: RequestSpec
-    usage: TranscriptionTokenUsage
+    usage: TranscriptionUsage
 
-    @property
-    def duration_s(self) -> float:
-        return round(sum(clip.num_samples / clip.rate_hz for clip in self.spec.audio), 3)
+
+def duration_s(spec: RequestSpec) -> float:
+    """Return the duration of a request's audio in seconds."""
+    return round(sum(clip.num_samples / clip.rate_hz for clip in spec.audio), 3)
 
 
 def _response(
@@ -242,7 +266,7 @@ def _response(
 
 
 def _verbose(form_fields: TranscriptionForm, transcript: Transcript) -> VerboseTranscription:
-    text, seconds = transcript.text, transcript.duration_s
+    text, seconds = transcript.text, duration_s(transcript.spec)
     raw = text.encode()
     segment = TranscriptionSegment(
         end=seconds,
@@ -281,11 +305,11 @@ async def _file_of(form: FormData) -> bytes:
 
 async def _texts(answer: AnswerStream) -> AsyncIterator[str]:
     async for piece in answer.pieces():
-        if isinstance(piece, TextPiece):
+        if isinstance(piece, TextPiece | HeardPiece):
             yield piece.text
 
 
-async def _events(answer: AnswerStream) -> AsyncIterator[bytes]:
+async def _events(gateway: Gateway, answer: AnswerStream) -> AsyncIterator[bytes]:
     texts: list[str] = []
     try:
         async for text in _texts(answer):
@@ -294,14 +318,23 @@ async def _events(answer: AnswerStream) -> AsyncIterator[bytes]:
     except FleetError as error:
         yield event(envelope_of(error))
         return
-    yield event(TranscriptTextDone(text="".join(texts), usage=_usage(answer)))
+    yield event(_done_event("".join(texts), _usage(gateway, answer)))
 
 
 async def _done(transcript: Transcript) -> AsyncIterator[bytes]:
-    yield event(TranscriptTextDone(text=transcript.text, usage=transcript.usage))
+    yield event(_done_event(transcript.text, transcript.usage))
 
 
-def _usage(answer: AnswerStream) -> TranscriptionTokenUsage:
+def _done_event(text: str, usage: TranscriptionUsage) -> TranscriptTextDone:
+    """Return the last event of a stream, which has token counts or no usage."""
+    return TranscriptTextDone(
+        text=text, usage=usage if isinstance(usage, TranscriptionTokenUsage) else UNSET
+    )
+
+
+def _usage(gateway: Gateway, answer: AnswerStream) -> TranscriptionUsage:
+    if gateway.edges.heard is not None:
+        return DurationUsage(seconds=duration_s(answer.spec))
     usage = answer.usage()
     audio_tokens = usage.prompt_tokens_details.audio_tokens
     return _token_usage(usage.prompt_tokens, audio_tokens, usage.completion_tokens)

@@ -13,7 +13,14 @@ from functools import partial
 from fleet.control.client import VoiceHold
 from fleet.core.errors import AlreadySubmitted, FleetError, InputTooLarge, RedisUnreachable
 from fleet.core.ids import RequestId, new_request_id
-from web.gateway.answer import AnswerStream, AudioPiece, Piece, Position, skip_sent
+from web.gateway.answer import (
+    AnswerStream,
+    AudioPiece,
+    HeardPiece,
+    Piece,
+    Position,
+    skip_sent,
+)
 from web.gateway.gateway import ActiveRequest, Gateway
 from web.realtime.clock import Clock
 from web.realtime.prompt import Prompt
@@ -50,6 +57,8 @@ class Generation:
         self.shorten = shorten
         self.request_id = request_id or new_request_id()
         self.text = ""
+        self.heard = ""
+        """Transcript of the prompt's audio, as far as it has arrived."""
         self.pcm = bytearray()
         self.is_ended = False
         self.is_complete = False
@@ -188,6 +197,8 @@ class Generation:
         async for piece in self._bounded(skip_sent(answer.pieces(), position)):
             if isinstance(piece, AudioPiece):
                 self.pcm += piece.pcm
+            elif isinstance(piece, HeardPiece):
+                self.heard += piece.text
             else:
                 self.text += piece.text
             self._progress.set()

@@ -1,0 +1,132 @@
+"""The routes of a gateway whose graph recognises, answers and speaks in stages of their own: which
+stages each request runs, and what it counts.
+"""
+
+import base64
+from collections.abc import Iterator
+
+import pytest
+
+from fleet.config import FleetConfig
+from fleet.core.chunk import PROMPT_TOKENS
+from fleet.core.request import RequestSpec
+from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
+from fleet.models.qwen3_omni.tiny_tokenizer import write_json
+from fleet.processing import open_frontend
+from tests.web.checkpoint import write_frontend_files
+from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
+from tests.web.fake_client import FakeClient, Script
+from tests.web.test_bad_input import error_of
+from tests.web.test_speech import speak
+from tests.web.test_transcription import params, sound, write_down
+
+HEARD_TEXT = "What time is it?"
+
+
+@pytest.fixture(scope="module")
+def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = tmp_path_factory.mktemp("cascade")
+    checkpoint = write_frontend_files(folder / LM)
+    for stage in (ASR, TTS):
+        (folder / stage).mkdir()
+    write_json(folder / TTS / "voice.json", {"voice": "v", "voices": ["Heart", "bella"]})
+    write_json(folder / ASR / "generation_config.json", {"lang_to_id": {"<|en|>": 1, "<|de|>": 2}})
+    web = {"model_name": "omni"}
+    config = FleetConfig(graph="cascade", limits=LIMITS, web=web)  # pyright: ignore[reportArgumentType]
+    return Loaded(checkpoint=checkpoint, config=config, frontend=open_frontend(config, folder))
+
+
+@pytest.fixture(scope="module")
+def served(cascade: Loaded) -> Iterator[ServedGateway]:
+    client = FakeClient(cascade.config.graph_declaration(), cascade.fake_client().tokenizer)
+    with serving(cascade, client=client) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(served: ServedGateway) -> ServedGateway:
+    served.client.reset()
+    return served
+
+
+def speech_part() -> dict[str, object]:
+    data = base64.b64encode(sound()).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+
+def only_spec(gateway: ServedGateway) -> RequestSpec:
+    ((spec, _),) = gateway.client.submitted
+    return spec
+
+
+def test_typed_chat_runs_no_recogniser_and_counts_its_prompt(gateway: ServedGateway) -> None:
+    answer = gateway.create()
+    spec = only_spec(gateway)
+    assert (spec.stages, spec.outputs) == ((LM,), (TEXT,))
+    assert answer.usage is not None and answer.usage.prompt_tokens == len(spec.prompt_ids) > 0
+
+
+def test_spoken_chat_has_one_placeholder_per_clip_and_counts_as_the_worker_says(
+    gateway: ServedGateway,
+) -> None:
+    gateway.client.script = Script(figures={PROMPT_TOKENS: 77}, cached_rows=99)
+    content = [{"type": "text", "text": "Listen:"}, speech_part(), speech_part()]
+    answer = gateway.create(
+        messages=[{"role": "user", "content": content}],
+        modalities=["text", "audio"],
+        audio={"voice": "nova", "format": "wav"},
+        extra_body={"prompt_cache_key": "k"},
+    )
+    spec = only_spec(gateway)
+    assert (spec.stages, spec.outputs) == ((ASR, LM, TTS), (TEXT, AUDIO))
+    assert spec.prompt_ids.count(CLIP_ID) == len(spec.audio) == 2
+    assert spec.params == {"voice": "heart"}
+    assert answer.choices[0].message.audio is not None
+    assert answer.usage is not None and answer.usage.prompt_tokens == 77
+    details = answer.usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == 77, "no more than the prompt has"
+
+
+def test_transcription_runs_the_recogniser_alone(gateway: ServedGateway) -> None:
+    gateway.client.script = Script(heard=HEARD_TEXT)
+    answer = write_down(gateway, language="German", temperature="0.5")
+    spec = only_spec(gateway)
+    assert answer.json() == {"text": HEARD_TEXT, "usage": {"type": "duration", "seconds": 2.0}}
+    assert (spec.stages, spec.outputs, spec.prompt_ids) == ((ASR,), (HEARD,), ())
+    assert spec.params == {"language": "de", "temperature": "0.5"}
+    assert set(spec.sampling) == {ASR} and spec.kind == "transcription"
+
+
+def test_streamed_transcription_joins_to_the_whole_text(gateway: ServedGateway) -> None:
+    gateway.client.script = Script(heard=HEARD_TEXT)
+    events = list(gateway.openai().audio.transcriptions.create(**params(), stream=True))  # pyright: ignore
+    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
+    assert len(deltas) == 4 and "".join(deltas) == HEARD_TEXT
+    assert events[-1].type == "transcript.text.done" and events[-1].text == HEARD_TEXT
+
+
+def test_recognisers_languages_are_named_in_the_refusal(gateway: ServedGateway) -> None:
+    refused = write_down(gateway, language="fr")
+    assert refused.status_code == 400 and error_of(refused)["param"] == "language"
+    assert "transcribes: de, en" in str(error_of(refused)["message"])
+
+
+def test_speech_runs_the_voice_alone(gateway: ServedGateway) -> None:
+    long = "It is 7:30. " * 50
+    answer = speak(gateway, input=long, voice="bella", response_format="pcm")
+    spec = only_spec(gateway)
+    assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples
+    assert (spec.stages, spec.outputs, spec.speech_text) == ((TTS,), (AUDIO,), long)
+    assert spec.prompt_ids == spec.given == () and set(spec.sampling) == {TTS}
+
+
+def test_text_without_words_and_unknown_voice_are_refused(gateway: ServedGateway) -> None:
+    assert error_of(speak(gateway, input="...!"))["param"] == "input"
+    unknown = error_of(speak(gateway, voice="siri"))
+    assert unknown["param"] == "voice" and "use one of heart, bella" in str(unknown["message"])
+    assert not gateway.client.submitted
+
+
+def test_speech_in_sse_counts_no_tokens(gateway: ServedGateway) -> None:
+    answer = speak(gateway, stream_format="sse", response_format="pcm")
+    assert '"input_tokens":0,"output_tokens":0' in answer.text
