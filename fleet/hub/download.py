@@ -33,11 +33,11 @@ RETRIES, PAUSE_S = 3, 1.0
 
 
 class Bar(Protocol):
-    """Progress in bytes: `update` counts received ones, `skip` those that were there before."""
+    """Progress in bytes: `update` counts received ones, `add_present` those that were there before."""
 
     def update(self, n: float | None = 1, /) -> object: ...
 
-    def skip(self, size: int, /) -> None: ...
+    def add_present(self, size: int, /) -> None: ...
 
 
 def missing_bytes(hub: Hub, listing: Listing) -> int:
@@ -104,7 +104,7 @@ def _complete(url: str, file: HubFile, blob: Path, bar: Bar) -> None:
     """Bring a file into the cache if it is missing or damaged."""
     if blob.exists():
         if _hash(blob, file) == file.hash:
-            bar.skip(file.size)
+            bar.add_present(file.size)
             return
         blob.unlink()
     part = part_of(blob)
@@ -125,7 +125,7 @@ def _receive_all(url: str, file: HubFile, part: Path, bar: Bar) -> None:
     part.touch()
     if part.stat().st_size > file.size:
         os.truncate(part, 0)
-    bar.skip(part.stat().st_size)
+    bar.add_present(part.stat().st_size)
     num_failed = 0
     while True:
         before = part.stat().st_size
@@ -155,7 +155,7 @@ def _receive(url: str, file: HubFile, part: Path, bar: Bar) -> None:
             hf_raise_for_status(response)
             if kept and response.status_code != 206:
                 out.truncate(0)
-                bar.skip(-kept)
+                bar.add_present(-kept)
             # One byte too many shows that the hash is wrong; the rest is not needed.
             pieces = takewhile(lambda _: out.tell() <= file.size, response.iter_bytes())
             for piece in pieces:

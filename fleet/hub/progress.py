@@ -35,7 +35,7 @@ class DownloadProgress(Base):
             + "{n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left",
         )
 
-    def skip(self, size: int) -> None:
+    def add_present(self, size: int) -> None:
         """Count bytes that were not received now and say nothing about the rate."""
         self.n += size
         self.initial += size

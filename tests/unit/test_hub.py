@@ -38,15 +38,15 @@ class ByteCount:
     """Progress as numbers. `interrupt_at`: received bytes at which the user presses Ctrl-C."""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
-        self.received, self.skipped, self._interrupt_at = 0, 0, interrupt_at
+        self.received, self.present, self._interrupt_at = 0, 0, interrupt_at
 
     def update(self, n: float | None = 1, /) -> None:
         self.received += int(n or 0)
         if self._interrupt_at is not None and self.received >= self._interrupt_at:
             raise KeyboardInterrupt
 
-    def skip(self, size: int, /) -> None:
-        self.skipped += size
+    def add_present(self, size: int, /) -> None:
+        self.present += size
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_download_has_needed_files_only_and_is_found_without_the_network(
 
     again = ByteCount()
     assert fetch_all(hub, bar=again) == folder
-    assert (again.received, again.skipped) == (0, listing.size)
+    assert (again.received, again.present) == (0, listing.size)
     assert len(server_with_model.sent) == len(NEEDED) - 1
 
 
@@ -145,7 +145,7 @@ def test_cut_connections_continue_where_they_broke(
     assert (folder / WEIGHTS).read_bytes() == small_model()[WEIGHTS]
     starts = server_with_model.starts_of(WEIGHTS)
     assert starts == ([0, 100_000, 150_000, 170_000] if ranges else [0] * 4)
-    assert bar.received + bar.skipped == read_listing(hub, NAME).size
+    assert bar.received + bar.present == read_listing(hub, NAME).size
 
 
 def test_interrupted_download_continues_in_the_next_command(
@@ -362,7 +362,7 @@ def test_progress_without_a_terminal_is_lines_of_received_bytes(
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     with progress.DownloadProgress("some/model", 1_000_000) as bar:
-        bar.skip(400_000)
+        bar.add_present(400_000)
         bar.update(300_000)
         bar.update(300_000)
     first, second, *_, last = capsys.readouterr().out.splitlines()
