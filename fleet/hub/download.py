@@ -33,7 +33,7 @@ RETRIES, PAUSE_S = 3, 1.0
 
 
 class Bar(Protocol):
-    """Progress in bytes: `update` counts received ones, `add_present` those that were there before."""
+    """Progress in bytes: `update` counts received ones, `add_present` those that were there."""
 
     def update(self, n: float | None = 1, /) -> object: ...
 
