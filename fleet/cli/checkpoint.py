@@ -1,44 +1,44 @@
-"""Resolution of the `checkpoint` setting to a folder: a path, a model hub name, the graph's shipped
-checkpoint, or a tiny random one. Loads no weights.
+"""Resolution of the `checkpoint` setting to a folder: a path, a model hub name whose files
+`fleet models fetch` has downloaded, the graph's shipped checkpoint, or a tiny random one. Loads no
+weights.
 """
 
+import contextlib
 import fcntl
 import importlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, NoSafeWeights
 from fleet.core.ids import StageName
 from fleet.graphs import get_graph
+from fleet.hub.names import HubName, hub_name_of
 from fleet.process.private import make_private_folder
 
+if TYPE_CHECKING:
+    from fleet.hub.cache import Hub
+
 AUTO, TINY = "auto", "tiny"
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
 SAFE_WEIGHTS = "*.safetensors"
 CONFIGURATION: tuple[str, ...] = ("config.json",)
-CONFIGURATION_PATTERNS = ("*.json",)
-WEIGHT_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja")
-"""Patterns of the files that are downloaded for a checkpoint's configuration, and with its weights.
-"""
 
 
 def resolve_checkpoint(
     config: FleetConfig, stage: StageName | None = None, *, is_whole: bool = True
 ) -> Path:
-    """Return the folder of a stage's weights, or without a `stage` the deployment's folder;
-    download or write it first if needed. "auto" is the checkpoint shipped with the graph, or "tiny"
-    if the graph ships none. `is_whole`: False if only the configuration is needed.
+    """Return the folder of a stage's weights, or without a `stage` the deployment's folder; write
+    a tiny checkpoint first if needed. "auto" is the checkpoint shipped with the graph, or "tiny" if
+    the graph ships none. `is_whole`: False if only the configuration is needed.
 
-    A hub name is downloaded once, into the hub's own cache. Raises: ConfigError if the folder is
-    missing or holds no weights, or the download fails.
+    Weights of a hub name are not downloaded. Raises: ConfigError if the folder is missing or holds
+    no weights, or the files of a hub name are missing.
     """
     graph = get_graph(config.graph)
     declared = graph.stage(stage) if stage is not None else graph.main_stage
@@ -47,7 +47,8 @@ def resolve_checkpoint(
     if own is not None:
         field = f"stages.{stage}.checkpoint"
         shipped = declared.shipped_folder(own)
-        return _check_folder(shipped or _located(own, field, is_whole=is_whole), files, field)
+        folder = shipped or _located(config, own, field, is_whole=is_whole)
+        return _check_folder(folder, files, field)
     root = _resolve_root(config, is_whole=is_whole)
     if graph.has_stage_checkpoints and stage is None:
         return root
@@ -60,7 +61,7 @@ def _resolve_root(config: FleetConfig, *, is_whole: bool) -> Path:
         return shipped
     if config.checkpoint in (AUTO, TINY):
         return _tiny(config)
-    return _located(config.checkpoint, "checkpoint", is_whole=is_whole)
+    return _located(config, config.checkpoint, "checkpoint", is_whole=is_whole)
 
 
 def resolve_checkpoints(config: FleetConfig, stage: StageName | None = None) -> FleetConfig:
@@ -78,8 +79,8 @@ def resolve_configuration(config: FleetConfig, stage: StageName) -> FleetConfig:
     """Return the configuration with the checkpoint of a stage replaced by a folder with its
     configuration; its weights may be missing.
 
-    Of a hub name, only the JSON files are downloaded. Raises: ConfigError if the folder or its
-    configuration is missing, or the download fails.
+    Of a hub name whose files are missing, only the JSON files are downloaded. Raises: ConfigError
+    if the folder or its configuration is missing, or the download fails.
     """
     folder = resolve_checkpoint(config, stage, is_whole=False)
     if not get_graph(config.graph).has_stage_checkpoints:
@@ -101,9 +102,9 @@ def _with_folders(config: FleetConfig, folders: Mapping[StageName, Path]) -> Fle
 
 def find_checkpoints(config: FleetConfig) -> dict[str, str]:
     """Return, by field of the configuration, the folder with the weights, or a description of the
-    step by which the first start would provide it. Downloads and writes nothing.
+    step by which the first start would provide it. Writes nothing.
 
-    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses without a download.
+    Raises: ConfigError for a checkpoint that `resolve_checkpoint` refuses.
     """
     graph = get_graph(config.graph)
     if not graph.has_stage_checkpoints:
@@ -136,20 +137,55 @@ def _promise(config: FleetConfig, name: str) -> str | None:
             if target.is_dir()
             else f"a tiny random one is written to {target} at the first start"
         )
-    if _is_hub_name(name):
-        return f"{name} is looked for in the hub's cache, and downloaded if it is missing"
     return None
 
 
-def _is_hub_name(name: str) -> bool:
-    return not Path(name).expanduser().exists() and HUB_NAME.fullmatch(name) is not None
+def _located(config: FleetConfig, checkpoint: str, field: str, *, is_whole: bool) -> Path:
+    """Return the folder of a configured path or hub name. Raises: ConfigError if files of a hub
+    name are missing, and if only its configuration is needed, that cannot be downloaded.
+    """
+    name = hub_name_of(checkpoint)
+    if name is None:
+        return Path(checkpoint).expanduser().absolute()
+    from fleet.hub.cache import resolve
+
+    hub = hub_of(config)
+    if is_whole:
+        return resolve(hub, name, field)
+    with contextlib.suppress(ConfigError):
+        return resolve(hub, name)
+    from fleet.hub.download import fetch
+    from fleet.hub.listing import read_listing
+    from fleet.hub.progress import DownloadProgress
+
+    listing = read_listing(hub, name, (".json",))
+    with DownloadProgress(str(name), listing.size) as bar:
+        return fetch(hub, listing, bar)
 
 
-def _located(name: str, field: str, *, is_whole: bool) -> Path:
-    """Return the folder of a configured path or hub name."""
-    if _is_hub_name(name):
-        return _download(name, field, WEIGHT_PATTERNS if is_whole else CONFIGURATION_PATTERNS)
-    return Path(name).expanduser().absolute()
+def hub_of(config: FleetConfig) -> "Hub":
+    """Return the hub of a deployment, with the folder of its files."""
+    from fleet.hub.cache import Hub
+
+    stages = get_graph(config.graph).all_stages
+    return Hub(
+        folder=config.hub_cache,
+        parts=tuple(stage.checkpoint_folder for stage in stages if stage.checkpoint_folder),
+        extras=tuple(pattern for stage in stages for pattern in stage.checkpoint_extras),
+    )
+
+
+def hub_names(config: FleetConfig) -> dict[str, HubName]:
+    """Return the hub names that a deployment uses, by the field that has them."""
+    graph = get_graph(config.graph)
+    given = {
+        f"stages.{stage.name}.checkpoint": config.stage(stage.name).checkpoint
+        for stage in graph.stages
+    }
+    if not graph.has_stage_checkpoints or None in given.values():
+        given["checkpoint"] = config.checkpoint
+    named = {field: hub_name_of(text) for field, text in given.items() if text is not None}
+    return {field: name for field, name in named.items() if name}
 
 
 def _tiny_folder(config: FleetConfig) -> Path:
@@ -181,25 +217,6 @@ def _tiny(config: FleetConfig) -> Path:
             _write_aside(config.graph, target)
             _print(f"wrote {target}")
     return target
-
-
-def _download(name: str, field: str, patterns: Sequence[str]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    _print(f"{field}: there is no folder {name}; downloading it from the model hub")
-    repository, _, revision = name.partition("@")
-    try:
-        return Path(
-            snapshot_download(repository, revision=revision or None, allow_patterns=list(patterns))
-        )
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(
-            f"{field}: there is no folder {name}, and its download from the model hub "
-            f"failed: {reason}",
-            param=field,
-        ) from error
 
 
 def _print(line: str) -> None:
@@ -266,8 +283,8 @@ def _check_folder(folder: Path, files: Sequence[str], field: str = "checkpoint")
     """
     if not folder.is_dir():
         raise ConfigError(
-            f"{field}: no folder {folder}; set a folder with the weights (`hf download NAME "
-            "--local-dir DIR`), or auto",
+            f"{field}: no folder {folder}; set a folder with the weights, a name on the "
+            "hub (OWNER/NAME), or auto",
             param=field,
         )
     for pattern in files:

@@ -11,13 +11,6 @@ import sys
 from collections.abc import Mapping
 
 API_KEY, REDIS_URL = "FLEET_API_KEY", "REDIS_URL"
-HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-PROXIES = frozenset(
-    name for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (proxy, proxy.lower())
-)
-"""Names of access tokens and proxies. Only checkpoint downloads need them, which `fleet up` does
-before it starts the other processes.
-"""
 USES = {
     "redis": frozenset({REDIS_URL}),
     "conductor": frozenset({REDIS_URL}),
@@ -62,8 +55,6 @@ def restart_without_secrets(arguments: list[str]) -> None:
     command = arguments[0] if arguments else ""
     if command not in ("redis", "conductor", "worker"):
         return
-    env = without_secrets(
-        os.environ, USES[command] | (HUB_TOKENS | PROXIES if command == "worker" else frozenset())
-    )
+    env = without_secrets(os.environ, USES[command])
     if len(env) < len(os.environ) and sys.executable:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)

@@ -13,6 +13,7 @@ from fleet.cli import (
     draft,
     inspect,
     jobs,
+    models,
     pocket,
     serve,
     session,
@@ -47,6 +48,7 @@ app.command()(doctor)
 app.add_typer(dead_letters.app)
 app.add_typer(session.app)
 app.add_typer(inspect.checkpoint_app)
+app.add_typer(models.app)
 app.add_typer(spans.app)
 app.add_typer(draft.app)
 app.add_typer(train.app)
@@ -60,6 +62,7 @@ def main() -> None:
     mistake.
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # logs each request of a download
     try:
         app(prog_name="fleet")
     except FleetError as error:

@@ -209,15 +209,17 @@ class SecurityConfig(Strict):
 class FleetConfig(Strict):
     """The configuration of a deployment, as its YAML file declares it.
 
-    `checkpoint`: folder, with a sub-folder for each stage if the graph says so; `auto`: the graph's
-    shipped checkpoint, or a tiny random one that is written at the first start. `worker_nice`:
-    added to the niceness of workers, so that Redis, conductors, gateways and a browser on the same
-    machine respond without delay while workers use all cores. `preload_workers`: start workers from
-    a fork server.
+    `checkpoint`: folder, or name on the model hub, with a sub-folder for each stage if the graph
+    says so; `auto`: the graph's shipped checkpoint, or a tiny random one that is written at the
+    first start. `hub_cache`: folder of the files of hub names; None: the hub's own cache.
+    `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a
+    browser on the same machine respond without delay while workers use all cores.
+    `preload_workers`: start workers from a fork server.
     """
 
     graph: Text = DEFAULT_GRAPH
     checkpoint: Text = "auto"
+    hub_cache: Folder | None = None
     engine: Literal["torch", "vllm", "fake"] = "torch"
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -158,8 +158,9 @@ class Stage:
     `verifies_drafts`: the stage can verify draft tokens of its answers (engine torch only).
     `checkpoint_folder`: sub-folder of the deployment's checkpoint that has the stage's weights; ""
     if the graph's stages share one folder. `checkpoint_files`: patterns of files that a folder with
-    the stage's weights must have. `shipped`: "package:folder" of checkpoints in Fleet's package, by
-    the name that `stages.NAME.checkpoint` gives them.
+    the stage's weights must have. `checkpoint_extras`: patterns of the weight files that are not
+    safetensors, relative to the folder. `shipped`: "package:folder" of checkpoints in Fleet's
+    package, by the name that `stages.NAME.checkpoint` gives them.
     """
 
     name: StageName
@@ -176,6 +177,7 @@ class Stage:
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])
     checkpoint_folder: str = ""
     checkpoint_files: tuple[str, ...] = ("config.json", "*.safetensors")
+    checkpoint_extras: tuple[str, ...] = ()
     shipped: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def shipped_folder(self, name: str) -> Path | None:

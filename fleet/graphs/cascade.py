@@ -61,6 +61,7 @@ CASCADE = Graph(
             walks=(DECODE,),
             checkpoint_folder="tts",
             checkpoint_files=("voice.json",),
+            checkpoint_extras=("*.onnx", "voices/*.bin"),
             shipped={"hibari": "fleet:checkpoints/hibari"},
         ),
     ),

@@ -144,7 +144,7 @@ def test_disk_that_the_append_only_file_may_fill_is_reported(
     [
         ("auto", "OK", "checkpoints/pocket$"),
         ("tiny", "OK", "is written to .* at the first start"),
-        ("some/name", "OK", "downloaded if it is missing"),
+        ("some/name", "REFUSED", "some/name is not in .*; run `fleet models fetch --config FILE`"),
         ("/nowhere", "REFUSED", "no folder /nowhere; set a folder"),
     ],
 )

@@ -94,6 +94,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.fleet_api": BELOW_ENDPOINTS,
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
     "web": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime", "web.console"),
+    # The download is a command's; no process of a fleet does it.
+    "fleet.hub": ("fleet.core",),
     # The laboratory looks at every part; nothing but the commands imports it.
     "fleet.lab": ("fleet",),
     "fleet.cli": OURS,

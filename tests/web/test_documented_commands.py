@@ -42,7 +42,7 @@ PROGRAMS = (
 FLAGS = (
     "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once "
     "--read-only --small --span-hops "
-    "--spans --speculation --too-large --training --transfer --twin --up"
+    "--spans --speculation --too-large --training --transfer --twin --up --yes"
 ).split()
 """Options that take no value. After any other option, `--help` would be taken as its value, and the
 command would run.
@@ -223,6 +223,7 @@ CHECKS = (
     Check(r"fleet doctor ?.*", parse_fleet, ("tests/e2e/test_doctor.py",)),
     Check(r"fleet spans plan ?.*", parse_fleet, ("tests/unit/test_spans_plan_command.py",)),
     Check(r"fleet draft ?.*", parse_fleet, ("tests/e2e/test_speculation.py",)),
+    Check(r"fleet models ?.*", parse_fleet, ("tests/e2e/test_models_command.py",)),
     Check(r"fleet train ?.*", parse_fleet, ("tests/e2e/test_training.py",)),
     Check(r"fleet session ?.*", parse_fleet, ("tests/oracle/test_span_sessions.py",)),
     Check(r"honcho start", start_procfile),

@@ -1,0 +1,54 @@
+"""DownloadProgress of a download: a bar on a terminal, lines elsewhere."""
+
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    Base = tqdm[NoReturn]
+else:
+    Base = tqdm
+LINE_EVERY_S = 10.0
+"""Seconds between two lines where there is no terminal."""
+
+
+def shown_bytes(size: float) -> str:
+    return f"{tqdm.format_sizeof(size)}B"
+
+
+class DownloadProgress(Base):
+    """Bytes received, their rate and the remaining time."""
+
+    def __init__(self, description: str, size: int) -> None:
+        self._on_terminal = sys.stdout.isatty()
+        gauge = "|{bar}| " if self._on_terminal else ""
+        super().__init__(
+            desc=f"fleet: {description}",
+            total=size,
+            unit="B",
+            unit_scale=True,
+            file=sys.stdout,
+            mininterval=0.1 if self._on_terminal else LINE_EVERY_S,
+            bar_format="{desc}: {percentage:3.0f}% "
+            + gauge
+            + "{n_fmt} of {total_fmt}, {rate_fmt}, {remaining} left",
+        )
+
+    def add_present(self, size: int) -> None:
+        """Count bytes that were not received now and say nothing about the rate."""
+        self.n += size
+        self.initial += size
+        self.last_print_n += size
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        if self._on_terminal:
+            super().display(msg, pos)
+        else:
+            print(self, flush=True)
+
+    def close(self) -> None:
+        if not self._on_terminal and not self.disable:
+            self.display()
+            self.disable = True  # what follows would print an empty line
+        super().close()
