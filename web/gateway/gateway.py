@@ -31,8 +31,8 @@ from fleet.processing import (
     ChatRequest,
     Frontend,
     GivenAnswer,
-    RecognitionOptions,
     Message,
+    RecognitionOptions,
     TextPart,
 )
 from web.gateway.answer import AnswerContext, AnswerStream, ClientEdges

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
 from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.processing import AudioPart, RecognitionOptions, Message, Recording, TextPart
+from fleet.processing import AudioPart, Message, RecognitionOptions, Recording, TextPart
 from fleet.processing.base import AudioSource
 from fleet.processing.speech_presence import has_speech
 from web.gateway.answer import AnswerStream, HeardPiece, TextPiece
