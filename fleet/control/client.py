@@ -90,6 +90,8 @@ class FleetClient:
         self.training = TrainingClient(self._redis, config)
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._returned = asyncio.Event()
+        """Set when Redis answers again, and may have lost its last writes."""
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
@@ -126,7 +128,9 @@ class FleetClient:
             ),
             "the reading of the inbox": self._read_inbox,
             "the endings owed": self.requests.endings.run,
-            "the slow poll": lambda: self._repeat(self._poll, SLOW_POLL_S, polling),
+            "the slow poll": lambda: self._repeat(
+                self._poll, SLOW_POLL_S, polling, early=self._returned
+            ),
             "the time series": lambda: self._repeat(
                 self.telemetry.write_series, SERIES_STEP_S, series
             ),
@@ -179,13 +183,19 @@ class FleetClient:
             return False
 
     async def _repeat(
-        self, work: Callable[[], Awaitable[object]], pause_s: float, outage: Outage
+        self,
+        work: Callable[[], Awaitable[object]],
+        pause_s: float,
+        outage: Outage,
+        early: asyncio.Event | None = None,
     ) -> None:
-        """Call `work` in a loop, after a pause of `pause_s` seconds each time. A Redis error is
-        recorded in `outage`, and the loop continues.
+        """Call `work` in a loop, after a pause of `pause_s` seconds each time, which ends when the
+        event `early` is set. A Redis error is recorded in `outage`, and the loop continues.
         """
+        early = early or asyncio.Event()
         while not self._stopping:
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(early.wait(), pause_s)
             try:
                 await work()
             except RedisError as error:
@@ -202,16 +212,15 @@ class FleetClient:
         last notice is remembered, so that no notice is lost when a connection breaks.
         """
         last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
-        outage = Outage("the inbox of this gateway")
+        outage, is_lossy = Outage("the inbox of this gateway"), False
         pacing = Pacing()
         while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
             try:
                 await asyncio.sleep(pacing.wait_s(self.requests.num_held))
-                reply = await self._reader.xread(
-                    {inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS
-                )
+                block_ms = None if is_lossy else INBOX_BLOCK_MS
+                reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=block_ms)
                 entries = [
                     entry for _, found in cast("_InboxReply", reply or []) for entry in found
                 ]
@@ -220,9 +229,13 @@ class FleetClient:
                 )
             except RedisError as error:
                 self._membership.note_loss()
+                is_lossy = True
                 await asyncio.sleep(outage.add(error))
                 continue
             outage.end()
+            if is_lossy:
+                is_lossy = False
+                self._returned.set()
             last = text(entries[-1][0]) if entries else last
             untrimmed += len(entries)
             if untrimmed and (untrimmed >= INBOX_COUNT or not reply):
@@ -246,7 +259,11 @@ class FleetClient:
 
     async def _poll(self) -> None:
         """Recover from lost notices, and check the memory of Redis. Runs once per `SLOW_POLL_S`;
-        chunks whose notices arrive do not wait for it.
+        chunks whose notices arrive do not wait for it. Runs at once when Redis is back after it was
+        away: a request that it has lost can be restored only while this gateway lives.
         """
+        if self._returned.is_set():
+            self._returned.clear()
+            await self.requests.recovery.catch_up(also_moved=True)
         await self._status.read_memory()
         await self.requests.recovery.catch_up()

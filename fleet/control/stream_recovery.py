@@ -48,9 +48,10 @@ class StreamRecovery:
         self._calls = SubmissionCalls(config)
         membership.rejoined = self.reattach
 
-    async def catch_up(self) -> None:
-        """Find chunks whose notices were lost: read the logs of streams that have received nothing
-        since the last call although Redis has something new.
+    async def catch_up(self, *, also_moved: bool = False) -> None:
+        """Find chunks whose notices were lost, and requests that Redis has lost: compare with Redis
+        the streams that have received nothing since the last call, and read the logs of those for
+        which it has something else. `also_moved`: compare the other streams too.
 
         Raises: redis-py's errors while Redis is away.
         """
@@ -59,7 +60,8 @@ class StreamRecovery:
             for request, stream in self._held.streams.items()
             if request not in self._held.submitting
         ]
-        for streams in slices([stream for stream in submitted if not stream.moved()], SLICE):
+        compared = [stream for stream in submitted if not stream.moved() or also_moved]
+        for streams in slices(compared, SLICE):
             for stream in await self._stale(streams):
                 await self._catch_up(stream)
 

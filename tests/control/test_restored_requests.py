@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from fleet.config import FleetConfig
+from fleet.control import client as gateway_client
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.stream import ClientStream
@@ -35,8 +36,9 @@ from tests.control_plane import (
     STAGE,
     WORKER,
     Control,
+    join,
 )
-from tests.disturbances import config_in_step, restart_empty
+from tests.disturbances import OMNI, config_in_step, restart_empty
 from tests.harness import (
     EdgeArrays,
     assert_same,
@@ -285,6 +287,28 @@ async def test_resumed_answer_is_not_continued_with_other_rows(
 
 
 LOST = RequestId("req-2")
+
+
+async def test_lost_request_is_restored_as_soon_as_redis_is_back(
+    own_redis: RedisProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that has no chunk yet is restored when Redis is back, however long the gateway's
+    poll and the renewal of its lease wait.
+    """
+    monkeypatch.setattr(gateway_client, "SLOW_POLL_S", 3600.0)
+    config = config_in_step("lease.worker_ttl_s=3000")
+    with redis.Redis.from_url(own_redis.url) as client:
+        assert all(join(client, f"{stage.name}@test:0:a") == ["ok"] for stage in OMNI.stages)
+        async with gateway_at(own_redis.url, config) as gateway:
+            spec = fake_spec_of(config)
+            stream = await gateway.requests.submit(spec, None)
+            await asyncio.to_thread(restart_empty, own_redis, tmp_path)
+
+            async def is_there() -> bool:
+                return bool(await asyncio.to_thread(client.exists, keys.request(spec.id)))
+
+            await await_until(is_there, "the request to be restored")
+            await stream.abort("enough")
 
 
 def test_restored_request_is_written_as_it_was_submitted(control: Control) -> None:
