@@ -343,8 +343,8 @@ def test_stage_that_cannot_be_divided_is_refused_with_those_that_can() -> None:
 
     with pytest.raises(
         ConfigError,
-        match="those of lm of graph text, lm of graph cascade, thinker of graph qwen3_omni, talker of graph "
-        "qwen3_omni can be",
+        match="those of lm of graph text, lm of graph cascade, thinker of graph qwen3_omni, "
+        "talker of graph qwen3_omni can be",
     ):
         span_sizes(
             "text", StageName("other"), Path(), torch.float32, num_positions=1, buffer_bytes=0
