@@ -8,12 +8,14 @@ no request.
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import onnxruntime
 
 from fleet.processing.base import Samples
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 RATE_HZ = 16_000
 FRAME_SAMPLES = 512
@@ -26,10 +28,13 @@ _RATE = np.array(RATE_HZ, np.int64)
 
 
 @cache
-def model() -> onnxruntime.InferenceSession:
+def model() -> "onnxruntime.InferenceSession":
     """Return the detector's model, loaded on the first call. Loading takes most of a second, so do
-    it before the first session.
+    it before the first session. The runtime is imported here, since it starts a thread, and a
+    process with two threads forks no workers.
     """
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = options.intra_op_num_threads = 1
     options.log_severity_level = 3

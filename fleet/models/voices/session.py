@@ -1,28 +1,35 @@
-"""ONNX models on one thread, whose results depend on the inputs alone."""
+"""ONNX models on one thread, whose results depend on the inputs alone.
+
+The runtime starts a thread when it is imported, and a process with two threads forks no workers: so
+it is imported with the first model.
+"""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from fleet.core.errors import ConfigError, EngineError
 
-_ORT = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
-_ERRORS: tuple[type[Exception], ...] = tuple(
-    getattr(_ORT, name)
-    for name in (
-        "Fail",
-        "InvalidArgument",
-        "InvalidGraph",
-        "InvalidProtobuf",
-        "NotImplemented",
-        "RuntimeException",
-    )
+_ERROR_NAMES = (
+    "Fail",
+    "InvalidArgument",
+    "InvalidGraph",
+    "InvalidProtobuf",
+    "NotImplemented",
+    "RuntimeException",
 )
+
+
+@cache
+def _errors() -> tuple[type[Exception], ...]:
+    """Return the exception types of the runtime."""
+    module = import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    return tuple(getattr(module, name) for name in _ERROR_NAMES)
 
 
 class OnnxModel:
@@ -31,6 +38,8 @@ class OnnxModel:
     """
 
     def __init__(self, data: bytes, path: Path) -> None:
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.inter_op_num_threads = options.intra_op_num_threads = 1
         options.use_deterministic_compute = True
@@ -38,7 +47,7 @@ class OnnxModel:
         providers = ["CPUExecutionProvider"]
         try:
             self._session = onnxruntime.InferenceSession(data, options, providers=providers)
-        except _ERRORS as error:
+        except _errors() as error:
             raise ConfigError(
                 f"checkpoint: {path} is no model that onnxruntime {onnxruntime.__version__} reads "
                 f"({error}); fetch it again",
@@ -53,7 +62,7 @@ class OnnxModel:
         """Return all outputs. Raises: EngineError."""
         try:
             return cast("list[NDArray[np.float32]]", self._session.run(None, dict(inputs)))
-        except _ERRORS as error:
+        except _errors() as error:
             raise EngineError(f"the voice failed: {error}") from error
 
 
