@@ -26,8 +26,7 @@ def install(requirement: str) -> None:
         return
     print(f"installing {requirement}", flush=True)
     venv.create(home, with_pip=True, clear=True)
-    pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
-    subprocess.run([*pip, requirement], check=True)
+    subprocess.run([home / "bin" / "python", "-m", "pip", "install", "-q", requirement], check=True)
     (home / "ready").touch()
 
 
