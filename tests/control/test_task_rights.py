@@ -45,6 +45,7 @@ def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
     def report_idle(epoch: Epoch, rested: int) -> str:
         return control.run(scripts.report_idle(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0}))
 
+    control.client.hset(keys.request(REQUEST), "edges", f"{ROWS},{IDS}")
     arrivals = ((False, None), (False, 0), (True, None), (False, 1), (False, None), (True, 1))
     for arrives, rested in arrivals:
         if arrives:
