@@ -376,8 +376,8 @@ class RecognizerEngine(Engine, Generic[WindowT]):
         tokens: Sequence[int],
         window: WindowT | None = None,
     ) -> EngineOutput:
-        """End a window with these tokens, and go on behind it. `window`: its state, if it was
-        recognised here.
+        """End a window with these tokens, and go on behind it. `window`: state of the window, if
+        it was recognised here.
         """
         heard = self._model.hear(job, tokens)
         details = self._details(job, heard, window) if window is not None else {}
@@ -410,7 +410,7 @@ class RecognizerEngine(Engine, Generic[WindowT]):
             return {}
         details, (_, first) = self._model.details(window, heard.tokens), job.place
         return {
-            BEGINS: (first + details.begins).astype(np.int32),
+            BEGINS: (first + details.begins.clip(max=heard.num_samples)).astype(np.int32),
             LOGPROBS: details.logprobs,
             NO_SPEECH: np.array([details.no_speech], np.float32),
             PLACE: np.array([first, heard.num_samples], np.int32),

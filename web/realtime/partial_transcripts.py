@@ -102,8 +102,8 @@ class PartialTranscripts:
             self._run(self._recognized(end), end, is_pause=False)
 
     def pause(self, end: int, heard: AsyncIterator[str] | None) -> None:
-        """Recognise the turn up to a pause. `heard`: its transcript, if a response that has begun
-        brings it.
+        """Recognise the turn up to a pause. `heard`: transcript of the turn, if a response that
+        has begun brings it.
         """
         if self._item_id and self._interval and self._is_wanted():
             self._cancel()
