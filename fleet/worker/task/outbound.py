@@ -140,6 +140,7 @@ class OutboundEdge:
     ) -> None:
         self.edge = edge
         self._policy = policy
+        self._item_bytes = {name: np.dtype(dtype).itemsize for name, dtype in edge.tensors.items()}
         self.writes_markers = writes_markers
         logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
@@ -256,11 +257,10 @@ class OutboundEdge:
 
     def _num_bytes(self, arrays: Arrays) -> int:
         """Return the size of arrays as they are sent, in the edge's dtypes."""
-        dtypes = self.edge.tensors
-        return sum(
-            array.size * np.dtype(dtypes.get(name, array.dtype)).itemsize
-            for name, array in arrays.items()
-        )
+        num_bytes = 0
+        for name, array in arrays.items():
+            num_bytes += array.size * (self._item_bytes.get(name) or array.itemsize)
+        return num_bytes
 
     def _split(self, arrays: Arrays, num_rows: int) -> tuple[Arrays, Arrays]:
         if self.num_rows(arrays) <= num_rows:
