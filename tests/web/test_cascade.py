@@ -107,6 +107,14 @@ def test_speech_runs_the_voice_alone(gateway: ServedGateway) -> None:
     assert spec.prompt_ids == spec.given == () and set(spec.sampling) == {TTS}
 
 
+def test_speed_is_the_voices_own_and_the_audio_is_not_stretched_again(
+    gateway: ServedGateway,
+) -> None:
+    answer = speak(gateway, speed=0.5, response_format="pcm")
+    assert only_spec(gateway).params["speed"] == "0.5"
+    assert len(answer.content) == 2 * Script().num_samples
+
+
 def test_text_without_words_and_unknown_voice_are_refused(gateway: ServedGateway) -> None:
     assert error_of(speak(gateway, input="...!"))["param"] == "input"
     unknown = error_of(speak(gateway, voice="siri"))
