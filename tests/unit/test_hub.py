@@ -355,7 +355,9 @@ def test_second_download_shows_what_the_first_receives_and_transfers_nothing(
     folders: list[Path] = []
     bars = ByteCount(), ByteCount()
     threads = [
-        threading.Thread(target=lambda bar=bar: folders.append(fetch_all(hub, bar=bar)), daemon=True)
+        threading.Thread(
+            target=lambda bar=bar: folders.append(fetch_all(hub, bar=bar)), daemon=True
+        )
         for bar in bars
     ]
     threads[0].start()

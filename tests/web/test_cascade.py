@@ -3,7 +3,6 @@ stages each request runs, and what it counts.
 """
 
 import base64
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from fleet.core.chunk import PROMPT_TOKENS, Chunk, WireTensor
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TRANSCRIPT, TTS
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.test_bad_input import error_of
 from tests.web.test_speech import speak
@@ -21,21 +20,9 @@ from tests.web.test_transcription import params, sound, write_down
 HEARD_TEXT = "What time is it?"
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
-
-
-@pytest.fixture(scope="module")
-def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def gateway(served: ServedGateway) -> ServedGateway:
-    served.client.reset()
-    return served
+def gateway(cascade_gateway: ServedGateway) -> ServedGateway:
+    return cascade_gateway
 
 
 def speech_part() -> dict[str, object]:

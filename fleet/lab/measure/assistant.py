@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Group
+from rich.markup import escape
 
 from fleet.lab.client.client import ApiClient, SpeechCall
 from fleet.lab.measure.assistant_turn import AssistantTurn, TurnFiles, ask_assistant
@@ -40,13 +41,13 @@ QUESTIONS = (
     ("What is the capital of France?", ("paris",)),
     ("What is the opposite of hot?", ("cold", "cool")),
     ("How many days are there in a week?", ("seven",)),
-    ("What color is the grass?", ("green",)),
+    ("What is the color of the sky?", ("blue",)),
     ("Which planet do we live on?", ("earth",)),
-    ("What is two plus three?", ("five",)),
+    ("What is the largest ocean?", ("pacific",)),
     ("What do bees make?", ("honey",)),
     ("What is frozen water called?", ("ice",)),
     ("How many legs does a spider have?", ("eight",)),
-    ("Which month comes after June?", ("july",)),
+    ("Which language do people speak in Spain?", ("spanish",)),
 )
 """Questions, and the words of which a right answer has at least one."""
 SENTENCES = (
@@ -74,7 +75,7 @@ SENTENCES = (
 TARGET_IN_PERCENT, TARGET_CORPUS_PERCENT, TARGET_OUT_PERCENT = 2.0, 3.0, 3.0
 TARGET_RIGHT = 8
 TARGET_VOICE_MS, TARGET_DECIDED_MS, TARGET_PAIR_MS = 900.0, 600.0, 1500.0
-SHOWN_CHARS = 70
+SHOWN_CHARS = 60
 
 Item = TypeVar("Item")
 
@@ -155,12 +156,12 @@ class AssistantResult(Result, frozen=True, kw_only=True):
         return ratios
 
     def _answer_table(self) -> Group:
-        table = table_of("heard", "answer", "", "voice ms")
-        table.columns[1].justify = "left"
+        table = table_of("heard, and answered", "", "voice ms")
         for turn in self.turns:
             verdict = "right" if is_right(turn) else "[red]wrong[/]"
-            answer = " ".join(turn.answer.split())[:SHOWN_CHARS]
-            table.add_row(turn.heard, answer, verdict, f"{turn.voice_to_voice_ms:.0f}")
+            texts = [turn.heard, f"  {' '.join(turn.answer.split())}"]
+            shown = "\n".join(escape(text[:SHOWN_CHARS]) for text in texts)
+            table.add_row(shown, verdict, f"{turn.voice_to_voice_ms:.0f}")
         title = f"{self.num_right} of {len(self.turns)} questions to {self.model} answered right"
         return titled(title, table)
 
