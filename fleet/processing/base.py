@@ -201,9 +201,9 @@ class Frontend(Protocol):
 
     def detokenizer(self) -> Detokenizer: ...
 
-    def prompt_text(self, ids: Sequence[int]) -> str:
+    def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read, with `[audio]` in place of each
-        clip.
+        clip, or `[audio: ...]` with its transcript where `heard` has one.
         """
         ...
 

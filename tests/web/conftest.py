@@ -218,6 +218,19 @@ def gateway(shared_gateway: ServedGateway) -> ServedGateway:
     return shared_gateway
 
 
+@pytest.fixture(scope="session")
+def shared_cascade(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGateway]:
+    with serving(load_cascade(tmp_path_factory.mktemp("cascade"))) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def cascade_gateway(shared_cascade: ServedGateway) -> ServedGateway:
+    """The shared gateway of the graph `cascade`, with its fake control plane reset."""
+    shared_cascade.client.reset()
+    return shared_cascade
+
+
 @pytest.fixture
 def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], ServedGateway]]:
     """Function that starts a separate gateway with an API key."""
