@@ -17,6 +17,7 @@ import numpy as np
 import soxr
 
 from fleet.graphs.cascade import ASR
+from fleet.models.voices.base import VoiceModel
 from fleet.models.voices.load import load_voice
 from fleet.stages.base import BuiltStage
 from fleet.stages.cascade.asr import build as build_stage
@@ -73,9 +74,8 @@ class Pause:
     is_end: bool
 
 
-def spoken_pauses(voice: Path, name: str, sentence: str) -> Iterator[tuple[Samples, bool]]:
+def spoken_pauses(model: VoiceModel, name: str, sentence: str) -> Iterator[tuple[Samples, bool]]:
     """Yield the speech before each mark of a sentence and the whole, each with a short silence."""
-    model = load_voice(voice)
     parts = [part.strip() for part in sentence.split("|")]
     speech = model.synthesize(" ".join(parts), name, speed=1.0, seed=1)
     num_words = np.cumsum([len(part.split()) for part in parts])
@@ -88,10 +88,10 @@ def spoken_pauses(voice: Path, name: str, sentence: str) -> Iterator[tuple[Sampl
 
 
 def pauses(stage: BuiltStage, voices: list[Path]) -> Iterator[Pause]:
-    for voice in voices:
-        for name in [each.name for each in load_voice(voice).voices()]:
+    for model in map(load_voice, voices):
+        for name in [each.name for each in model.voices()]:
             for sentence in HELD_OUT.strip().splitlines():
-                for clip, is_end in spoken_pauses(voice, name, sentence):
+                for clip, is_end in spoken_pauses(model, name, sentence):
                     pause = Pause(heard=transcribe(stage, [clip])[0], is_end=is_end)
                     kind = "end  " if is_end else "pause"
                     print(

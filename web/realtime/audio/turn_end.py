@@ -45,7 +45,7 @@ class EndWaits:
                 return self.unfinished_ms
 
 
-MEDIUM = EndWaits(complete_ms=300, unknown_ms=600, unfinished_ms=1600)
+MEDIUM = EndWaits(complete_ms=300, unknown_ms=500, unfinished_ms=1600)
 WAITS: Mapping[Eagerness, EndWaits] = {
     "low": EndWaits(complete_ms=600, unknown_ms=1000, unfinished_ms=3000),
     "medium": MEDIUM,
