@@ -40,7 +40,11 @@ class Recognitions:
                 ended.set()
 
     async def until_ended(self, clips: Sequence[str]) -> None:
-        """Wait for the recognitions of these clips that are under way."""
+        """Wait for the recognitions of these clips that are under way, if prompts have their
+        transcripts.
+        """
+        if not self._conversation.sends_transcripts:
+            return
         while waiting := [self._under_way[clip] for clip in clips if clip in self._under_way]:
             await waiting[0].wait()
 

@@ -215,6 +215,46 @@ async def test_short_interruption_is_recognised_once_and_its_answer_once_more_co
     assert transcripts == [HEARD_TEXT, "stop"]
 
 
+VOICE_DETECTION_MS = (90, 240)
+"""Least and greatest time after the end of the speech for which voice detection still hears it."""
+
+
+async def silence_before_the_end_ms(page: SocketClient) -> int:
+    """Speak, and return the length of the silence with which the turn ends. The words are known
+    before the shortest wait is over.
+    """
+    await page.speak(silence(300) + speech(QUESTION))
+    for num_blocks in range(1, 200):
+        await page.speak(silence(32))
+        for _ in range(4):
+            await page.events_before_refusal()
+        if "input_audio_buffer.speech_stopped" in page.kinds():
+            return 32 * num_blocks
+    raise AssertionError("the turn does not end")
+
+
+@pytest.mark.parametrize(
+    ("detection", "heard", "wait_ms"),
+    [
+        ({"type": "semantic_vad"}, "Stop.", 300),
+        ({"type": "semantic_vad"}, "I think that", 1600),
+        ({"type": "semantic_vad", "eagerness": "low"}, "Stop.", 600),
+        ({"type": "semantic_vad", "eagerness": "high"}, "I think that", 1000),
+        ({"type": "server_vad"}, "Stop.", 500),
+        ({"type": "server_vad"}, "I think that", 500),
+    ],
+)
+async def test_words_decide_when_a_turn_ends(
+    page: SocketClient, gateway: ServedGateway, detection: dict[str, str], heard: str, wait_ms: int
+) -> None:
+    gateway.client.script = Script(heard=heard, num_samples=FRAME_SAMPLES)
+    await page.detect_turns(detection)
+    least_ms, most_ms = VOICE_DETECTION_MS
+    assert least_ms <= await silence_before_the_end_ms(page) - wait_ms <= most_ms
+    await until_all(page, "response.done")
+    assert recognised(gateway) == [(ASR, LM, TTS)], "one recognition, and it is the response's"
+
+
 async def test_silent_turn_is_not_recognised_again(
     page: SocketClient, gateway: ServedGateway
 ) -> None:

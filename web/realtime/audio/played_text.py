@@ -41,8 +41,8 @@ WEIGHT = 0.3
 
 def ended_words(text: str, word_ends: Iterable[tuple[int, int]], played: int) -> str:
     """Return the beginning of `text` up to the last word whose end the client has played.
-    `word_ends`: for each word, characters of `text` up to its end, and samples of the audio up to
-    its end; both never decrease.
+    `word_ends` has, for each word, the characters of `text` and the samples of the audio up to its
+    end; both never decrease.
     """
     if played <= 0:
         return ""

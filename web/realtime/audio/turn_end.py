@@ -90,7 +90,7 @@ LONE_OPENERS = frozenset("so well actually basically also then plus anyway".spli
 """Words that, alone, begin a sentence."""
 SUBORDINATORS = frozenset("when after before once until whenever since while as".split())
 CONDITIONS = frozenset("if unless although though whereas".split())
-"""First words of a clause that needs another one; those of `SUBORDINATORS` also begin an answer
+"""First words of a clause that needs a main clause; those of `SUBORDINATORS` also begin an answer
 ("After dinner.").
 """
 CLAUSE_BEGINNING = re.compile(
@@ -101,6 +101,8 @@ ANSWERS = frozenset("yes no yeah yep nope okay ok right sure thanks please and o
 LIST_ITEM_WORDS = 3
 """Longest item of an enumeration, in words."""
 MIN_DICTATED_DIGITS = 3
+NAME = ""
+"""Stands for a name, which is none of the words above."""
 _WORD = re.compile(r"[\w']+")
 _END = re.compile(r"[.!?。！？]+[\"'”)\]]*$")
 
@@ -124,10 +126,13 @@ def ending_of(transcript: str | None) -> SentenceEnd:
     text = (transcript or "").strip().replace("’", "'")
     if text.endswith(("...", "…", ",", "-", "–", "—", ":", ";")):
         return SentenceEnd.UNFINISHED
-    sentence = re.split(r"(?<=[.!?])\s+", text)[-1].lower()
-    words = _WORD.findall(sentence)
+    sentence = re.split(r"(?<=[.!?])\s+", text)[-1]
+    words = [word.lower() for word in _WORD.findall(sentence)]
     if not words:
         return SentenceEnd.UNKNOWN
+    if len(words) > 1 and _is_name(_WORD.findall(sentence)[-1]):
+        words[-1] = NAME
+    sentence = sentence.lower()
     is_question = "?" in sentence or "？" in sentence
     is_open = _ends_open(words) or (
         not is_question and (_is_open_clause(sentence, words) or _is_open_list(sentence))
@@ -136,6 +141,11 @@ def ending_of(transcript: str | None) -> SentenceEnd:
         return SentenceEnd.UNFINISHED
     is_unclear = words[-1] in PARTICLES or _is_dictated(sentence)
     return SentenceEnd.UNKNOWN if is_unclear or not _END.search(text) else SentenceEnd.COMPLETE
+
+
+def _is_name(word: str) -> bool:
+    """Return True if the last word of a sentence is a name, such as May."""
+    return word[0].isupper() and len(word) > 1 and "'" not in word
 
 
 def _ends_open(words: list[str]) -> bool:
