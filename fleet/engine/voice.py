@@ -111,7 +111,7 @@ class _VoiceStream:
         return np.concatenate((known, clause.wave[len(known) :])) if len(known) else clause.wave
 
     def take_words(self) -> Arrays:
-        words = "".join(word.replace("\0", "") + "\0" for word in self.words)
+        words = "".join(word.replace("\0", " ") + "\0" for word in self.words)
         ends = np.array(self.word_ends, np.int32)
         self.words, self.word_ends = [], []
         return {WORD_ENDS: ends, WORDS: np.frombuffer(words.encode(), np.uint8)}
@@ -121,7 +121,7 @@ class VoiceEngine(Engine):
     """Engine that speaks text. Input arrays: `text` uint8, UTF-8, cut anywhere. Output arrays:
     `wave` int16 [samples]; `word_ends` int32 [words]: for each word that ends in this output, the
     position in the answer of the sample after it; `words` uint8: the UTF-8 of these words as
-    written, white space included, each ended by a zero byte.
+    written, white space included, each ended by a zero byte; a zero byte within is a space.
 
     A request's history is the `wave` of its first samples. The engine speaks its clauses again,
     since it must know their lengths, and returns the samples of the history in their place.
