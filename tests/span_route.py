@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.ids import PREFILL, RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
 from fleet.engine.base import (
     NUM_POSITIONS,
@@ -40,7 +40,6 @@ from fleet.spans.route.division import RouteFailure, RouteWorker
 from fleet.spans.route.setup import set_up_route
 from fleet.stages.builders import stage_builder
 from fleet.stages.options import AnchorOptions
-from fleet.stages.text import PREFILL
 from tests.span_workers import KEY, LM, WAIT_S, KillPoint, SpanWorkerThread, graph_of
 from tests.stage_options import stage_options
 

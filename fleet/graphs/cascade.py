@@ -5,13 +5,12 @@ A request runs only the stages that have work: `asr` if its prompt has audio, `t
 text to speak is given, `asr` alone for a transcription.
 """
 
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, DECODE, PREFILL, EdgeName, StageName
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage
 
 ASR, LM, TTS = StageName("asr"), StageName("lm"), StageName("tts")
 TRANSCRIPT, HEARD = EdgeName("transcript"), EdgeName("heard")
 TEXT, SAID, AUDIO = EdgeName("text"), EdgeName("said"), EdgeName("audio")
-PREFILL, DECODE = Walk("prefill"), Walk("decode")
 CLIP_ID = -1
 """Placeholder of an audio clip in `RequestSpec.prompt_ids`, once per clip: no id of a vocabulary.
 """

@@ -1,6 +1,6 @@
 """The graph of any causal language model: one stage, and one edge to the client."""
 
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, DECODE, PREFILL, EdgeName, StageName
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage
 from fleet.graphs.training import capture_edges, trainer_of
 
@@ -17,7 +17,7 @@ TEXT = Graph(
             builder="fleet.stages.text:build",
             span_builder="fleet.stages.text:build_span",
             layer_counter="fleet.stages.text:count_layers",
-            walks=(Walk("prefill"), Walk("decode")),
+            walks=(PREFILL, DECODE),
             main=True,
             verifies_drafts=True,
             engines=("torch", "vllm"),
