@@ -3,14 +3,13 @@ stages each request runs, and what it counts.
 """
 
 import base64
-from collections.abc import Iterator
 
 import pytest
 
 from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.test_bad_input import error_of
 from tests.web.test_speech import speak
@@ -19,21 +18,9 @@ from tests.web.test_transcription import params, sound, write_down
 HEARD_TEXT = "What time is it?"
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
-
-
-@pytest.fixture(scope="module")
-def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def gateway(served: ServedGateway) -> ServedGateway:
-    served.client.reset()
-    return served
+def gateway(cascade_gateway: ServedGateway) -> ServedGateway:
+    return cascade_gateway
 
 
 def speech_part() -> dict[str, object]:
@@ -86,7 +73,8 @@ def test_transcription_runs_the_recogniser_alone(gateway: ServedGateway) -> None
 
 def test_streamed_transcription_joins_to_the_whole_text(gateway: ServedGateway) -> None:
     gateway.client.script = Script(heard=HEARD_TEXT)
-    events = list(gateway.openai().audio.transcriptions.create(**params(), stream=True))  # pyright: ignore
+    transcriptions = gateway.openai().audio.transcriptions
+    events = list(transcriptions.create(**params(), stream=True))  # pyright: ignore
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) == 4 and "".join(deltas) == HEARD_TEXT
     assert events[-1].type == "transcript.text.done" and events[-1].text == HEARD_TEXT
