@@ -37,7 +37,7 @@ class ThreadState:
 
 def thread_state(pid: int, thread: int = 0) -> ThreadState | None:
     """Return the state of a thread, the main one by default; None if it has ended. Elsewhere than
-    on Linux, return that of the whole process.
+    on Linux, return the state of the whole process.
     """
     if sys.platform != "linux":
         return _process_state(pid)

@@ -201,7 +201,9 @@ def test_process_that_drops_its_secrets_keeps_its_beat() -> None:
 
 def silence(*, total_s: float = 0.0, waiting_s: float = 0.0, stopped_s: float = 0.0) -> Silence:
     found = Silence(0.25)
-    found.total_s, found.waiting_s, found.stopped_s = total_s, waiting_s, stopped_s
+    found.total_s = total_s
+    found.waiting_s = waiting_s
+    found.stopped_s = stopped_s
     return found
 
 
