@@ -76,7 +76,9 @@ class Silence:
         self._begin()
 
     def _begin(self) -> None:
-        self.total_s = self.waiting_s = self.stopped_s = 0.0
+        self.total_s = 0.0
+        self.waiting_s = 0.0
+        self.stopped_s = 0.0
 
     def observe(self, now_s: float, count: int, look: Callable[[], ThreadState | None]) -> None:
         """Add the interval since the last observation. `now_s`: the observer's monotonic time;

@@ -125,7 +125,9 @@ class TrainerEngine(Engine):
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         self._shares: tuple[float, ...] = ()
         self._acceptance: float | None = None
-        self._num_accepted = self._num_refused = self._num_saved = 0
+        self._num_accepted = 0
+        self._num_refused = 0
+        self._num_saved = 0
         self.background = self
         self.samples = self
 
