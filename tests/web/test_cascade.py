@@ -119,7 +119,8 @@ def transcript_chunk(request: RequestId, index: int, *pieces: tuple[str, int]) -
 
 def test_streamed_transcription_joins_to_the_whole_text(gateway: ServedGateway) -> None:
     gateway.client.script = Script(heard=HEARD_TEXT)
-    events = list(gateway.openai().audio.transcriptions.create(**params(), stream=True))  # pyright: ignore
+    transcriptions = gateway.openai().audio.transcriptions
+    events = list(transcriptions.create(**params(), stream=True))  # pyright: ignore
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) == 4 and "".join(deltas) == HEARD_TEXT
     assert events[-1].type == "transcript.text.done" and events[-1].text == HEARD_TEXT

@@ -15,13 +15,11 @@ import numpy as np
 
 from fleet.config.credits import Credits
 from fleet.core.errors import ChunkOrderError
-from fleet.core.ids import Epoch, Walk
+from fleet.core.ids import NO_WALK, Epoch, Walk
 from fleet.engine.base import Arrays
 from fleet.graphs import ChunkPolicy, Edge
 from fleet.stages.base import EdgeItem
 from fleet.worker.task.credit import EdgeCredit
-
-NO_WALK = Walk("")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,7 +331,9 @@ class OutboundEdge:
         self._playback = self._playback or self._begin_playback(now_s)
         if self._playback is not None:
             self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)
-        self._items, self._figures, self.is_held = [], {}, False
+        self._items = []
+        self._figures = {}
+        self.is_held = False
         self.produced += 1
         self.credit.add_chunk(self._num_bytes(draft.arrays))
         return draft
