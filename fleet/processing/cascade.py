@@ -28,6 +28,7 @@ from fleet.processing.base import AudioPart, ChatRequest, Message, TextPart
 from fleet.processing.clips import clip_blob, clip_table, decode_clips
 from fleet.processing.context_length import limit_answer_length
 from fleet.processing.languages import LANGUAGE_NAMES
+from fleet.processing.prompt import audio_mark
 from fleet.processing.template import read_json
 from fleet.processing.text import TextFrontend
 from fleet.processing.tokenizer import token_ids
@@ -88,11 +89,15 @@ class CascadeFrontend(TextFrontend):
         )
         return spec, clip_blob(clips)
 
-    def prompt_text(self, ids: Sequence[int]) -> str:
+    def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         texts: list[str] = []
+        transcripts = iter(heard)
         for is_clip, run in groupby(ids, lambda one: one == CLIP_ID):
             part = list(run)
-            texts += ["[audio]"] * len(part) if is_clip else [super().prompt_text(part)]
+            if is_clip:
+                texts += [audio_mark(next(transcripts, "")) for _ in part]
+            else:
+                texts.append(super().prompt_text(part))
         return "\n".join(filter(None, texts))
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:

@@ -107,8 +107,14 @@ class TurnTranscripts:
         return text
 
     async def _transcribe(self, item_id: str, clip: Clip) -> None:
+        name = clip_name(item_id)
+        generation = self._responses.hearing(name)
+        text = await self._heard(item_id, generation) if generation is not None else None
         try:
-            text = await self._text(item_id, clip)
+            async with self._responses.recognitions.recognizing(name):
+                if text is None:
+                    text = await self._text(item_id, clip)
+                is_known = self._context.conversation.set_transcript(item_id, 0, text)
         except FleetError as error:
             detail = server.TranscriptionError(
                 type=error_type(error), code=error.code, message=error.message, param=error.param
@@ -120,7 +126,7 @@ class TurnTranscripts:
         finally:
             words = self._sent.get(item_id, AgreedWords())
             self.forget(item_id)
-        if self._context.conversation.set_transcript(item_id, 0, text):
+        if is_known:
             self._send_delta(item_id, words.finish(text))
             usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
             self._context.send(
@@ -130,9 +136,8 @@ class TurnTranscripts:
             )
 
     async def _text(self, item_id: str, clip: Clip) -> str:
-        """Return the transcript of an item. Raises: FleetError."""
-        generation = self._responses.hearing(clip_name(item_id))
-        text = await self._heard(item_id, generation) if generation is not None else None
+        """Return the transcript of an item that no response brings. Raises: FleetError."""
+        text = self._context.conversation.transcript_of(clip_name(item_id))
         recognition = self._recognitions.get(item_id)
         if text is None and recognition is not None:
             text = await recognition
