@@ -78,8 +78,8 @@ tokens. Tokens that end in an end token are the whole answer.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognitionOptions:
-    """Options of the recognition of a prompt's audio. `language`: as a code or an English name;
-    None: the model detects it. `temperature`: None for the most probable text.
+    """Options of the recognition of a prompt's audio. `language`: code or English name; absent, the
+    model detects it. `temperature`: sampling temperature; absent, the most probable text is taken.
     """
 
     language: str | None = None

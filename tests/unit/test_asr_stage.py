@@ -10,12 +10,12 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.core.ids import EdgeName, RequestId
+from fleet.core.ids import DECODE, EdgeName, RequestId
 from fleet.core.request import AudioClip, RequestSpec, Sampling
 from fleet.engine.base import Engine
 from fleet.engine.recognizer import RecognizerEngine
 from fleet.engine.torch.build import open_device
-from fleet.graphs.cascade import ASR, DECODE, HEARD, TEXT, TRANSCRIPT
+from fleet.graphs.cascade import ASR, HEARD, TEXT, TRANSCRIPT
 from fleet.models.whisper.recognizer import load_recognizer
 from fleet.models.whisper.tiny import write_tiny_whisper
 from fleet.processing.transcripts import Transcripts

@@ -39,7 +39,9 @@ class ByteCount:
     """Progress as numbers. `interrupt_at`: received bytes at which the user presses Ctrl-C."""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
-        self.received, self.present, self._interrupt_at = 0, 0, interrupt_at
+        self.received = 0
+        self.present = 0
+        self._interrupt_at = interrupt_at
         self.waited: list[int] = []
 
     def update(self, n: float | None = 1, /) -> None:
@@ -127,14 +129,20 @@ def test_licence_is_read_from_the_model_card(hub: Hub, server_with_model: FakeHu
         ([WEIGHTS, "consolidated.safetensors"], (), [WEIGHTS]),
         ([cache.INDEX, "part.safetensors"], (), [cache.INDEX, "part.safetensors"]),
         (["voice.safetensors", "tokenizer.model"], (), ["tokenizer.model", "voice.safetensors"]),
-        (["asr/model.safetensors", "asr/config.json", "x/config.json"], ("asr",),
-         ["asr/config.json", "asr/model.safetensors"]),
+        (
+            ["asr/model.safetensors", "asr/config.json", "x/config.json"],
+            ("asr",),
+            ["asr/config.json", "asr/model.safetensors"],
+        ),
         (["a.pt", "a.bin", "a.pkl", "a.ckpt", "a.npz", "a.py", "a.exe"], (), []),
-        (["tts/voices/a.bin", "tts/m.onnx", "x/m.onnx", "tts/b.bin", "tts/voices/x/a.bin"],
-         ("tts",), ["tts/m.onnx", "tts/voices/a.bin"]),
+        (
+            ["tts/voices/a.bin", "tts/m.onnx", "x/m.onnx", "tts/b.bin", "tts/voices/x/a.bin"],
+            ("tts",),
+            ["tts/m.onnx", "tts/voices/a.bin"],
+        ),
         (["voices/a.bin", "m.onnx", "onnx/m.onnx"], (), ["m.onnx", "voices/a.bin"]),
     ],
-)  # fmt: skip
+)
 def test_weights_are_needed_once_and_other_formats_never(
     paths: list[str], parts: tuple[str, ...], needed: list[str]
 ) -> None:

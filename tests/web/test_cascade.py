@@ -119,7 +119,8 @@ def transcript_chunk(request: RequestId, index: int, *pieces: tuple[str, int]) -
 
 def test_streamed_transcription_joins_to_the_whole_text(gateway: ServedGateway) -> None:
     gateway.client.script = Script(heard=HEARD_TEXT)
-    events = list(gateway.openai().audio.transcriptions.create(**params(), stream=True))  # pyright: ignore
+    transcriptions = gateway.openai().audio.transcriptions
+    events = list(transcriptions.create(**params(), stream=True))  # pyright: ignore
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) == 4 and "".join(deltas) == HEARD_TEXT
     assert events[-1].type == "transcript.text.done" and events[-1].text == HEARD_TEXT
@@ -138,6 +139,14 @@ def test_speech_runs_the_voice_alone(gateway: ServedGateway) -> None:
     assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples
     assert (spec.stages, spec.outputs, spec.speech_text) == ((TTS,), (AUDIO,), long)
     assert spec.prompt_ids == spec.given == () and set(spec.sampling) == {TTS}
+
+
+def test_speed_is_the_voices_own_and_the_audio_is_not_stretched_again(
+    gateway: ServedGateway,
+) -> None:
+    answer = speak(gateway, speed=0.5, response_format="pcm")
+    assert only_spec(gateway).params["speed"] == "0.5"
+    assert len(answer.content) == 2 * Script().num_samples
 
 
 def test_text_without_words_and_unknown_voice_are_refused(gateway: ServedGateway) -> None:

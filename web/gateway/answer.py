@@ -21,6 +21,7 @@ from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from web.gateway.answer_words import AnswerWords, WordEnd
 from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
@@ -178,6 +179,7 @@ class AnswerStream:
         self._silence = LeadingSilenceTrimmer(
             context.frontend.sample_rate_hz, max_leading_silence_ms
         )
+        self._words = AnswerWords()
         self._text_ids: list[int] = []
         self._num_prompt = 0 if context.tells_prompt(spec) else len(spec.prompt_ids)
         self._heard = HeardText(len(spec.audio))
@@ -272,6 +274,13 @@ class AnswerStream:
         return self._silence.num_trimmed
 
     @property
+    def word_ends(self) -> list[WordEnd] | None:
+        """Ends of the answer's words in its text and its audio, as far as the audio has arrived;
+        None if the graph does not tell them.
+        """
+        return self._words.ends(self.num_trimmed)
+
+    @property
     def finish_reason(self) -> str:
         """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
         cut = self._num_text_tokens >= self._main.max_tokens
@@ -309,6 +318,7 @@ class AnswerStream:
             return self._heard.add(chunk)
         if chunk.edge == self._edges.audio:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
+            self._words.add(chunk)
             self.num_samples += len(samples)
             if len(samples) and self.first_audio_at is None:
                 self.first_audio_at = now

@@ -9,16 +9,14 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-import numpy as np
-
-from fleet.core.errors import BadInput, FleetError, InputTooLarge
-from fleet.processing.speech_presence import has_speech
+from fleet.core.errors import FleetError, InputTooLarge
 from fleet.processing.voice_activity import RATE_HZ
-from fleet.processing.voice_onset import VoicedSearch
+from web.gateway.answer import BYTES_PER_SAMPLE
 from web.http.errors import error_type
-from web.http.offload import prepare_in_thread
 from web.openai.transcription import transcribe
+from web.realtime.audio.echo import WINDOW_S
 from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_audio import is_speech, trailing_silence
 from web.realtime.audio.turn_detector import (
     TurnEvent,
     TurnPaused,
@@ -28,11 +26,12 @@ from web.realtime.audio.turn_detector import (
     TurnStopped,
 )
 from web.realtime.context import SessionContext
-from web.realtime.conversation import Clip, Item, Part
+from web.realtime.conversation import NEW_SPEECH, Clip, Item, Part
+from web.realtime.echo_guard import EchoGuard
 from web.realtime.generation import Generation
-from web.realtime.items import MIN_CLIP_MS
+from web.realtime.items import MIN_CLIP_MS, check_length
 from web.realtime.protocol import server_events as server
-from web.realtime.protocol.settings import INPUT_FORMAT, PcmFormat, Settings
+from web.realtime.protocol.settings import PcmFormat, Settings
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import TurnTimestamps
 from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, next_state
@@ -43,10 +42,6 @@ FALSE_ALARM_MS = 500
 """Length of voice below which a turn must be verified, since it may be a cough or a hum: the audio
 must contain speech, and, if it interrupted a response, words.
 """
-
-
-class BufferEmpty(BadInput):
-    code = "input_audio_buffer_commit_empty"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +63,7 @@ class TurnManager:
         self._max_s = context.gateway.config.limits.max_audio_s
         form = context.settings.audio.input.format or PcmFormat()
         self.buffer = AudioInputBuffer(form.rate, self._rules())
+        self.echo = EchoGuard(context, responses)
         self.state = TurnState.IDLE
         self.num_interruptions = 0
         self._appending = asyncio.Lock()
@@ -109,6 +105,8 @@ class TurnManager:
             self.buffer.set_rate(form.rate)
         if form is None and before.audio.input.format is not None:
             self._discard_input()
+        if settings.audio.input != before.audio.input:
+            self.echo.reset()
         if settings.detection != before.detection:
             self.buffer.set_rules(self._rules())
             if not self.is_user_speaking:
@@ -145,7 +143,7 @@ class TurnManager:
             for number, piece in enumerate(self.buffer.split(pcm)):
                 if number:
                     await asyncio.sleep(0)
-                self.buffer.append(piece)
+                self.buffer.append(self.echo.pass_on(piece))
                 is_changed |= await self._classify_frames()
                 self.buffer.drop_silence()
         return is_changed
@@ -169,16 +167,7 @@ class TurnManager:
         """End the turn at the client's request, and add the buffered audio as an item. Raises:
         BufferEmpty.
         """
-        if self.buffer.retained_ms < MIN_CLIP_MS:
-            unread = ""
-            if not self._gateway.hears:
-                unread = " (this model takes text only)"
-            elif self._context.settings.audio.input.format is None:
-                unread = f" ({INPUT_FORMAT} is refused, so audio is not read)"
-            least = f"at least {MIN_CLIP_MS} ms are needed"
-            raise BufferEmpty(
-                f"the input buffer holds {self.buffer.retained_ms} ms of audio; {least}{unread}"
-            )
+        check_length(self.buffer.retained_ms, self._gateway, self._context.settings)
         self._responses.discard_speculative()
         turn = self._end(TurnInput.COMMITTED)
         pcm = self.buffer.take_all()
@@ -193,14 +182,14 @@ class TurnManager:
         """Return the timestamps of a turn that the client committed. The end of its speech is
         searched in its audio `pcm`.
         """
-        now, silent = self._clock.now(), _trailing_silence(pcm)
+        now, silent = self._clock.now(), trailing_silence(pcm)
         if silent is None:
             return TurnTimestamps(decided=now)
-        voiced_end, voiced_end_ms = (
-            self._received_at - silent / RATE_HZ,
-            _ms(self.buffer.position - silent),
+        return TurnTimestamps(
+            voiced_end=self._received_at - silent / RATE_HZ,
+            voiced_end_ms=_ms(self.buffer.position - silent),
+            decided=now,
         )
-        return TurnTimestamps(voiced_end=voiced_end, voiced_end_ms=voiced_end_ms, decided=now)
 
     def clear(self) -> None:
         self.buffer.clear()
@@ -245,7 +234,9 @@ class TurnManager:
 
     def _rules(self) -> TurnRules | None:
         return self._context.settings.rules(
-            self._gateway.config.voice.speculate_ms, int(self._max_s * 1000)
+            self._gateway.config.voice.speculate_ms,
+            int(self._max_s * 1000),
+            recognizes=self._hears_with_responses,
         )
 
     def _happened(self, happened: TurnInput) -> None:
@@ -270,6 +261,11 @@ class TurnManager:
                 self._on_stop(event)
 
     def _on_start(self, started: TurnStarted) -> None:
+        last, detector = self.buffer.position, self.buffer.detector
+        if self.echo.is_echo(self.buffer.peek(last - int(WINDOW_S * RATE_HZ), last)):
+            assert detector is not None, "only turn detection begins turns"
+            detector.reject()
+            return
         self._happened(TurnInput.STARTED)
         self._turn = Turn(item_id=server.new_id("item"), start=started.start)
         self._context.send(
@@ -283,16 +279,26 @@ class TurnManager:
 
     def _on_pause(self, end: int) -> None:
         self._happened(TurnInput.PAUSED)
-        detection, detector, turn = (
-            self._context.settings.detection,
-            self.buffer.detector,
-            self._turn,
-        )
+        detection, detector = self._context.settings.detection, self.buffer.detector
+        turn = self._turn
         if detection is None or detector is None or turn is None or not detection.create_response:
             return
         if self._responses.interrupted is not None and detector.voiced_ms < FALSE_ALARM_MS:
             return
-        self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
+        generation = self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
+        if generation is not None and generation.hears(NEW_SPEECH):
+            self._spawn(self._expect_end(generation, end))
+
+    async def _expect_end(self, generation: Generation, end: int) -> None:
+        """Let the words before the pause at `end`, which a speculative response brings, decide
+        when the turn ends.
+        """
+        try:
+            text = "".join([delta async for delta in generation.transcript_of(NEW_SPEECH)])
+        except FleetError:
+            return
+        if (detector := self.buffer.detector) is not None:
+            detector.expect_end(end, text)
 
     def _on_stop(self, stopped: TurnStopped) -> None:
         turn = self._end(TurnInput.STOPPED)
@@ -305,68 +311,74 @@ class TurnManager:
         timestamps = TurnTimestamps(
             voiced_end=now - silent_s, voiced_end_ms=_ms(stopped.voiced_end), decided=now
         )
-        if not self._num_unverified and stopped.voiced_ms >= FALSE_ALARM_MS:
+        voiced = pcm[: BYTES_PER_SAMPLE * (stopped.voiced_end - turn.start)]
+        is_echo = self._responses.interrupted is not None and self.echo.is_echo(voiced, silent_s)
+        if is_echo:
+            self.echo.on_self_interruption()
+        may_be_false = is_echo or stopped.voiced_ms < FALSE_ALARM_MS
+        if not self._num_unverified and not may_be_false:
             self._end_turn(turn, pcm, timestamps)
             return
         self._num_unverified += 1
-        self._spawn(self._verify(turn, pcm, stopped, timestamps))
+        self._spawn(self._verify(turn, pcm, timestamps, may_be_false=may_be_false, is_echo=is_echo))
 
     async def _verify(
-        self, turn: Turn, pcm: bytes, stopped: TurnStopped, timestamps: TurnTimestamps
+        self,
+        turn: Turn,
+        pcm: bytes,
+        timestamps: TurnTimestamps,
+        *,
+        may_be_false: bool,
+        is_echo: bool,
     ) -> None:
         """Add a turn to the conversation unless it is a false alarm, and begin the response. If the
         user speaks again meanwhile, only the last turn begins a response. After a false alarm, the
         interrupted response is resumed.
 
-        Turns are verified in order.
+        A turn must contain speech; if it interrupted a response, words. Speech is found within
+        milliseconds. Only a short interruption waits for a transcript. Turns are verified in order.
         """
+        heard: str | None = None
         try:
             async with self._verifying:
-                is_turn = stopped.voiced_ms >= FALSE_ALARM_MS or await self._is_turn(pcm)
+                if not is_echo and may_be_false and self._responses.interrupted is not None:
+                    heard = await self._recognize(pcm)
+                    is_turn = bool(heard)
+                else:
+                    is_turn = not is_echo and (not may_be_false or await is_speech(pcm))
         finally:
             self._num_unverified -= 1
         has_continued = self.is_user_speaking or self._num_unverified > 0
         if is_turn and has_continued:
             self._responses.forget_interrupted()
-            self._add_turn(turn.item_id, pcm, timestamps)
+            self._add_turn(turn.item_id, pcm, timestamps, heard)
             self._transcribe_if_idle()
         elif is_turn:
-            self._end_turn(turn, pcm, timestamps)
+            self._end_turn(turn, pcm, timestamps, heard)
         else:
             self._responses.discard_speculative()
             if not has_continued:
                 self._responses.resume_interrupted()
 
-    async def _is_turn(self, pcm: bytes) -> bool:
-        """Return True if the audio of a turn contains speech; if it interrupted a response, only if
-        the model recognizes words in it.
-
-        Speech is found within milliseconds. Only a short interruption waits for a transcript.
-        """
-        if self._responses.interrupted is not None:
-            return await self._has_words(pcm)
-        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32_768)
-        return await prepare_in_thread(False, has_speech, samples, RATE_HZ)
-
-    async def _has_words(self, pcm: bytes) -> bool:
-        """Return True if the transcript of the audio is not empty; False also if it cannot be
-        transcribed.
-        """
+    async def _recognize(self, pcm: bytes) -> str:
+        """Return the transcript of a short interruption; "" also if it cannot be transcribed."""
         try:
-            return bool(await transcribe(self._gateway, Clip(pcm).recording, self._language))
+            return await transcribe(self._gateway, Clip(pcm).recording, self._language)
         except FleetError as error:
             log.warning(
                 "an interruption counts as a false alarm, since it could not be transcribed: %s",
                 error.message,
             )
-            return False
+            return ""
 
-    def _end_turn(self, turn: Turn, pcm: bytes, timestamps: TurnTimestamps) -> None:
+    def _end_turn(
+        self, turn: Turn, pcm: bytes, timestamps: TurnTimestamps, heard: str | None = None
+    ) -> None:
         detection = self._context.settings.detection
         is_answered = detection is not None and detection.create_response
         generation = self._responses.take_speculative()
         self._responses.forget_interrupted()
-        self._add_turn(turn.item_id, pcm, timestamps)
+        self._add_turn(turn.item_id, pcm, timestamps, heard)
         if generation is not None:
             generation.name_speech(clip_name(turn.item_id))
         if is_answered and self._responses.active is None:
@@ -376,13 +388,18 @@ class TurnManager:
         self._transcribe_if_idle()
         self._transcribe_with_response()
 
-    def _add_turn(self, item_id: str, pcm: bytes, timestamps: TurnTimestamps) -> None:
+    def _add_turn(
+        self, item_id: str, pcm: bytes, timestamps: TurnTimestamps, heard: str | None = None
+    ) -> None:
+        """Add the item of a turn. `heard` is its transcript, None if it is not known."""
         self._context.send(
             server.Committed(previous_item_id=self._conversation.last_id, item_id=item_id)
         )
         name = clip_name(item_id)
         item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])
         self._context.add_item(item, {name: Clip(pcm)})
+        if heard is not None:
+            self._conversation.set_transcript(item_id, 0, heard)
         self._responses.note_turn(item_id, timestamps)
         if self._context.settings.audio.input.transcription is not None:
             self._untranscribed.append(item_id)
@@ -427,14 +444,17 @@ class TurnManager:
         return text
 
     async def _transcribe(self, item_id: str, clip: Clip) -> None:
-        generation = self._responses.hearing(clip_name(item_id))
+        name = clip_name(item_id)
+        generation = self._responses.hearing(name)
         heard = await self._heard(item_id, generation) if generation is not None else None
-        if heard is not None:
-            if self._conversation.set_transcript(item_id, 0, heard):
-                self._send_transcript(item_id, clip, heard)
-            return
+        is_sent = heard is not None
         try:
-            text = await transcribe(self._gateway, clip.recording, self._language)
+            async with self._responses.recognitions.recognizing(name):
+                if heard is None:
+                    heard = self._conversation.transcript_of(name)
+                if heard is None:
+                    heard = await transcribe(self._gateway, clip.recording, self._language)
+                is_known = self._conversation.set_transcript(item_id, 0, heard)
         except FleetError as error:
             detail = server.TranscriptionError(
                 type=error_type(error), code=error.code, message=error.message, param=error.param
@@ -443,13 +463,12 @@ class TurnManager:
                 server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail)
             )
             return
-        if not self._conversation.set_transcript(item_id, 0, text):
-            return
-        if text:
+        if is_known and heard and not is_sent:
             self._context.send(
-                server.TranscriptionDelta(item_id=item_id, content_index=0, delta=text)
+                server.TranscriptionDelta(item_id=item_id, content_index=0, delta=heard)
             )
-        self._send_transcript(item_id, clip, text)
+        if is_known:
+            self._send_transcript(item_id, clip, heard)
 
     def _send_transcript(self, item_id: str, clip: Clip, text: str) -> None:
         usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
@@ -477,12 +496,3 @@ def clip_name(item_id: str) -> str:
 
 def _ms(position: int) -> int:
     return position * 1000 // RATE_HZ
-
-
-def _trailing_silence(pcm: bytes) -> int | None:
-    """Count the samples after the last voiced sample; None if no sample is voiced."""
-    backwards = np.frombuffer(pcm, "<i2")[::-1]
-    search = VoicedSearch(RATE_HZ)
-    for start in range(0, len(backwards), RATE_HZ):
-        search.feed(backwards[start : start + RATE_HZ].tobytes())
-    return search.floor if search.found else None

@@ -9,11 +9,12 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from fleet.core.ids import DECODE
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.recognizer import CLIP, LANGUAGE, PROMPT, SAMPLES, RecognizerEngine
 from fleet.engine.torch.build import open_device
-from fleet.graphs.cascade import ASR, CASCADE, DECODE, HEARD, TEMPERATURE_PARAM, TRANSCRIPT
+from fleet.graphs.cascade import ASR, CASCADE, HEARD, TEMPERATURE_PARAM, TRANSCRIPT
 from fleet.models.whisper.recognizer import SHORT_WINDOWS_S, load_recognizer
 from fleet.processing.speech_presence import has_speech
 from fleet.processing.tokenizer import load_tokenizer
