@@ -24,9 +24,9 @@ from fleet.lab.measure.measurement import BenchOptions, Context, Measurement, ar
 from fleet.lab.measure.speakers import (
     ESPEAK,
     SPEAKER,
+    BenchSpeaker,
     CorpusClip,
-    Questioner,
-    SpokenSample,
+    SpokenPrompt,
     open_speaker,
     read_corpus,
     write_wav,
@@ -199,20 +199,20 @@ def _decided_ms(turns: Iterable[AssistantTurn]) -> Summary | None:
 
 
 def speak_all(
-    speaker: Questioner, folder: Path, step: Callable[[], None]
-) -> tuple[list[SpokenSample], list[SpokenSample]]:
+    speaker: BenchSpeaker, folder: Path, step: Callable[[], None]
+) -> tuple[list[SpokenPrompt], list[SpokenPrompt]]:
     """Let the speaker speak the questions and the sentences, and keep them in the folder. Raises:
     BenchError.
     """
 
-    def speak(kind: str, text: str, number: int) -> SpokenSample:
+    def speak(kind: str, text: str, number: int) -> SpokenPrompt:
         path = folder / f"{kind}-{number:02d}.wav"
         samples = until_last_voiced(speaker.speak(text, path.name))
         if not len(samples):
             raise BenchError(f"--speaker: {speaker.name} speaks {text!r} as silence")
         write_wav(path, samples)
         step()
-        return SpokenSample(text=text, samples=samples, path=path)
+        return SpokenPrompt(text=text, samples=samples, path=path)
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SPEAKER).write_text(f"{speaker.name}\n")
@@ -234,8 +234,8 @@ class _Run:
     def measure(
         self,
         speaker: str,
-        questions: Sequence[SpokenSample],
-        sentences: Sequence[SpokenSample],
+        questions: Sequence[SpokenPrompt],
+        sentences: Sequence[SpokenPrompt],
         clips: Sequence[CorpusClip],
     ) -> AssistantResult:
         """Measure everything, after one question that warms the fleet up. Raises: ApiError,
@@ -262,7 +262,7 @@ class _Run:
 
     def _ask(
         self,
-        question: SpokenSample,
+        question: SpokenPrompt,
         name: str,
         begin: Callable[[], object] = lambda: None,
     ) -> AssistantTurn:
@@ -275,7 +275,7 @@ class _Run:
         return turn
 
     def _ask_both(
-        self, number: int, couple: tuple[SpokenSample, SpokenSample]
+        self, number: int, couple: tuple[SpokenPrompt, SpokenPrompt]
     ) -> list[AssistantTurn]:
         """Ask two questions at one time, each by a speaker of its own."""
         together = threading.Barrier(len(couple))

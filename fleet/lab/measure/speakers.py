@@ -37,7 +37,7 @@ Samples = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Questioner:
+class BenchSpeaker:
     """A voice. `speak` returns the speech of a text, 16-bit PCM at 24 kHz, for the file of the
     given name.
     """
@@ -47,7 +47,7 @@ class Questioner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpokenSample:
+class SpokenPrompt:
     """Speech of a text, and the file that keeps it. `samples`: 16-bit PCM at 24 kHz."""
 
     text: str
@@ -63,7 +63,7 @@ class CorpusClip:
     text: str
 
 
-def open_speaker(wanted: str) -> Questioner:
+def open_speaker(wanted: str) -> BenchSpeaker:
     """Return the speaker `espeak-ng[:NAME]`, `FOLDER[:NAME]` with the folder of a voice, or
     `FOLDER` with the recordings of an earlier run or of a person. Raises: BenchError.
     """
@@ -78,7 +78,7 @@ def open_speaker(wanted: str) -> Questioner:
         raise BenchError(f"--speaker {wanted}: {error}", param="--speaker") from error
 
 
-def _open_espeak(voice: str) -> Questioner:
+def _open_espeak(voice: str) -> BenchSpeaker:
     from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 
     teacher = Teacher()
@@ -88,10 +88,10 @@ def _open_espeak(voice: str) -> Questioner:
         samples = teacher.speak(" ".join(words_of(text)), espeak).samples
         return _pcm(samples, SAMPLE_RATE_HZ)
 
-    return Questioner(name=f"{ESPEAK} {espeak.name}", speak=speak)
+    return BenchSpeaker(name=f"{ESPEAK} {espeak.name}", speak=speak)
 
 
-def _open_voice(folder: Path, wanted: str) -> Questioner:
+def _open_voice(folder: Path, wanted: str) -> BenchSpeaker:
     model = load_voice(folder)
     voice = find_voice(model.voices(), wanted)
 
@@ -101,10 +101,10 @@ def _open_voice(folder: Path, wanted: str) -> Questioner:
         speech = model.synthesize(spoken, voice.name, speed=1.0, seed=SEED)
         return _pcm(speech.samples, model.sample_rate_hz)
 
-    return Questioner(name=f"{folder.name} {voice.name}", speak=speak)
+    return BenchSpeaker(name=f"{folder.name} {voice.name}", speak=speak)
 
 
-def _open_recordings(folder: Path) -> Questioner:
+def _open_recordings(folder: Path) -> BenchSpeaker:
     name = folder.name
     if (told := folder / SPEAKER).is_file():
         name = told.read_text().strip()
@@ -113,7 +113,7 @@ def _open_recordings(folder: Path) -> Questioner:
             f"the folder {folder} has neither {FILE}, which describes a voice, nor recordings such "
             "as question-01.wav"
         )
-    return Questioner(name=name, speak=lambda _text, file: read_question(folder / file).samples)
+    return BenchSpeaker(name=name, speak=lambda _text, file: read_question(folder / file).samples)
 
 
 def _pcm(samples: NDArray[np.float32], rate_hz: int) -> Samples:
