@@ -79,11 +79,15 @@ tokens. Tokens that end in an end token are the whole answer.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognitionOptions:
     """Options of the recognition of a prompt's audio. `language`: as a code or an English name;
-    None: the model detects it. `temperature`: None for the most probable text.
+    None: the model detects it. `temperature`: None for the most probable text. `prompt`: text that
+    precedes the audio, for names and spellings. `times`: the transcript has the times of its
+    segments and words.
     """
 
     language: str | None = None
     temperature: float | None = None
+    prompt: str = ""
+    times: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,9 @@ from fleet.graphs.cascade import (
     CLIP_ID,
     LANGUAGE_PARAM,
     LM,
+    PROMPT_PARAM,
     TEMPERATURE_PARAM,
+    TIMES_PARAM,
     TTS,
     VOICE_PARAM,
 )
@@ -76,6 +78,10 @@ class CascadeFrontend(TextFrontend):
             params[LANGUAGE_PARAM] = self.language(chat.hearing.language, "language")
         if chat.hearing.temperature is not None:
             params[TEMPERATURE_PARAM] = str(chat.hearing.temperature)
+        if chat.hearing.prompt:
+            params[PROMPT_PARAM] = chat.hearing.prompt
+        if chat.hearing.times:
+            params[TIMES_PARAM] = "yes"
         clips = decode_clips(chat, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s)
         is_answered = not chat.stages or LM in chat.stages
         ids = self._prompt_ids(chat) if is_answered else []

@@ -152,6 +152,12 @@ def bounded(loaded: Loaded, **web: object) -> Loaded:
     )
 
 
+def with_partials(loaded: Loaded, partial_ms: int) -> Loaded:
+    """Return a copy of `loaded` with this value of the setting `voice.partial_ms`."""
+    voice = loaded.config.voice.model_copy(update={"partial_ms": partial_ms})
+    return replace(loaded, config=loaded.config.model_copy(update={"voice": voice}))
+
+
 @contextmanager
 def serving(
     loaded: Loaded,

@@ -9,7 +9,7 @@ import pytest
 from fleet.core.errors import Overloaded
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving, with_partials
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.fake_client import RATE_HZ as ANSWER_HZ
 from tests.web.realtime.socket_client import Event, SocketClient
@@ -23,7 +23,7 @@ TURN = silence(300) + speech(QUESTION) + silence(800)
 
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
+    return with_partials(load_cascade(tmp_path_factory.mktemp("cascade")), 0)
 
 
 @pytest.fixture(scope="module")
