@@ -104,7 +104,10 @@ hand-off; where its conversations are saved, for a save. A client whose gateway 
 its answer at the other one, with Last-Event-ID; one that is refused with 429 or 503 sends its
 request again. Faults in Redis last longer than a lease, and are repaired. Slow readers
 (--how slow) read a few bytes a second while the others are answered, and then the rest. Voice
-sessions ask one question after another over WS /v1/realtime, and resume too.
+sessions ask one question after another over WS /v1/realtime, and resume too. Where stages hear
+and speak for themselves, half of the questions are spoken, by the fleet itself, and clients of
+/v1/audio/speech and /v1/audio/transcriptions send their calls beside the requests, and again if
+their gateway is lost.
 
 The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and
 what is left at the end. Each answer is also read once more from its beginning, and must not
@@ -132,6 +135,8 @@ Examples:
   fleet chaos --set engine=fake --how redis --kills-per-role 5 --voice 4
 
   fleet chaos --set training.enabled=true --roles trainer,thinker,conductor --how kill,stop
+
+  fleet chaos --config configs/voice.yaml --voice 2 --kills-per-role 5
 
   fleet chaos --how all --voice 2 --minutes 30
 

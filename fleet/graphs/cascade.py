@@ -5,13 +5,13 @@ A request runs only the stages that have work: `asr` if its prompt has audio, `t
 text to speak is given, `asr` alone for a transcription.
 """
 
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, DECODE, EdgeName, StageName
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage
+from fleet.graphs.text import LM, language_model
 
-ASR, LM, TTS = StageName("asr"), StageName("lm"), StageName("tts")
+ASR, TTS = StageName("asr"), StageName("tts")
 TRANSCRIPT, HEARD = EdgeName("transcript"), EdgeName("heard")
 TEXT, SAID, AUDIO = EdgeName("text"), EdgeName("said"), EdgeName("audio")
-PREFILL, DECODE = Walk("prefill"), Walk("decode")
 CLIP_ID = -1
 """Placeholder of an audio clip in `RequestSpec.prompt_ids`, once per clip: no id of a vocabulary.
 """
@@ -54,18 +54,7 @@ CASCADE = Graph(
             default_sampling={"max_tokens": 224},  # a chat's temperature is not the recogniser's
             checkpoint_folder="asr",
         ),
-        Stage(
-            name=LM,
-            builder="fleet.stages.cascade.lm:build",
-            span_builder="fleet.stages.text:build_span",
-            layer_counter="fleet.stages.text:count_layers",
-            walks=(PREFILL, DECODE),
-            main=True,
-            verifies_drafts=True,
-            engines=("torch", "vllm"),
-            default_sampling={"temperature": 0.0, "max_tokens": 1024},
-            checkpoint_folder="lm",
-        ),
+        language_model("fleet.stages.cascade.lm:build", checkpoint_folder="lm"),
         Stage(
             name=TTS,
             builder="fleet.stages.cascade.tts:build",

@@ -55,21 +55,23 @@ def main() -> None:
 
 def _replies(job: DecodeJob) -> Iterator[DecodeReply]:
     """Yield the replies to a job; the last one has no `pcm`."""
-    rate_hz, max_s = job.rate_hz, job.max_audio_s
-    clips: list[bytes] = []
     try:
-        if job.streams:
-            ((where, data),) = job.parts
-            for block in decode_blocks(data, rate_hz=rate_hz, max_s=max_s, where=where):
-                if len(block):
-                    yield DecodeReply(pcm=pcm16(block))
-        else:
-            decoded = decode_parts(job.parts, rate_hz=rate_hz, max_audio_s=max_s)
-            clips = [clip.tobytes() for clip in decoded]
+        yield from _streamed(job) if job.streams else _whole(job)
     except BadInput as error:
         yield DecodeReply(code=error.code, message=error.message, param=error.param)
-    else:
-        yield DecodeReply(clips=clips)
+
+
+def _streamed(job: DecodeJob) -> Iterator[DecodeReply]:
+    ((where, data),) = job.parts
+    for block in decode_blocks(data, rate_hz=job.rate_hz, max_s=job.max_audio_s, where=where):
+        if len(block):
+            yield DecodeReply(pcm=pcm16(block))
+    yield DecodeReply()
+
+
+def _whole(job: DecodeJob) -> Iterator[DecodeReply]:
+    clips = decode_parts(job.parts, rate_hz=job.rate_hz, max_audio_s=job.max_audio_s)
+    yield DecodeReply(clips=[clip.tobytes() for clip in clips])
 
 
 def _limit(kind: int, value: int | None) -> None:

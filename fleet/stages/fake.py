@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.core.chunk import PROMPT_TOKENS
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import PREFILL, EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import OUT, FakeEngine
@@ -82,9 +82,7 @@ class FakeTask(TaskAdapter):
         if self._spec.speech_text:
             prompt = np.frombuffer(self._spec.speech_text.encode(), np.uint8).astype(np.int32)
         self._num_read = len(prompt)
-        piece = EngineInput(
-            walk=Walk("prefill"), arrays={"ids": prompt}, final=not self._has_inputs
-        )
+        piece = EngineInput(walk=PREFILL, arrays={"ids": prompt}, final=not self._has_inputs)
         return request, (piece,)
 
     def consume(

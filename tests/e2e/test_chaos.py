@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.lab.faults.audio_calls import SPEECH, TRANSCRIPTION
 from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKind
 from fleet.lab.faults.soak_report import SoakVerdict
 from fleet.lab.faults.verdict import Verdict
@@ -87,6 +88,31 @@ def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
         "the data of the run's Redis is removed"
     )
     return verdict
+
+
+@pytest.mark.one_in(4, "chaos")
+@pytest.mark.timeout(600)
+def test_chaos_kills_lose_and_change_nothing_where_stages_hear_and_speak(tmp_path: Path) -> None:
+    """Real speech in and out: typed and spoken chats and voice turns, speech and transcriptions."""
+    graph = ["--config", str(REPO / "configs" / "cascade.yaml"), "--set", "checkpoint=tiny"]
+    done = run_cli(
+        "chaos",
+        *graph,
+        *SHORT,
+        "--voice",
+        "1",
+        "--json",
+        "verdict.json",
+        cwd=tmp_path,
+        timeout_s=580,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdict = passed_verdict(tmp_path)
+    stages = {stage.name for stage in GRAPHS["cascade"].stages}
+    assert {fault.role for fault in verdict.faults} == {*stages, CONDUCTOR, GATEWAY}
+    assert {call.kind for call in verdict.audio_calls} == {SPEECH, TRANSCRIPTION}
+    assert not any(call.lost or call.different for call in verdict.audio_calls)
+    assert all(session.turns and not session.forgotten for session in verdict.sessions)
 
 
 @pytest.mark.one_in(4, "chaos")

@@ -15,12 +15,12 @@ import soxr
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import DECODE, RequestId
 from fleet.core.request import AudioClip, RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineRequest
 from fleet.engine.recognizer import RecognizerEngine
 from fleet.engine.torch.build import open_device
-from fleet.graphs.cascade import ASR, DECODE, HEARD
+from fleet.graphs.cascade import ASR, HEARD
 from fleet.models.whisper.recognizer import load_recognizer
 from fleet.processing.audio import decode_clip
 from fleet.processing.transcripts import Transcripts

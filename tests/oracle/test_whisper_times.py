@@ -117,11 +117,11 @@ def test_median_filter_equals_the_source() -> None:
     assert torch.equal(median_filter(values[..., :3], 7), values[..., :3])
 
 
-PIECES = ("Hello", " there", ",", ' "', "the", " sky", '"', " is", ".", " (", "7", ":", "30", ")")
-PIECES += (" caf", "é", "—", "!", " 東", "京", "?", " don", "'t", "$", " -", "x")
+SPACED = ("Hello", " there", ",", ' "', "the", " sky", '"', " is", ".", " (", "7", ":", "30", ")")
+OTHERS = (" caf", "é", "—", "!", " 東", "京", "?", " don", "'t", "$", " -", "x")
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=14), st.sampled_from(["en", "ja"]))
+@given(st.lists(st.sampled_from(SPACED + OTHERS), max_size=14), st.sampled_from(["en", "ja"]))
 @settings(deadline=None)
 def test_words_equal_the_source(folder: Path, pieces: list[str], language: str) -> None:
     tokenizer = load_tokenizer(folder)

@@ -105,8 +105,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
 matching prefix. A row names only earlier rows.
 """
 NO_TORCH = (
-    *BASE, "fleet.control", "fleet.conductor", "fleet.processing", "fleet.spans.net", "web"
-)  # fmt: skip
+    *BASE,
+    "fleet.control",
+    "fleet.conductor",
+    "fleet.processing",
+    "fleet.spans.net",
+    "web",
+)
 NOT_SERVING = ("fleet.lab",)
 KNOWS_THE_MODEL = (
     "fleet/graphs/",

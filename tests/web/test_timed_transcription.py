@@ -3,7 +3,6 @@ every format, prompt, and recordings that one request cannot hold.
 """
 
 import io
-from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -16,7 +15,7 @@ from fleet.core.errors import EngineError
 from fleet.graphs.cascade import ASR
 from fleet.processing.spooled_audio import SpooledAudio, pcm16
 from fleet.processing.timed_text import Segment, TimedWord, WindowReport
-from tests.web.conftest import LIMITS, Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import LIMITS, Loaded, ServedGateway, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.speech_samples import RATE_HZ, spoken
 from tests.web.test_bad_input import error_of
@@ -45,22 +44,10 @@ SEGMENTS = [
 REPORT = WindowReport(language="en", segments=SEGMENTS, words=WORDS)
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
-
-
-@pytest.fixture(scope="module")
-def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def gateway(served: ServedGateway) -> ServedGateway:
-    served.client.reset()
-    served.client.script = Script(heard=TEXT, report=REPORT)
-    return served
+def gateway(cascade_gateway: ServedGateway) -> ServedGateway:
+    cascade_gateway.client.script = Script(heard=TEXT, report=REPORT)
+    return cascade_gateway
 
 
 def verbose(gateway: ServedGateway, *granularities: str) -> TranscriptionVerbose:

@@ -5,7 +5,7 @@ counts. Knows no HTTP.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -378,13 +378,8 @@ class HeardText:
 
     def add(self, chunk: Chunk) -> list[Piece]:
         """Add a chunk of the transcript; return the text that is new."""
-        dtypes = {"clip": "<i4", "sizes": "<i4", "text": "u1"}
-        arrays = {
-            name: _array(chunk, name, dtype)
-            for name, dtype in dtypes.items()
-            if name in chunk.tensors
-        }
-        texts = [(clip, self._add_text(clip, text)) for clip, text in self._transcripts.add(arrays)]
+        added = self._transcripts.add(_transcript_arrays(chunk))
+        texts = [(clip, self._add_text(clip, text)) for clip, text in added]
         pieces: list[Piece] = [HeardPiece(text, clip) for clip, text in texts if text]
         reports = tuple(decode_reports(_array(chunk, "report", "u1").tobytes()))
         if chunk.final or reports:
@@ -403,6 +398,21 @@ class HeardText:
         new = self._blank + before + word
         self._blank, self._at_start = text[len(text.rstrip()) :], False
         return new
+
+
+def transcripts_of(chunks: Iterable[Chunk], num_clips: int) -> list[str]:
+    """Return the text of each clip in the chunks of a transcript."""
+    transcripts = Transcripts(num_clips)
+    for chunk in chunks:
+        transcripts.add(_transcript_arrays(chunk))
+    return transcripts.texts()
+
+
+def _transcript_arrays(chunk: Chunk) -> dict[str, np.ndarray]:
+    dtypes = {"clip": "<i4", "sizes": "<i4", "text": "u1"}
+    return {
+        name: _array(chunk, name, dtype) for name, dtype in dtypes.items() if name in chunk.tensors
+    }
 
 
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:

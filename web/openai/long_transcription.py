@@ -8,7 +8,7 @@ loses its worker continues as any other, so each piece is in the transcript once
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from fleet.core.errors import Overloaded
@@ -42,7 +42,7 @@ class LongTranscription:
     def seconds(self) -> float:
         return round(self._audio.num_samples / self._audio.rate_hz, 3)
 
-    async def pieces(self) -> AsyncIterator[HeardPiece]:
+    async def pieces(self) -> AsyncGenerator[HeardPiece]:
         """Yield the text and reports of each piece with speech, in order. Raises: FleetError if one
         fails; the others are aborted then, and when the caller leaves.
         """

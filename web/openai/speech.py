@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -35,6 +36,10 @@ from web.schema.fields.audio import SPEECH
 
 log = logging.getLogger("fleet.web")
 
+SPEED = "speed"
+"""Request parameter with the pace of a stage that speaks texts, which slows its speech by the
+durations of its sounds. The speech of other graphs is stretched here.
+"""
 RETRY_S = 0.25
 PATIENCE_S = 30.0
 """Time in seconds for which a further piece of a text is submitted again while it is refused."""
@@ -82,6 +87,10 @@ class SpeechStream:
             seed=body.seed,
             fleet=body.fleet,
         )
+        speed = 1.0 if body.speed is None else body.speed
+        self._params = {SPEED: str(speed)} if gateway.speaks_texts and speed != 1 else {}
+        self.tempo = 1.0 if self._params else speed
+        """Factor by which the audio is still to be sped up."""
         self._arrived_s = time.monotonic()
         self._num_input, self._num_output = 0, 0
 
@@ -142,6 +151,8 @@ class SpeechStream:
             continues=continues,
             arrived_s=self._arrived_s,
         )
+        spec = msgspec.structs.replace(chat.spec, params=chat.spec.params | self._params)
+        chat = replace(chat, spec=spec)
         active = await self._gateway.submit_prepared(chat)
         await self._answer.enter_async_context(active.answer)
         return active
@@ -186,7 +197,7 @@ class SpeechEndpoint:
             speech = SpeechStream(self._gateway, body, pieces, answer)
             active = await speech.begin(request_id_of(scope))
             headers = active.chat.headers(sorted(given.where for given in SPEECH.ignored(body)))
-            file = self._file(speech.audio(active), body)
+            file = self._file(speech.audio(active), body, speech.tempo)
             if body.stream_format == "sse":
                 await send_stream(send, headers, _events(speech, file))
             else:
@@ -194,13 +205,13 @@ class SpeechEndpoint:
                     send, {**headers, "content-type": MEDIA_TYPES[body.file_format]}, file
                 )
 
-    async def _file(self, audio: AsyncIterator[bytes], body: SpeechBody) -> AsyncIterator[bytes]:
+    async def _file(
+        self, audio: AsyncIterator[bytes], body: SpeechBody, tempo: float
+    ) -> AsyncIterator[bytes]:
         """Encode PCM16 pieces in the requested format and tempo; yield the file in non-empty
         pieces.
         """
-        encoder = open_encoder(
-            body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0
-        )
+        encoder = open_encoder(body.file_format, self._gateway.frontend.sample_rate_hz, tempo)
         async for pcm in audio:
             # encoding takes a hundredth of the duration of the speech: other streams of this
             # process must not wait for it

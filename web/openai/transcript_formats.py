@@ -3,7 +3,7 @@ request and no recogniser.
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,13 +11,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from fleet.processing.cascade import LANGUAGE_NAMES
+from fleet.processing.languages import language_name
 from fleet.processing.timed_text import Segment, TimedWord, WindowReport
 from web.http.json_response import json_response
 from web.schema.audio import TranscriptionForm
 
 UNKNOWN_LANGUAGE = "unknown"
-_NAMES: Mapping[str, str] = {code: name for name, code in LANGUAGE_NAMES.items()}
 
 
 class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +45,8 @@ duration of the audio.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """A complete transcript. `reports`: its segments and words; None if the model gives no times.
+    """A complete transcript. `reports`: segments and words with their times; None if
+    the model gives none.
 
     Units: `seconds` is the duration of the recording.
     """
@@ -130,10 +130,9 @@ def response_of(
 
 
 def _verbose(form: TranscriptionForm, transcript: Transcript) -> VerboseTranscription:
-    wanted = form.granularities or {"segment"}
-    code = transcript.language
+    wanted = form.timestamp_granularities or {"segment"}
     return VerboseTranscription(
-        language=_NAMES.get(code, code) or form.language or UNKNOWN_LANGUAGE,
+        language=language_name(transcript.language) or form.language or UNKNOWN_LANGUAGE,
         duration=transcript.seconds,
         text=transcript.text,
         segments=_segments(form, transcript) if "segment" in wanted else UNSET,

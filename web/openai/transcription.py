@@ -175,14 +175,6 @@ class TranscriptionEndpoint:
         return _token_usage(len(chat.spec.prompt_ids), num_audio, 0)
 
 
-class Reply(NamedTuple):
-    """The ASGI arguments of a request whose answer is being sent."""
-
-    scope: Scope
-    receive: Receive
-    send: Send
-
-
 async def _file_of(form: FormData) -> bytes:
     """Return the content of the form's uploaded file. Raises: BadInput, UnsupportedValue naming the
     field.

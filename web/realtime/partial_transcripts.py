@@ -101,9 +101,9 @@ class PartialTranscripts:
         if self._item_id and self._interval and self._job is None and is_due and self._is_wanted():
             self._run(self._recognized(end), end, is_pause=False)
 
-    def pause(self, end: int, heard: AsyncIterator[str] | None) -> None:
-        """Recognise the turn up to a pause. `heard`: its transcript, if a response that has begun
-        brings it.
+    def pause(self, end: int, heard: AsyncIterator[str] | None = None) -> None:
+        """Recognise the turn up to a pause. `heard`: transcript of the turn, if a response that
+        has begun brings it.
         """
         if self._item_id and self._interval and self._is_wanted():
             self._cancel()

@@ -6,13 +6,13 @@ response uses is stopped.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import Message, TextPart
 from web.realtime.context import EventQueue, SessionContext
-from web.realtime.conversation import NEW_SPEECH, Clip, Conversation
+from web.realtime.conversation import Clip, Conversation
 from web.realtime.discard_limit import DiscardLimit
 from web.realtime.generation import Generation
 from web.realtime.items import ItemReader
@@ -172,14 +172,6 @@ class ResponseManager:
             return speculative.generation
         self._stop(speculative.generation)
         return None
-
-    def speculative_transcript(self) -> AsyncIterator[str] | None:
-        """Return the transcript of the speech that a speculative generation answers, as it arrives;
-        None if there is no such generation, or it brings no transcript.
-        """
-        generation = self._speculative.generation if self._speculative is not None else None
-        brings = generation is not None and generation.hears(NEW_SPEECH)
-        return generation.transcript_of(NEW_SPEECH) if generation is not None and brings else None
 
     # responses
 

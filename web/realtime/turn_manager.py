@@ -223,7 +223,7 @@ class TurnManager:
         """Request waiting transcripts, and begin a deferred response if no response of the
         conversation is active.
         """
-        if not self.transcripts.come_with_responses:
+        if not self._hears_with_responses:
             self.transcripts.send_waiting()
         if self._deferred is not None and self._responses.active is None:
             timestamps, self._deferred = self._deferred, None
@@ -242,10 +242,15 @@ class TurnManager:
         return self.partials.latest
 
     @property
+    def _hears_with_responses(self) -> bool:
+        """True if the transcript of a turn comes with the response to it."""
+        return self._gateway.edges.heard is not None
+
+    @property
     def _is_transcribed(self) -> bool:
         """Return True if the client wants transcripts, and the graph recognises audio alone."""
         wanted = self._context.settings.audio.input.transcription is not None
-        return wanted and self.transcripts.come_with_responses
+        return wanted and self._hears_with_responses
 
     @property
     def _language(self) -> str | None:
@@ -256,7 +261,7 @@ class TurnManager:
         return self._context.settings.rules(
             self._gateway.config.voice.speculate_ms,
             int(self._max_s * 1000),
-            recognizes=self._gateway.edges.heard is not None,
+            recognizes=self._hears_with_responses,
         )
 
     def _happened(self, happened: TurnInput) -> None:
@@ -305,19 +310,21 @@ class TurnManager:
 
     def _on_pause(self, end: int) -> None:
         self._happened(TurnInput.PAUSED)
-        self._start_speculative(end)
-        self.partials.pause(end, self._responses.speculative_transcript())
+        generation = self._start_speculative(end)
+        if generation is not None and generation.hears(NEW_SPEECH):
+            self._spawn(self._read_pause(generation, end))
+            self.partials.pause(end, generation.transcript_of(NEW_SPEECH))
+        else:
+            self.partials.pause(end)
 
-    def _start_speculative(self, end: int) -> None:
+    def _start_speculative(self, end: int) -> Generation | None:
         detection, detector = self._context.settings.detection, self.buffer.detector
         turn = self._turn
         if detection is None or detector is None or turn is None or not detection.create_response:
-            return
+            return None
         if self._responses.interrupted is not None and detector.voiced_ms < FALSE_ALARM_MS:
-            return
-        generation = self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
-        if generation is not None and generation.hears(NEW_SPEECH):
-            self._spawn(self._read_pause(generation, end))
+            return None
+        return self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
 
     async def _read_pause(self, generation: Generation, end: int) -> None:
         """Read the words before the pause at `end`, which a speculative response brings."""

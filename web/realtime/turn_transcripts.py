@@ -117,8 +117,9 @@ class TurnTranscripts:
         text = await self._heard(item_id, generation) if generation is not None else None
         try:
             async with self._responses.recognitions.recognizing(name):
-                text = await self._recognized(item_id, clip) if text is None else text
-                is_kept = self._context.conversation.set_transcript(item_id, 0, text)
+                if text is None:
+                    text = await self._text(item_id, clip)
+                is_known = self._context.conversation.set_transcript(item_id, 0, text)
         except FleetError as error:
             detail = server.TranscriptionError(
                 type=error_type(error), code=error.code, message=error.message, param=error.param
@@ -130,7 +131,7 @@ class TurnTranscripts:
         finally:
             words = self._sent.get(item_id, AgreedWords())
             self.forget(item_id)
-        if is_kept:
+        if is_known:
             self._send_delta(item_id, words.finish(text))
             usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
             self._context.send(
@@ -139,7 +140,7 @@ class TurnTranscripts:
                 )
             )
 
-    async def _recognized(self, item_id: str, clip: Clip) -> str:
+    async def _text(self, item_id: str, clip: Clip) -> str:
         """Return the transcript of an item that no response brings. Raises: FleetError."""
         text = self._context.conversation.transcript_of(clip_name(item_id))
         if text is None:

@@ -41,7 +41,8 @@ class TranscriptionForm(Body):
     """Text fields of the form of POST /v1/audio/transcriptions; the file is read separately.
 
     An empty `model` is the served model, since Open WebUI sends it if no model is chosen.
-    `language` is validated by the frontend. `granularities`: what `verbose_json` has times of.
+    `language` is validated by the frontend. `timestamp_granularities`: what
+    `verbose_json` has times of.
     """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
@@ -52,7 +53,7 @@ class TranscriptionForm(Body):
     temperature: Temperature | None = None
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
     stream: bool = False
-    granularities: frozenset[Literal["word", "segment"]] = frozenset()
+    timestamp_granularities: frozenset[Literal["word", "segment"]] = frozenset()
 
     @property
     def needs_times(self) -> bool:
@@ -100,9 +101,7 @@ def parse_transcription(
     )
     known = granularities & {"word", "segment"}
     try:
-        return TranscriptionForm.model_validate(
-            {**last, **_language(fields), "granularities": known}
-        )
+        return TranscriptionForm.model_validate({**last, **_language(fields), GRANULARITIES: known})
     except ValidationError as error:
         raise bad_input(error) from error
 

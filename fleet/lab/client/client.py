@@ -83,6 +83,7 @@ class SpeechCall(msgspec.Struct, frozen=True, kw_only=True):
     input: str
     response_format: str = "wav"
     voice: str | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
 
 
 class _Transcript(msgspec.Struct, frozen=True):
@@ -90,14 +91,17 @@ class _Transcript(msgspec.Struct, frozen=True):
 
 
 class ApiClient:
-    """Client of one gateway. Thread-safe: each call opens its own connection.
+    """Client of one gateway. Thread-safe: each call opens its own connection. `timeout_s`: read
+    time-out of calls whose answer comes as a whole.
 
     Raises: ApiError in one line when the gateway cannot be reached, refuses, or stops before the
     end.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
-        self._transport = Transport(url, api_key)
+    def __init__(
+        self, url: str, api_key: str | None = None, *, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self._transport = Transport(url, api_key, timeout_s)
         self.url, self.port = self._transport.url, self._transport.port
         self.headers = self._transport.headers
 

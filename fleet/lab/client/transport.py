@@ -93,11 +93,11 @@ class OpenResponse:
 
 class Transport:
     """Address of a gateway and the API key for it; opens a connection per call. Thread-safe.
-
-    Raises: ApiError if `url` is not an address.
+    `timeout_s`: read time-out of `call`. Raises: ApiError if `url` is not an address.
     """
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         parts = urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ApiError(f"{url!r} is not an address; write http://HOST:PORT", param="url")
@@ -169,7 +169,7 @@ class Transport:
         ApiUnreachable.
         """
         try:
-            return self.open(method, path, body, headers).read_all()
+            return self.open(method, path, body, headers, timeout_s=self._timeout_s).read_all()
         except ApiSilent as error:
             error.close()
             raise

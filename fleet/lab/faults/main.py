@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,9 @@ from rich.console import Console
 
 from fleet.core.hand_off import VLLM_LEASE_S
 from fleet.core.ids import StageName
+from fleet.lab.client.client import ApiClient
 from fleet.lab.faults import report, soak_report
+from fleet.lab.faults.audio_calls import AudioLoad, has_audio_calls, make_calls, spoken_prompts
 from fleet.lab.faults.captures import CaptureLoad
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.faults import InjectedFault
@@ -34,7 +37,7 @@ from fleet.lab.faults.slow import SlowGateways, SlowReaders
 from fleet.lab.faults.soak import run_soak
 from fleet.lab.faults.soak_report import SoakVerdict
 from fleet.lab.faults.verdict import INVARIANT, ChaosRecord, Verdict, judge
-from fleet.lab.faults.voice import VoiceLoad
+from fleet.lab.faults.voice_load import VoiceLoad
 from fleet.lab.measure.deployment import LOG_NAME, TargetFleet, own_fleet, resolve_config
 from fleet.lab.report.files import write_json
 from fleet.lab.report.machine import Machine, describe_machine
@@ -145,6 +148,16 @@ def _save_log(folder: Path, path: Path, progress: Meter) -> None:
     progress.say(f"the log of the fleet's processes is {path}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadsBeside:
+    """Loads of a run beside its requests; each may be empty."""
+
+    voice: VoiceLoad
+    audio_calls: AudioLoad
+    saves: SaveLoad
+    captures: CaptureLoad
+
+
 class ChaosRun:
     """A chaos run, from the start of the fleet to the verdict. `redis_faults`: faults of the run's
     own Redis.
@@ -173,11 +186,10 @@ class ChaosRun:
             redis_faults=self._redis_faults,
             silence_s=SILENCE_S if plan.has_silent_gateways else None,
         ) as fleet:
-            bodies = make_bodies(fleet.model, config, options)
-            saves = self._saves(fleet)
-            undisturbed = self._record_reference(fleet, bodies, saves)
-            voice = VoiceLoad(fleet.urls, fleet.api_key, fleet.model, options.voice, options.seed)
-            captures = CaptureLoad(fleet.redis_url, config, options.seed)
+            clips = self._clips(fleet)
+            bodies = make_bodies(fleet.model, config, options, clips)
+            beside = self._loads_beside(fleet, clips)
+            undisturbed = self._record_reference(fleet, bodies, beside)
             expected = [undisturbed.answers[request] for request in range(len(bodies))]
             load = ChaosLoad(fleet.gateways, bodies, expected, may_forget=plan.may_forget)
             slow = SlowReaders(
@@ -188,7 +200,7 @@ class ChaosRun:
                 may_forget=plan.may_forget,
             )
             try:
-                faults = self._disturb(fleet, load, voice, saves, captures, slow)
+                faults = self._disturb(fleet, load, beside, slow)
                 self._progress.steps("the last answers", None)
                 disturbed = load.finish()
             finally:
@@ -214,12 +226,31 @@ class ChaosRun:
                     disturbed=tuple(disturbed),
                     slow=tuple(slow.outcomes),
                     # In this order: all clients have ended before what is left is counted.
-                    sessions=voice.finish(),
-                    conversations=saves.finish(),
-                    captures=captures.finish(),
+                    sessions=beside.voice.finish(),
+                    audio_calls=beside.audio_calls.finish(),
+                    conversations=beside.saves.finish(),
+                    captures=beside.captures.finish(),
                     residue=fleet.settle(self._settle_s()),
                 )
             )
+
+    def _clips(self, fleet: FleetUnderTest) -> list[bytes]:
+        """Return spoken questions as WAV files, if the graph has stages that hear and speak for
+        themselves; the fleet speaks them.
+        """
+        if not has_audio_calls(self._config.graph_declaration()):
+            return []
+        self._progress.steps("the clips of spoken questions", None)
+        return spoken_prompts(ApiClient(fleet.urls[0], fleet.api_key), fleet.model)
+
+    def _loads_beside(self, fleet: FleetUnderTest, clips: Sequence[bytes]) -> LoadsBeside:
+        options, access = self._options, (fleet.urls, fleet.api_key, fleet.model)
+        return LoadsBeside(
+            voice=VoiceLoad(*access, options.voice, options.seed, clips),
+            audio_calls=AudioLoad(*access, make_calls(clips)),
+            saves=self._saves(fleet),
+            captures=CaptureLoad(fleet.redis_url, self._config, options.seed),
+        )
 
     def _saves(self, fleet: FleetUnderTest) -> SaveLoad:
         """Prepare the load that saves conversations; it is empty if the plan has none."""
@@ -238,16 +269,21 @@ class ChaosRun:
         return SaveLoad(tasks, around, fleet.saves)
 
     def _record_reference(
-        self, fleet: FleetUnderTest, bodies: list[bytes], saves: SaveLoad
+        self, fleet: FleetUnderTest, bodies: list[bytes], beside: LoadsBeside
     ) -> ChaosLoad:
         """Record the reference answers and conversation files without faults. Raises: ChaosError if
         an answer is lost.
         """
+        if beside.audio_calls.count:
+            label = "undisturbed speech and transcription calls"
+            beside.audio_calls.record_reference(
+                self._progress.steps(label, beside.audio_calls.count)
+            )
         concurrency, num_saved = self._options.concurrency, self._plan.num_saved
         self._load_undisturbed("warm-up", fleet, bodies[:concurrency])
         if num_saved:
             step = self._progress.steps("undisturbed conversations, saved", num_saved)
-            saves.record_reference(step)
+            beside.saves.record_reference(step)
         label = f"undisturbed requests, {concurrency} at a time"
         return self._load_undisturbed(label, fleet, bodies)
 
@@ -268,9 +304,7 @@ class ChaosRun:
         self,
         fleet: FleetUnderTest,
         load: ChaosLoad,
-        voice: VoiceLoad,
-        saves: SaveLoad,
-        captures: CaptureLoad,
+        loads: LoadsBeside,
         slow: SlowReaders,
     ) -> list[InjectedFault]:
         """Inject all planned faults while the loads run; return the injected faults."""
@@ -290,9 +324,12 @@ class ChaosRun:
 
         load.start(options.concurrency, steps("requests answered under faults", None))
         with (
-            voice.running(steps("voice turns answered under faults", None)),
-            saves.running(load.now_s, self._steps("saves", plan.num_saved)),
-            captures.running(self._steps("captures", self._config.training.enabled)),
+            loads.voice.running(steps("voice turns answered under faults", None)),
+            loads.audio_calls.running(
+                self._steps("speech and transcription calls", loads.audio_calls.count)
+            ),
+            loads.saves.running(load.now_s, self._steps("saves", plan.num_saved)),
+            loads.captures.running(self._steps("captures", self._config.training.enabled)),
         ):
             due = itertools.takewhile(
                 lambda _: plan.limit_s is None or load.now_s() < plan.limit_s, plan.schedule()

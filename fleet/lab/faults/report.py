@@ -69,6 +69,8 @@ def _tables(verdict: Verdict) -> Iterator[Group]:
     yield _counts("answers under faults", _answer_counts(verdict))
     if verdict.sessions:
         yield _counts("voice sessions under faults", _voice_counts(verdict))
+    if verdict.audio_calls:
+        yield _counts("speech and transcription calls under faults", _audio_call_counts(verdict))
     if verdict.saves:
         yield _counts("saved conversations under faults", _save_counts(verdict.saves))
     if verdict.captures:
@@ -134,6 +136,16 @@ def _voice_counts(verdict: Verdict) -> Iterable[tuple[str, object]]:
         ("audio differs from the log", sum(turn.different for turn in turns)),
         ("log no longer there to compare", sum(turn.unread for turn in turns)),
         ("questions or answers forgotten", forgotten),
+    )
+
+
+def _audio_call_counts(verdict: Verdict) -> Iterable[tuple[str, object]]:
+    calls = verdict.audio_calls
+    return (
+        *Counter(call.kind for call in calls).items(),
+        ("sent again", sum(call.tries > 1 for call in calls)),
+        ("lost", sum(bool(call.lost) for call in calls)),
+        ("different in any byte", sum(call.different for call in calls)),
     )
 
 
@@ -268,6 +280,12 @@ def _failures(verdict: Verdict) -> list[str]:
             f"the audio of turn {one.turn} of voice session {one.session} is not that of its log"
             for one in turns
             if one.different
+        ],
+        [f"a {call.kind} call was lost: {call.lost}" for call in verdict.audio_calls if call.lost],
+        [
+            f"the answer to a {call.kind} call differs from the undisturbed one"
+            for call in verdict.audio_calls
+            if call.different and verdict.numerics == INVARIANT
         ],
         [f"voice {item}" for session in verdict.sessions for item in session.forgotten],
         verdict.saves.wrong if verdict.saves else (),

@@ -3,9 +3,11 @@ seed. Takes the stages from the graph.
 """
 
 import random
+from base64 import b64encode
+from collections.abc import Sequence
 
 from fleet.config import FleetConfig
-from fleet.lab.client.chat import ChatStreamOptions
+from fleet.lab.client.chat import ChatStreamOptions, EncodedAudio
 from fleet.lab.faults.options import ChaosOptions
 from fleet.lab.faults.saves import SaveTask
 from fleet.lab.measure.prompts import PROMPTS
@@ -30,9 +32,20 @@ def is_sampled(request: int) -> bool:
     return request % 2 == 1
 
 
-def make_bodies(model: str, config: FleetConfig, options: ChaosOptions) -> list[bytes]:
-    """Return the encoded request bodies of a run; answers have audio if the graph produces it."""
-    return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES)
+def is_spoken(request: int) -> bool:
+    """Return True if a request asks aloud, where the run has clips: two of every four, one greedy
+    and one sampled.
+    """
+    return request % 4 >= 2
+
+
+def make_bodies(
+    model: str, config: FleetConfig, options: ChaosOptions, clips: Sequence[bytes] = ()
+) -> list[bytes]:
+    """Return the encoded request bodies of a run; answers have audio if the graph produces it.
+    `clips`: spoken questions as WAV files, which half of the requests then have.
+    """
+    return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES, clips)
 
 
 def make_soak_bodies(model: str, config: FleetConfig, seed: int, count: int) -> list[bytes]:
@@ -47,8 +60,10 @@ def _encode(
     count: int,
     tokens: tuple[int, int],
     frames: tuple[int, int],
+    clips: Sequence[bytes] = (),
 ) -> list[bytes]:
     rng = random.Random(seed)
+    spoken = [EncodedAudio(b64encode(clip).decode()) for clip in clips]
     bodies: list[bytes] = []
     for number in range(count):
         bounds = stage_bounds(config, rng.randint(*tokens), rng.randint(*frames))
@@ -59,7 +74,7 @@ def _encode(
         bodies.append(
             encode_call(
                 model,
-                rng.choice(PROMPTS),
+                rng.choice(spoken if spoken and is_spoken(number) else PROMPTS),
                 config,
                 bounds,
                 temperature=_temperature(number),

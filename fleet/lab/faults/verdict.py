@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from fleet.lab.faults.audio_calls import AudioOutcome
 from fleet.lab.faults.captures import CaptureReport
 from fleet.lab.faults.faults import InjectedFault
 from fleet.lab.faults.load import Outcome
@@ -35,7 +36,8 @@ class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
     `began`: local time, ISO 8601. `replicas`, `standby`: numbers of workers by role. `requests`:
     number of different requests, each sent at least once under faults. `slow`: outcomes of clients
     that read slowly for a while. `voice`: number of voice
-    sessions. `faults_left`: number of faults that were not injected. `captures`: result of the
+    sessions. `audio_calls`: speech and transcription calls, in a graph that has stages for them
+    alone. `faults_left`: number of faults that were not injected. `captures`: result of the
     hidden-state samples for the trainer, None without a trainer.
     """
 
@@ -54,6 +56,7 @@ class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
     faults_left: int
     residue: Residue
     sessions: tuple[ChaosSession, ...] = ()
+    audio_calls: tuple[AudioOutcome, ...] = ()
     conversations: tuple[SavedConversation, ...] = ()
     captures: CaptureReport | None = None
     undisturbed: tuple[Outcome, ...]
@@ -114,11 +117,14 @@ def judge(record: ChaosRecord) -> Verdict:
         if count == 1 and not record.standby.get(role)
     }
     saves = report_saves(record.conversations, faults)
+    is_exact = record.numerics == INVARIANT
     wrong = (
         *lost,
         *changed,
-        *(different if record.numerics == INVARIANT else ()),
+        *(different if is_exact else ()),
         *(saves.wrong if saves else ()),
+        *(call for call in record.audio_calls if call.lost),
+        *(call for call in record.audio_calls if call.different and is_exact),
     )
     return Verdict(
         **msgspec.structs.asdict(record),

@@ -1,21 +1,18 @@
 """Voice sessions under faults: conversations over the Realtime WebSocket that resume at another
 gateway without losing turns.
 
-Each session asks one typed question after another. An answer passes if the received audio, over all
-connections, equals its log byte by byte. A session passes if at its end the conversation still has
-every question and answer.
+Each session asks one question after another, every other one aloud where the run has clips. An
+answer passes if the received audio, over all connections, equals its log byte by byte. A session
+passes if at its end the conversation still has every question and answer.
 """
 
 import contextlib
-import io
 import itertools
 import random
 import threading
 import time
-import wave
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,7 +20,7 @@ import msgspec
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from fleet.lab.client.audio import BYTES_PER_SAMPLE
+from fleet.lab.client.audio import BYTES_PER_SAMPLE, read_wav
 from fleet.lab.client.client import ApiClient
 from fleet.lab.client.errors import ApiError, ApiRefused, ApiUnreachable
 from fleet.lab.client.realtime import (
@@ -133,7 +130,7 @@ class _Stopped(Exception):
 
 class VoiceConversation:
     """Client of one voice session; its methods block the calling thread. `threads`: client threads
-    of all sessions, with the events that end them.
+    of all sessions, with the events that end them. `clips`: spoken questions, PCM16 at 24 kHz.
     """
 
     def __init__(
@@ -144,12 +141,14 @@ class VoiceConversation:
         seed: int,
         now_s: Callable[[], float],
         threads: ClientThreads,
+        clips: Sequence[bytes] = (),
     ) -> None:
         self._number = number
         self._apis = apis
         self._model = model
         self._now_s = now_s
         self._threads = threads
+        self._clips = clips
         self._random = random.Random(f"{seed} {number}")
         self._gateways = itertools.count(number)
         self._session = ""
@@ -197,14 +196,24 @@ class VoiceConversation:
             number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s()
         )
         self._open = turn
-        text = self._random.choice(PROMPTS)
+        content = self._content(number)
         try:
-            self._persist(turn, lambda: self._advance(turn, text))
+            self._persist(turn, lambda: self._advance(turn, content))
             result = self._compare(turn)
         except ApiError as error:
             result = self._result(turn, lost=str(error))
         self._open = None
         return result
+
+    def _is_spoken(self, number: int) -> bool:
+        return bool(self._clips) and number % 2 == 0
+
+    def _content(self, number: int) -> dict[str, str]:
+        """Return the content of a turn's question."""
+        if self._is_spoken(number):
+            pcm = self._random.choice(self._clips)
+            return {"type": "input_audio", "audio": b64encode(pcm).decode()}
+        return {"type": "input_text", "text": self._random.choice(PROMPTS)}
 
     def _persist(self, turn: _Turn, attempt: Callable[[], T]) -> T:
         """Call `attempt`, and repeat it on new connections after errors. Raises: ApiError if a
@@ -224,12 +233,12 @@ class VoiceConversation:
                 raise ApiError(reason)
             self._threads.cancelled.wait(RETRY_S)
 
-    def _advance(self, turn: _Turn, text: str) -> None:
-        """Ask `text` if that is still to do, and receive the answer over one connection. Raises:
-        ApiError, OSError, WebSocketException if the connection ends first.
+    def _advance(self, turn: _Turn, content: dict[str, str]) -> None:
+        """Ask the question if that is still to do, and receive the answer over one connection.
+        Raises: ApiError, OSError, WebSocketException if the connection ends first.
         """
         if not turn.is_asked:
-            self._ask(turn, text)
+            self._ask(turn, content)
         pause = threading.Event()
         while not turn.status:
             if not turn.response:
@@ -240,13 +249,10 @@ class VoiceConversation:
                 turn.ask_again()
                 pause.wait(RETRY_S)
 
-    def _ask(self, turn: _Turn, text: str) -> None:
+    def _ask(self, turn: _Turn, content: dict[str, str]) -> None:
         if not turn.resumed or self._has(turn, turn.question) is None:
-            content = [{"type": "input_text", "text": text}]
-            self._send(
-                "conversation.item.create",
-                item={"id": turn.question, "type": "message", "role": "user", "content": content},
-            )
+            message = {"type": "message", "role": "user", "content": [content]}
+            self._send("conversation.item.create", item={"id": turn.question, **message})
             self._until(turn, "conversation.item.added", turn.question)
         turn.is_asked = True
 
@@ -385,8 +391,7 @@ class VoiceConversation:
         """Return the answer's audio from its log, None if Redis has lost or deleted it."""
         for api in itertools.islice(itertools.cycle(self._apis), 2 * len(self._apis)):
             try:
-                with wave.open(io.BytesIO(api.answer_audio(turn.request))) as file:
-                    return file.readframes(file.getnframes())
+                return read_wav(api.answer_audio(turn.request))
             except ApiError:
                 continue
         return None
@@ -434,11 +439,14 @@ class VoiceConversation:
             is_asked=True,
             status=COMPLETE[0],
         )
-        questions = {f"item_q{self._number}_{done.turn}": "" for done in self._turns}
+        questions = {
+            f"item_q{self._number}_{done.turn}": None if self._is_spoken(done.turn) else ""
+            for done in self._turns
+        }
         forgotten: list[str] = []
         for item, words in (questions | self._said).items():
             found = self._retrieve(turn, item)
-            if found is None or found != words:
+            if found is None or (words is not None and found != words):
                 forgotten.append(
                     f"session {self._number}, {item}: "
                     f"{'missing' if found is None else 'other words'}"
@@ -450,42 +458,3 @@ class VoiceConversation:
             return self._persist(turn, lambda: self._has(turn, item))
         except ApiError:
             return None
-
-
-class VoiceLoad:
-    """Load of `count` voice sessions, each on its own thread."""
-
-    def __init__(
-        self, urls: Sequence[str], api_key: str | None, model: str, count: int, seed: int
-    ) -> None:
-        self._threads = ClientThreads()
-        self._began_s = time.perf_counter()
-        apis = [ApiClient(url, api_key) for url in urls]
-        self._clients = [
-            VoiceConversation(number, apis, model, seed, self._now_s, self._threads)
-            for number in range(count)
-        ]
-        self._results: dict[int, ChaosSession] = {}
-
-    def _now_s(self) -> float:
-        return time.perf_counter() - self._began_s
-
-    def running(self, step: Callable[[], None]) -> AbstractContextManager[None]:
-        """Run the voice sessions during the block. `step` is called after each turn."""
-
-        def run(number: int) -> None:
-            self._results[number] = self._clients[number].run(step)
-
-        self._began_s = time.perf_counter()
-        return self._threads.running(len(self._clients), run)
-
-    def finish(self, timeout_s: float = 3 * GIVE_UP_S) -> tuple[ChaosSession, ...]:
-        """Wait for the last answers and return the results; an answer that does not end is a lost
-        turn.
-        """
-        self._threads.join(timeout_s)
-        self._threads.cancelled.set()
-        return tuple(
-            self._results.get(number) or client.unfinished()
-            for number, client in enumerate(self._clients)
-        )

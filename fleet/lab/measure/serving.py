@@ -11,7 +11,15 @@ from msgspec import UNSET
 from fleet.config import FleetConfig
 from fleet.core.ids import StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.lab.client.chat import ChatCall, ChatMessage, ChatStreamOptions, OutputAudio, StageBounds
+from fleet.lab.client.chat import (
+    AudioContent,
+    ChatCall,
+    ChatMessage,
+    ChatStreamOptions,
+    EncodedAudio,
+    OutputAudio,
+    StageBounds,
+)
 from fleet.lab.client.client import ApiClient
 from fleet.lab.measure.deployment import TargetFleet
 from fleet.lab.measure.errors import BenchError
@@ -22,6 +30,8 @@ from fleet.lab.measure.reference import ReferenceWork
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, open_frontend
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
+ANSWER_MEDIA = frozenset({"text", "audio"})
+"""Media that a chat may ask for; a graph may have others, such as the transcript of its prompt."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +108,7 @@ def _check_stages(api: ApiClient, config: FleetConfig) -> None:
 
 def encode_call(
     model: str,
-    prompt: str,
+    prompt: str | EncodedAudio,
     config: FleetConfig,
     bounds: StageBounds,
     *,
@@ -109,23 +119,24 @@ def encode_call(
     conversation: str | None = None,
     store: bool = True,
 ) -> bytes:
-    """Encode a streamed chat request, greedy by default. `media`: output media, by default all of
-    the graph.
+    """Encode a streamed chat request, greedy by default. `prompt`: typed or spoken question.
+    `media`: output media, by default all that the graph answers with.
 
     `conversation`: key of the conversation to which the turn belongs, None without one. `store`:
     False to exclude the answer from hidden-state samples.
     Raises: BenchError for a medium that the graph does not produce.
     """
-    produced = set(config.graph_declaration().media.values())
+    produced = ANSWER_MEDIA.intersection(config.graph_declaration().media.values())
     media = sorted(produced if media is None else media, reverse=True)
     if not set(media) <= produced:
         raise BenchError(
             f"graph {config.graph} answers with {', '.join(sorted(produced))}, not with "
             f"{', '.join(media)}"
         )
+    content = prompt if isinstance(prompt, str) else (AudioContent(input_audio=prompt),)
     call = ChatCall(
         model=model,
-        messages=(ChatMessage(role="user", content=prompt),),
+        messages=(ChatMessage(role="user", content=content),),
         modalities=tuple(media),
         audio=OutputAudio(format="pcm16") if "audio" in media else UNSET,
         stream=True,

@@ -10,6 +10,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
+from fleet.core.ids import DECODE
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.recognizer import CLIP, DETAILS, LANGUAGE, PROMPT, SAMPLES, RecognizerEngine
@@ -17,7 +18,6 @@ from fleet.engine.torch.build import open_device
 from fleet.graphs.cascade import (
     ASR,
     CASCADE,
-    DECODE,
     HEARD,
     LANGUAGE_PARAM,
     PROMPT_PARAM,

@@ -40,6 +40,7 @@ class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
                 begin, end = runs[each[0]].begin, runs[each[-1]].end
                 segments.append(
                     Segment(
+                        seek=int(arrays[PLACE][0]) * FRAMES_PER_S // self.rate_hz,
                         start=found[each[0]].start,
                         end=found[each[-1]].end,
                         text="".join(runs[n].text for n in each),
@@ -58,7 +59,6 @@ class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
     def _figures(self, arrays: Arrays, tokens: Sequence[int]) -> Mapping[str, float]:
         raw = self.decode([token for token in tokens if token < self.end]).encode()
         return {
-            "seek": int(arrays[PLACE][0]) * FRAMES_PER_S // self.rate_hz,
             "temperature": self.temperature,
             "avg_logprob": round(float(np.nanmean(arrays[LOGPROBS])), 4),
             "compression_ratio": round(len(raw) / len(zlib.compress(raw)), 3),

@@ -20,7 +20,8 @@ SECOND = bytes(2 * 16_000)
 
 def text(item_id: str, words: str, role: str = "user") -> Item:
     kind = "output_text" if role == "assistant" else "input_text"
-    return Item(id=item_id, role=role, parts=[Part(kind=kind, text=words)])  # pyright: ignore[reportArgumentType]
+    parts = [Part(kind=kind, text=words)]
+    return Item(id=item_id, role=role, parts=parts)  # pyright: ignore[reportArgumentType]
 
 
 def spoken(item_id: str, words: str, seconds: float) -> Item:

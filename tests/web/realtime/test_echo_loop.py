@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import SocketClient
@@ -28,11 +28,6 @@ Samples = NDArray[np.float32]
 @pytest.fixture(scope="module")
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
 
 
 @pytest.fixture(scope="module")

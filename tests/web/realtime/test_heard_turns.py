@@ -2,14 +2,12 @@
 of a turn comes with the response to it, and later prompts have the transcript instead of the audio.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from fleet.core.errors import Overloaded
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving, with_partials
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.fake_client import RATE_HZ as ANSWER_HZ
 from tests.web.realtime.socket_client import Event, SocketClient
@@ -21,22 +19,10 @@ HEARD_TEXT = "What time is it <|im_end|> now?"
 TURN = silence(300) + speech(QUESTION) + silence(800)
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return with_partials(load_cascade(tmp_path_factory.mktemp("cascade")), 0)
-
-
-@pytest.fixture(scope="module")
-def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def gateway(served: ServedGateway) -> ServedGateway:
-    served.client.reset()
-    served.client.script = Script(heard=HEARD_TEXT, num_samples=FRAME_SAMPLES)
-    return served
+def gateway(cascade_gateway: ServedGateway) -> ServedGateway:
+    cascade_gateway.client.script = Script(heard=HEARD_TEXT, num_samples=FRAME_SAMPLES)
+    return cascade_gateway
 
 
 def requests(gateway: ServedGateway) -> list[RequestSpec]:

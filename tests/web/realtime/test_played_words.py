@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import wait_until
 from tests.web.build import build, tensor_chunk
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.fake_client import RATE_HZ as ANSWER_HZ
 from tests.web.realtime.manual_clock import ManualClock
@@ -60,11 +60,6 @@ def test_words_are_the_same_however_the_chunks_are_cut() -> None:
 @pytest.fixture(scope="module")
 def clock() -> ManualClock:
     return ManualClock()
-
-
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
 
 
 @pytest.fixture(scope="module")

@@ -225,7 +225,7 @@ def _choice(value: object) -> object:
         raise UnservedValue(error.message.removeprefix(f"{name}: ")) from error
     if not isinstance(value, dict):
         return value
-    return "none" if value.get("type") == "none" else "auto"  # pyright: ignore[reportUnknownMemberType]
+    return "none" if value.get("type") == "none" else "auto"
 
 
 ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
