@@ -124,7 +124,8 @@ KNOWS_THE_MODEL = (
     "tests/",
 )
 MODEL_WORDS = re.compile(
-    r"talker|code2wav|qwen|cascade|hibari|kokoro(?!-fastapi)|smollm(?!2-135m-instruct)|whisper(?!-1\")",
+    r"talker|code2wav|qwen|cascade|hibari|kokoro(?!-fastapi)"
+    r"|smollm(?!2-135m-instruct)|whisper(?!-1\")",
     re.IGNORECASE,
 )
 """Names of models and stages. `whisper-1` is a name in OpenAI's API, Kokoro-FastAPI a server, and
