@@ -84,6 +84,7 @@ class TurnManager:
         self.transcripts = TurnTranscripts(
             context, responses, self.partials, lambda: self._language
         )
+        self.partials.listeners.append(self._on_partial)
         self._jobs: set[asyncio.Task[None]] = set()
 
     @property
@@ -311,7 +312,7 @@ class TurnManager:
         self._happened(TurnInput.PAUSED)
         generation = self._start_speculative(end)
         if generation is not None and generation.hears(NEW_SPEECH):
-            self._spawn(self._expect_end(generation, end))
+            self._spawn(self._read_pause(generation, end))
             self.partials.pause(end, generation.transcript_of(NEW_SPEECH))
         else:
             self.partials.pause(end)
@@ -325,16 +326,22 @@ class TurnManager:
             return None
         return self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
 
-    async def _expect_end(self, generation: Generation, end: int) -> None:
-        """Let the words before the pause at `end`, which a speculative response brings, decide
-        when the turn ends.
-        """
+    async def _read_pause(self, generation: Generation, end: int) -> None:
+        """Read the words before the pause at `end`, which a speculative response brings."""
         try:
             text = "".join([delta async for delta in generation.transcript_of(NEW_SPEECH)])
         except FleetError:
             return
+        self._expect_end(end, text)
+
+    def _expect_end(self, end: int, text: str) -> None:
+        """Let the words before the pause at `end` decide when the turn ends."""
         if (detector := self.buffer.detector) is not None:
             detector.expect_end(end, text)
+
+    def _on_partial(self, partial: PartialTranscript) -> None:
+        if partial.is_pause:
+            self._expect_end(partial.end, partial.text)
 
     def _on_stop(self, stopped: TurnStopped) -> None:
         turn = self._end(TurnInput.STOPPED)
@@ -379,7 +386,7 @@ class TurnManager:
         try:
             async with self._verifying:
                 if not is_echo and may_be_false and self._responses.interrupted is not None:
-                    heard = await self._recognize(pcm)
+                    heard = await self._recognize(turn, pcm)
                     is_turn = bool(heard)
                 else:
                     is_turn = not is_echo and (not may_be_false or await is_speech(pcm))
@@ -398,9 +405,12 @@ class TurnManager:
             if not has_continued:
                 self._responses.resume_interrupted()
 
-    async def _recognize(self, pcm: bytes) -> str:
+    async def _recognize(self, turn: Turn, pcm: bytes) -> str:
         """Return the transcript of a short interruption; "" also if it cannot be transcribed."""
         try:
+            known = await self.transcripts.recognized(turn.item_id)
+            if known is not None:
+                return known
             return await transcribe(self._gateway, Clip(pcm).recording, self._language)
         except FleetError as error:
             log.warning(

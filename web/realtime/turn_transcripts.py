@@ -56,6 +56,11 @@ class TurnTranscripts:
         if recognition is not None:
             self._recognitions[item_id] = recognition
 
+    async def recognized(self, item_id: str) -> str | None:
+        """Return the transcript of a turn whose recognition was kept; None without one."""
+        recognition = self._recognitions.get(item_id)
+        return await recognition if recognition is not None else None
+
     def send_waiting(self) -> None:
         """Request the transcripts of the user's turns that wait for them. Call this once a response
         has begun, or if no response is active.
@@ -138,9 +143,8 @@ class TurnTranscripts:
     async def _text(self, item_id: str, clip: Clip) -> str:
         """Return the transcript of an item that no response brings. Raises: FleetError."""
         text = self._context.conversation.transcript_of(clip_name(item_id))
-        recognition = self._recognitions.get(item_id)
-        if text is None and recognition is not None:
-            text = await recognition
+        if text is None:
+            text = await self.recognized(item_id)
         if text is None:
             text = await transcribe(self._context.gateway, clip.recording, self._language())
         return text
