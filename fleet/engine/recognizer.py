@@ -32,8 +32,9 @@ LANGUAGE, PROMPT, DETAILS = "language", "prompt", "details"
 precedes the clip, for names and spellings; with any value, windows are returned with their details.
 """
 MARGIN_S = 2.0
-"""Silence that a window needs after its speech. With less, Whisper repeats the last sentence until
-the window is full of tokens (measured with windows that end 0.5 to 2 s after the speech).
+"""Silence that a window needs after its speech. With less, a recogniser that was trained on longer
+windows repeats the last sentence until the window is full of tokens (measured with windows that end
+0.5 to 2 s after the speech).
 """
 OVERLAP_S = 0.3
 

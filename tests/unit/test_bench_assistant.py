@@ -28,9 +28,9 @@ from fleet.lab.measure.main import run
 from fleet.lab.measure.options import parse
 from fleet.lab.measure.sound_card import BLOCK_LEN, SoundCard, read_latency_s
 from fleet.lab.measure.speakers import (
+    BenchSpeaker,
     Samples,
-    Speaker,
-    SpokenText,
+    SpokenPrompt,
     open_speaker,
     read_corpus,
     write_wav,
@@ -184,7 +184,7 @@ class ScriptedAssistant:
 def test_turn_is_heard_answered_and_recorded(tmp_path: Path) -> None:
     fake = ScriptedAssistant()
     files = TurnFiles(answer=tmp_path / "answer.wav", recording=tmp_path / "recording.wav")
-    question = SpokenText(
+    question = SpokenPrompt(
         text="What is the opposite of hot?", samples=tone(0.3), path=tmp_path / "q.wav"
     )
     with serving(fake) as api:  # pyright: ignore[reportArgumentType]
@@ -257,7 +257,7 @@ def test_folder_of_recordings_measures_an_assistant(
 
 
 def test_speech_is_kept_and_speaks_again(tmp_path: Path) -> None:
-    speaker = Speaker(name="a person", speak=lambda text, _name: tone(len(text) / 100))
+    speaker = BenchSpeaker(name="a person", speak=lambda text, _name: tone(len(text) / 100))
     questions, sentences = speak_all(speaker, tmp_path / "first", lambda: None)
     assert (len(questions), len(sentences)) == (len(QUESTIONS), len(SENTENCES))
     again = open_speaker(str(tmp_path / "first"))

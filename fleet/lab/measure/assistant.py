@@ -24,9 +24,9 @@ from fleet.lab.measure.measurement import BenchOptions, Context, Measurement, ar
 from fleet.lab.measure.speakers import (
     ESPEAK,
     SPEAKER,
-    Clip,
-    Speaker,
-    SpokenText,
+    BenchSpeaker,
+    CorpusClip,
+    SpokenPrompt,
     open_speaker,
     read_corpus,
     write_wav,
@@ -199,20 +199,20 @@ def _decided_ms(turns: Iterable[AssistantTurn]) -> Summary | None:
 
 
 def speak_all(
-    speaker: Speaker, folder: Path, step: Callable[[], None]
-) -> tuple[list[SpokenText], list[SpokenText]]:
+    speaker: BenchSpeaker, folder: Path, step: Callable[[], None]
+) -> tuple[list[SpokenPrompt], list[SpokenPrompt]]:
     """Let the speaker speak the questions and the sentences, and keep them in the folder. Raises:
     BenchError.
     """
 
-    def speak(kind: str, text: str, number: int) -> SpokenText:
+    def speak(kind: str, text: str, number: int) -> SpokenPrompt:
         path = folder / f"{kind}-{number:02d}.wav"
         samples = until_last_voiced(speaker.speak(text, path.name))
         if not len(samples):
             raise BenchError(f"--speaker: {speaker.name} speaks {text!r} as silence")
         write_wav(path, samples)
         step()
-        return SpokenText(text=text, samples=samples, path=path)
+        return SpokenPrompt(text=text, samples=samples, path=path)
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SPEAKER).write_text(f"{speaker.name}\n")
@@ -234,9 +234,9 @@ class _Run:
     def measure(
         self,
         speaker: str,
-        questions: Sequence[SpokenText],
-        sentences: Sequence[SpokenText],
-        clips: Sequence[Clip],
+        questions: Sequence[SpokenPrompt],
+        sentences: Sequence[SpokenPrompt],
+        clips: Sequence[CorpusClip],
     ) -> AssistantResult:
         """Measure everything, after one question that warms the fleet up. Raises: ApiError,
         BenchError.
@@ -262,7 +262,7 @@ class _Run:
 
     def _ask(
         self,
-        question: SpokenText,
+        question: SpokenPrompt,
         name: str,
         begin: Callable[[], object] = lambda: None,
     ) -> AssistantTurn:
@@ -274,7 +274,9 @@ class _Run:
         self.step()
         return turn
 
-    def _ask_both(self, number: int, couple: tuple[SpokenText, SpokenText]) -> list[AssistantTurn]:
+    def _ask_both(
+        self, number: int, couple: tuple[SpokenPrompt, SpokenPrompt]
+    ) -> list[AssistantTurn]:
         """Ask two questions at one time, each by a speaker of its own."""
         together = threading.Barrier(len(couple))
         with ThreadPoolExecutor(len(couple)) as pool:

@@ -26,7 +26,7 @@ from fleet.lab.client.realtime import (
 )
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.sound_card import SoundCard, read_latency_s
-from fleet.lab.measure.speakers import SpokenText, write_wav
+from fleet.lab.measure.speakers import SpokenPrompt, write_wav
 from fleet.lab.measure.voice import SILENCE_MS, EventReader
 
 INSTRUCTIONS = "You are a helpful assistant. Answer in one short sentence."
@@ -113,7 +113,7 @@ class _Received:
 def ask_assistant(
     api: ApiClient,
     model: str,
-    question: SpokenText,
+    question: SpokenPrompt,
     files: TurnFiles,
     begin: Callable[[], object] = lambda: None,
 ) -> AssistantTurn:

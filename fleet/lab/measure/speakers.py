@@ -37,7 +37,7 @@ Samples = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speaker:
+class BenchSpeaker:
     """A voice. `speak` returns the speech of a text, 16-bit PCM at 24 kHz, for the file of the
     given name.
     """
@@ -47,7 +47,7 @@ class Speaker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpokenText:
+class SpokenPrompt:
     """Speech of a text, and the file that keeps it. `samples`: 16-bit PCM at 24 kHz."""
 
     text: str
@@ -56,14 +56,14 @@ class SpokenText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
+class CorpusClip:
     """A recording and its text."""
 
     path: Path
     text: str
 
 
-def open_speaker(wanted: str) -> Speaker:
+def open_speaker(wanted: str) -> BenchSpeaker:
     """Return the speaker `espeak-ng[:NAME]`, `FOLDER[:NAME]` with the folder of a voice, or
     `FOLDER` with the recordings of an earlier run or of a person. Raises: BenchError.
     """
@@ -78,7 +78,7 @@ def open_speaker(wanted: str) -> Speaker:
         raise BenchError(f"--speaker {wanted}: {error}", param="--speaker") from error
 
 
-def _open_espeak(voice: str) -> Speaker:
+def _open_espeak(voice: str) -> BenchSpeaker:
     from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 
     teacher = Teacher()
@@ -88,10 +88,10 @@ def _open_espeak(voice: str) -> Speaker:
         samples = teacher.speak(" ".join(words_of(text)), espeak).samples
         return _pcm(samples, SAMPLE_RATE_HZ)
 
-    return Speaker(name=f"{ESPEAK} {espeak.name}", speak=speak)
+    return BenchSpeaker(name=f"{ESPEAK} {espeak.name}", speak=speak)
 
 
-def _open_voice(folder: Path, wanted: str) -> Speaker:
+def _open_voice(folder: Path, wanted: str) -> BenchSpeaker:
     model = load_voice(folder)
     voice = find_voice(model.voices(), wanted)
 
@@ -101,10 +101,10 @@ def _open_voice(folder: Path, wanted: str) -> Speaker:
         speech = model.synthesize(spoken, voice.name, speed=1.0, seed=SEED)
         return _pcm(speech.samples, model.sample_rate_hz)
 
-    return Speaker(name=f"{folder.name} {voice.name}", speak=speak)
+    return BenchSpeaker(name=f"{folder.name} {voice.name}", speak=speak)
 
 
-def _open_recordings(folder: Path) -> Speaker:
+def _open_recordings(folder: Path) -> BenchSpeaker:
     name = folder.name
     if (told := folder / SPEAKER).is_file():
         name = told.read_text().strip()
@@ -113,7 +113,7 @@ def _open_recordings(folder: Path) -> Speaker:
             f"the folder {folder} has neither {FILE}, which describes a voice, nor recordings such "
             "as question-01.wav"
         )
-    return Speaker(name=name, speak=lambda _text, file: read_question(folder / file).samples)
+    return BenchSpeaker(name=name, speak=lambda _text, file: read_question(folder / file).samples)
 
 
 def _pcm(samples: NDArray[np.float32], rate_hz: int) -> Samples:
@@ -121,7 +121,7 @@ def _pcm(samples: NDArray[np.float32], rate_hz: int) -> Samples:
     return (np.clip(resampled, -1, 1) * PEAK).astype("<i2")
 
 
-def read_corpus(folder: Path) -> Sequence[Clip]:
+def read_corpus(folder: Path) -> Sequence[CorpusClip]:
     """Read the clips of a corpus of CMU Sphinx. Raises: BenchError."""
     file = folder / TRANSCRIPTION
     try:
@@ -138,7 +138,7 @@ def read_corpus(folder: Path) -> Sequence[Clip]:
     return clips
 
 
-def _clip(file: Path, line: str) -> Clip:
+def _clip(file: Path, line: str) -> CorpusClip:
     if (found := _LINE.fullmatch(line)) is None:
         raise BenchError(
             f"--corpus: {file} has the line {line!r}; a line is `text (file id)`", param="--corpus"
@@ -146,7 +146,7 @@ def _clip(file: Path, line: str) -> Clip:
     path = file.with_name(f"{found['name']}.wav")
     if not path.is_file():
         raise BenchError(f"--corpus: {file} names {path.name}, which is missing", param="--corpus")
-    return Clip(path=path, text=found["text"])
+    return CorpusClip(path=path, text=found["text"])
 
 
 def write_wav(path: Path, samples: Samples) -> None:
