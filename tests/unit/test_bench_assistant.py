@@ -220,7 +220,7 @@ RIGHT = tuple(turn_of(question, words[0], 800.0) for question, words in QUESTION
 
 def result_of(turns: tuple[AssistantTurn, ...], **fields: Any) -> AssistantResult:
     same = tuple((text, text.lower()) for text in SENTENCES)
-    texts = {"sentences": same, "clips": (), "answers": same, "spoken": same}
+    texts: dict[str, Any] = {"sentences": same, "clips": (), "answers": same, "spoken": same}
     return AssistantResult(
         model="m", speaker="s", turns=turns, pairs=turns[:2], **{**texts, **fields}
     )
