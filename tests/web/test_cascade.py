@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.core.chunk import PROMPT_TOKENS, Chunk, WireTensor
-from fleet.core.ids import RequestId
+from fleet.core.ids import Epoch, RequestId
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TRANSCRIPT, TTS
 from tests.web.conftest import ServedGateway
@@ -108,7 +108,7 @@ def transcript_chunk(request: RequestId, index: int, *pieces: tuple[str, int]) -
         request=request,
         edge=TRANSCRIPT,
         index=index,
-        epoch=1,
+        epoch=Epoch(1),
         first_row=index,
         tensors={
             name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
