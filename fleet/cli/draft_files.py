@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from fleet.drafts.figures.training import DraftVersion
 
 Format = Literal["speculators", "sglang"]
-EMBEDDINGS = (
-    "thinker.model.embed_tokens.weight",
-    "thinker.model.language_model.embed_tokens.weight",
-    "model.embed_tokens.weight",
-    "transformer.wte.weight",
-    "model.decoder.embed_tokens.weight",
-)
-"""Names of the token embedding in checkpoint files, the main stage's first."""
 
 
 def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
@@ -150,6 +142,7 @@ def _embedding_of(checkpoint: Path) -> "Tensor":
     import torch
 
     from fleet.models.checkpoint import CheckpointReader
+    from fleet.models.target_hash import EMBEDDINGS
 
     reader = CheckpointReader(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     name = next((name for name in EMBEDDINGS if reader.has(name)), None)

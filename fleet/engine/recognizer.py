@@ -25,13 +25,16 @@ log = logging.getLogger(__name__)
 Samples = NDArray[np.float32]
 SAMPLES, CLIP = "samples", "clip"
 """Names of the input array with a clip's samples, and of the output array with a clip's number."""
-LANGUAGE, PROMPT = "language", "prompt"
+BEGINS, LOGPROBS, NO_SPEECH, PLACE = "begins", "logprobs", "no_speech", "place"
+"""Names of the output arrays with details of a window."""
+LANGUAGE, PROMPT, DETAILS = "language", "prompt", "details"
 """Request parameters: ISO code of the spoken language, which is detected if absent; text that
-precedes the clip, for names and spellings.
+precedes the clip, for names and spellings; with any value, windows are returned with their details.
 """
 MARGIN_S = 2.0
-"""Silence that a window needs after its speech. With less, Whisper repeats the last sentence until
-the window is full of tokens (measured with windows that end 0.5 to 2 s after the speech).
+"""Silence that a window needs after its speech. With less, a recogniser that was trained on longer
+windows repeats the last sentence until the window is full of tokens (measured with windows that end
+0.5 to 2 s after the speech).
 """
 OVERLAP_S = 0.3
 
@@ -65,6 +68,18 @@ class HeardWindow:
 
     tokens: tuple[int, ...]
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDetails:
+    """What the model knows of a window's tokens. `begins`: sample of the window at which each token
+    begins, ascending; `logprobs`: logarithm of each token's probability, NaN for an end token that
+    was not sampled; `no_speech`: probability that the window has no speech.
+    """
+
+    begins: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    no_speech: float
 
 
 class OpenWindow(Protocol):
@@ -118,6 +133,10 @@ class RecognizerModel(Protocol[WindowT]):
         """
         ...
 
+    def details(self, window: WindowT, tokens: Sequence[int]) -> WindowDetails:
+        """Return the details of a window that has been heard with these tokens."""
+        ...
+
     def language_of(self, tokens: Sequence[int]) -> str:
         """Return the language that a window's tokens name; "" if they name none."""
         ...
@@ -147,7 +166,10 @@ class _Task(RequestStream, Generic[WindowT]):
 class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
     """Engine that recognises speech. Input arrays: `samples` float32 [n], one clip per piece, mono
     at the model's rate. Output arrays: `token` int32 [n], the tokens of one window up to and
-    including the end token, and `clip` int32 [1], the number of their clip.
+    including the end token, and `clip` int32 [1], the number of their clip. With the parameter
+    `details`, also of each window that is recognised: `begins` int32 [n], the sample of the clip at
+    which each token begins; `logprobs` float32 [n]; `no_speech` float32 [1]; and `place` int32 [2],
+    the window's first sample in the clip and the number of samples that it was heard for.
 
     A request's history is the `token` array of its first windows: these are returned again, and
     recognised only as far as needed to continue. `has_speech`: judges whether samples contain
@@ -288,17 +310,32 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
         largest size; if it loops there too, it ends before the loop.
         """
         assert task.window is not None and task.job is not None, "a window in progress"
-        job, tokens, task.window = task.job, task.window.tokens, None
+        job, window, task.window = task.job, task.window, None
+        tokens = window.tokens
         num_looped = looped_tokens(tokens)
         longest = self._model.window_sizes[-1]
         if num_looped and job.num_samples < longest:
             task.job = replace(job, num_samples=longest)
             return []
-        return [self._hear(task, job, tokens[: len(tokens) - num_looped])]
+        try:
+            return [self._hear(task, job, tokens[: len(tokens) - num_looped], window)]
+        except (RuntimeError, MemoryError, FleetError) as error:
+            log.exception("the details of a window of %d tokens failed", len(tokens))
+            task.error = failure_of("aligning a transcript with its speech failed", error)
+            return [self._end(task)]
 
-    def _hear(self, task: _Task[WindowT], job: WindowJob, tokens: Sequence[int]) -> EngineOutput:
-        """End a window with these tokens, and go on behind it."""
+    def _hear(
+        self,
+        task: _Task[WindowT],
+        job: WindowJob,
+        tokens: Sequence[int],
+        window: WindowT | None = None,
+    ) -> EngineOutput:
+        """End a window with these tokens, and go on behind it. `window`: state of the window, if
+        it was recognised here.
+        """
         heard = self._model.hear(job, tokens)
+        details = self._details(job, heard, window) if window is not None else {}
         number = task.number
         task.job = None
         task.language = task.language or self._model.language_of(heard.tokens)
@@ -309,7 +346,18 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
             task.begin = 0
             task.language = ""
         arrays = {TOKEN: np.array(heard.tokens, np.int32), CLIP: np.array([number], np.int32)}
-        return self._serve(task, arrays, final=task.ended and not task.clips)
+        return self._serve(task, {**arrays, **details}, final=task.ended and not task.clips)
+
+    def _details(self, job: WindowJob, heard: HeardWindow, window: WindowT) -> Arrays:
+        if DETAILS not in job.params:
+            return {}
+        details, (_, first) = self._model.details(window, heard.tokens), job.place
+        return {
+            BEGINS: (first + details.begins.clip(max=heard.num_samples)).astype(np.int32),
+            LOGPROBS: details.logprobs,
+            NO_SPEECH: np.array([details.no_speech], np.float32),
+            PLACE: np.array([first, heard.num_samples], np.int32),
+        }
 
 
 def _checked(samples: np.ndarray) -> Samples:

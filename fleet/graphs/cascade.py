@@ -20,12 +20,23 @@ VOICE_PARAM, LANGUAGE_PARAM, TEMPERATURE_PARAM = "voice", "language", "temperatu
 prompt's audio, absent to detect it; temperature of the recognition, absent for the most probable
 text.
 """
+PROMPT_PARAM, TIMES_PARAM = "prompt", "times"
+"""Keys of `RequestSpec.params`: text that precedes the prompt's audio, for names and spellings;
+with any value, the transcript has its segments and words with their times.
+"""
 SPEED_PARAM = "speed"
 """Key of `RequestSpec.params`: pace of the voice, a decimal number from 0.25 to 4, 1 if absent."""
-TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8", "ids": "int32"}
+TRANSCRIPT_TENSORS = {
+    "clip": "int32",
+    "sizes": "int32",
+    "text": "uint8",
+    "ids": "int32",
+    "report": "uint8",
+}
 """Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its
 text in bytes [1], the UTF-8 bytes of whole characters, and the recogniser's tokens, from which a
-later owner of the task continues. Pieces in one chunk are joined; `sizes` separates them.
+later owner of the task continues; if asked for, a line of `fleet/processing/timed_text.py` with its
+segments and words. Pieces in one chunk are joined; `sizes` separates them.
 """
 
 CASCADE = Graph(

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -217,7 +218,7 @@ def _hash(path: Path, file: HubFile) -> str:
 def _link(blob: Path, place: Path) -> None:
     """Give a blob its name in a snapshot, in place of whatever has that name."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    aside = place.with_name(f"{place.name}.{os.getpid()}")
+    aside = _aside(place)
     aside.unlink(missing_ok=True)
     aside.symlink_to(os.path.relpath(blob, place.parent))
     aside.replace(place)
@@ -225,6 +226,11 @@ def _link(blob: Path, place: Path) -> None:
 
 def _write_ref(ref: Path, commit: str) -> None:
     ref.parent.mkdir(parents=True, exist_ok=True)
-    aside = ref.with_name(f"{ref.name}.{os.getpid()}")
+    aside = _aside(ref)
     aside.write_text(commit)
     aside.replace(ref)
+
+
+def _aside(place: Path) -> Path:
+    """Return a path beside `place` that no other thread of any process writes meanwhile."""
+    return place.with_name(f"{place.name}.{os.getpid()}.{threading.get_native_id()}")

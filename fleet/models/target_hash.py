@@ -1,9 +1,20 @@
-"""Hash of a model's weights, by which a draft head names the one model that it was trained for."""
+"""What a draft head takes from the one model that it was trained for: the hash of its weights, by
+which the head names the model, and the names of its embedding.
+"""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+
+EMBEDDINGS = (
+    "thinker.model.embed_tokens.weight",
+    "thinker.model.language_model.embed_tokens.weight",
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "model.decoder.embed_tokens.weight",
+)
+"""Names of the token embedding in checkpoint files, the main stage's first."""
 
 
 @cache

@@ -80,10 +80,14 @@ tokens. Tokens that end in an end token are the whole answer.
 class RecognitionOptions:
     """Options of the recognition of a prompt's audio. `language`: code or English name; absent, the
     model detects it. `temperature`: sampling temperature; absent, the most probable text is taken.
+    `prompt`: text that precedes the audio, for names and spellings. `times`: True if the transcript
+    has the times of its segments and words.
     """
 
     language: str | None = None
     temperature: float | None = None
+    prompt: str = ""
+    times: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

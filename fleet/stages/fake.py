@@ -50,6 +50,7 @@ class _Output:
             "clip": np.zeros(1, np.int32),
             "sizes": np.ones(1, np.int32),
             "ids": row.astype(np.int32),
+            "report": np.zeros(0, np.uint8),
             "text": (FIRST_LETTER + row % NUM_LETTERS).astype(np.uint8),
         }
         return {name: known[name] for name in self._tensors}

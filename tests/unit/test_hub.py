@@ -355,7 +355,7 @@ def test_model_without_safetensors_is_refused_before_the_download(
     assert server_with_model.sent == []
 
 
-def test_second_download_shows_what_the_first_receives_and_transfers_nothing(
+def test_second_download_shows_what_the_first_receives_and_transfers_it_no_more(
     hub: Hub, server_with_model: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(download, "WAIT_S", 0.01)
@@ -378,8 +378,10 @@ def test_second_download_shows_what_the_first_receives_and_transfers_nothing(
     assert len(folders) == 2 and folders[0] == folders[1]
     assert server_with_model.starts_of(WEIGHTS) == [0]
     size = read_listing(hub, NAME).size
-    assert (bars[0].received, bars[0].present, sum(bars[0].waited)) == (size, 0, 0)
-    assert (bars[1].received, bars[1].present, sum(bars[1].waited)) == (0, size, 0)
+    # Either may be the first at the small files that follow the weights.
+    assert sum(bar.received for bar in bars) == size
+    assert [bar.received + bar.present for bar in bars] == [size, size]
+    assert [sum(bar.waited) for bar in bars] == [0, 0]
 
 
 def test_wait_for_another_download_is_a_line_with_its_bytes(

@@ -1,12 +1,14 @@
 """Import layers of the source: which package may import which, and which may know the model."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-from tests.sources import EVERYTHING, OURS, SOURCES, imports, module_of, relative, within
+from fleet.graphs import GRAPHS
+from tests.sources import EVERYTHING, OURS, SOURCES, imports, module_of, nodes, relative, within
 from tests.support import REPO, cli_env
 
 CLIENT = "fleet.control.client"
@@ -121,7 +123,15 @@ KNOWS_THE_MODEL = (
     "fleet/lab/pocket/",
     "tests/",
 )
-MODEL_WORDS = re.compile("talker|code2wav|qwen|cascade|hibari|kokoro-82m", re.IGNORECASE)
+MODEL_WORDS = re.compile(
+    r"talker|code2wav|qwen|cascade|hibari|kokoro(?!-fastapi)"
+    r"|smollm(?!2-135m-instruct)|whisper(?!-1\")",
+    re.IGNORECASE,
+)
+"""Names of models and stages. `whisper-1` is a name in OpenAI's API, Kokoro-FastAPI a server, and
+SmolLM2-135M-Instruct an example of a hub name.
+"""
+STAGE_NAMES = {stage.name for graph in GRAPHS.values() for stage in graph.stages}
 OWN_LIBRARY = {
     # Beside its home: where a process is tied together, its client is handed on and its errors are
     # caught.
@@ -299,6 +309,19 @@ def test_model_names_stay_in_the_declared_packages() -> None:
         if not relative(path).startswith(KNOWS_THE_MODEL)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if MODEL_WORDS.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_names_of_stages_are_read_from_the_graph() -> None:
+    """No string in the serving code is the name of a stage, or of a weight below one."""
+    wrong = [
+        f"{relative(path)}:{node.lineno}: {node.value!r}"
+        for path in SOURCES
+        if not relative(path).startswith(KNOWS_THE_MODEL)
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.partition(".")[0] in STAGE_NAMES and " " not in node.value
     ]
     assert not wrong, "\n".join(wrong)
 

@@ -157,6 +157,12 @@ def bounded(loaded: Loaded, **web: object) -> Loaded:
     )
 
 
+def with_partials(loaded: Loaded, partial_ms: int) -> Loaded:
+    """Return a copy of `loaded` with this value of the setting `voice.partial_ms`."""
+    voice = loaded.config.voice.model_copy(update={"partial_ms": partial_ms})
+    return replace(loaded, config=loaded.config.model_copy(update={"voice": voice}))
+
+
 @contextmanager
 def serving(
     loaded: Loaded,
@@ -218,7 +224,8 @@ def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
 
 @pytest.fixture(scope="session")
 def shared_cascade(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
+    """A gateway of the graph `cascade` that transcribes turns when they have ended."""
+    with serving(with_partials(cascade, 0)) as gateway:
         yield gateway
 
 

@@ -29,6 +29,7 @@ from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
 from fleet.graphs.training import TRAINED
+from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build, build_rows, tensor_chunk
@@ -47,7 +48,9 @@ class Script:
     """Scripted behaviour of the fake fleet for the next requests. The answer is `text`, unless the
     request prescribes one.
 
-    `heard`: answer to prompts with audio, if it differs from `text`. `lead_samples`: silent samples
+    `heard`: answer to prompts with audio, if it differs from `text`; of this transcript a clip has
+    the first `heard_words_per_s`, and with its last word `report`, if it asks for times.
+    `lead_samples`: silent samples
     before the audio. `gap_s`: time between chunks. `stall_at`: index of the chunk at which the
     stream stalls; a negative index counts from the end. `fail_at`: index of the chunk at which the
     stream fails. `refusal`: error raised for the submits whose numbers are in `refusals`.
@@ -59,6 +62,8 @@ class Script:
 
     text: str = "Hello there, this is the answer."
     heard: str | None = None
+    heard_words_per_s: float = math.inf
+    report: WindowReport | None = None
     num_samples: int = FRAME_SAMPLES * 5 + 7
     samples_per_chunk: int = FRAME_SAMPLES
     lead_samples: int = 0
@@ -322,7 +327,14 @@ class FakeClient:
 
     def _heard_chunks(self, spec: RequestSpec) -> list[Chunk]:
         """Return the transcript of the prompt's only clip, a chunk per word."""
-        words = [f" {word}" for word in (self.script.heard or "").split()] or [""]
+        seconds = sum(clip.num_samples / clip.rate_hz for clip in spec.audio)
+        words = [
+            f" {word}"
+            for number, word in enumerate((self.script.heard or "").split())
+            if number < seconds * self.script.heard_words_per_s
+        ] or [""]
+        given = self.script.report
+        line = encode_report(given) if given is not None and "times" in spec.params else b""
         return [
             build(
                 Chunk,
@@ -339,6 +351,9 @@ class FakeClient:
                     "text": WireTensor(
                         dtype="uint8", shape=(len(word.encode()),), data=word.encode()
                     ),
+                    "report": WireTensor(dtype="uint8", shape=(len(line),), data=line)
+                    if number == len(words) - 1
+                    else WireTensor(dtype="uint8", shape=(0,), data=b""),
                 },
                 final=number == len(words) - 1,
             )

@@ -19,6 +19,7 @@ from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
+from fleet.processing.timed_text import WindowReport, decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from web.gateway.answer_words import AnswerWords, WordEnd
@@ -53,12 +54,14 @@ class AudioPiece:
 @dataclass(frozen=True, slots=True)
 class HeardPiece:
     """Next text of the transcript of the prompt's audio. `clip`: number of the clip in the prompt.
-    `is_last`: True for the last piece, which may be empty.
+    `is_last`: True for the last piece, which may be empty. `reports`: segments and words that the
+    transcript gained, if the request asks for them.
     """
 
     text: str
     clip: int = 0
     is_last: bool = False
+    reports: tuple[WindowReport, ...] = ()
 
 
 Piece = TextPiece | AudioPiece | HeardPiece
@@ -378,7 +381,10 @@ class HeardText:
         added = self._transcripts.add(_transcript_arrays(chunk))
         texts = [(clip, self._add_text(clip, text)) for clip, text in added]
         pieces: list[Piece] = [HeardPiece(text, clip) for clip, text in texts if text]
-        return [*pieces, HeardPiece("", self._clip or 0, is_last=True)] if chunk.final else pieces
+        reports = tuple(decode_reports(_array(chunk, "report", "u1").tobytes()))
+        if chunk.final or reports:
+            pieces.append(HeardPiece("", self._clip or 0, is_last=chunk.final, reports=reports))
+        return pieces
 
     def _add_text(self, clip: int, text: str) -> str:
         if clip != self._clip:

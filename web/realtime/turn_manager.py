@@ -1,5 +1,5 @@
 """Turns of the user in one voice session. Turns input audio into items; begins, interrupts and
-resumes responses; requests transcripts.
+resumes responses.
 
 Knows no protocol of a socket and no session.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from fleet.core.errors import FleetError, InputTooLarge
 from fleet.processing.voice_activity import RATE_HZ
 from web.gateway.answer import BYTES_PER_SAMPLE
-from web.http.errors import error_type
-from web.openai.transcription import transcribe
+from web.openai.recognition import transcribe
 from web.realtime.audio.echo import WINDOW_S
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_audio import is_speech, trailing_silence
@@ -30,11 +29,13 @@ from web.realtime.conversation import NEW_SPEECH, Clip, Item, Part
 from web.realtime.echo_guard import EchoGuard
 from web.realtime.generation import Generation
 from web.realtime.items import MIN_CLIP_MS, check_length
+from web.realtime.partial_transcripts import PartialTranscript, PartialTranscripts
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.settings import PcmFormat, Settings
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import TurnTimestamps
 from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, next_state
+from web.realtime.turn_transcripts import TurnTranscripts, clip_name
 
 log = logging.getLogger("fleet.web")
 
@@ -77,8 +78,13 @@ class TurnManager:
         """Timestamps of a turn that ended during a response which may not be interrupted. The
         response to the turn begins once that response has ended.
         """
-        self._untranscribed: list[str] = []
-        """Ids of the user's items to transcribe; a response that has not begun comes first."""
+        self.partials = PartialTranscripts(
+            context, lambda: self._language, self.buffer.peek, lambda: self._is_transcribed
+        )
+        self.transcripts = TurnTranscripts(
+            context, responses, self.partials, lambda: self._language
+        )
+        self.partials.listeners.append(self._on_partial)
         self._jobs: set[asyncio.Task[None]] = set()
 
     @property
@@ -145,6 +151,7 @@ class TurnManager:
                     await asyncio.sleep(0)
                 self.buffer.append(self.echo.pass_on(piece))
                 is_changed |= await self._classify_frames()
+                self.partials.add(self.buffer.position)
                 self.buffer.drop_silence()
         return is_changed
 
@@ -217,15 +224,33 @@ class TurnManager:
         conversation is active.
         """
         if not self._hears_with_responses:
-            self.transcribe_waiting()
+            self.transcripts.send_waiting()
         if self._deferred is not None and self._responses.active is None:
             timestamps, self._deferred = self._deferred, None
             self._responses.respond(timestamps)
-        self.transcribe_waiting()
+        self.transcripts.send_waiting()
 
     def stop(self) -> None:
+        self.partials.stop()
+        self.transcripts.stop()
         for job in self._jobs:
             job.cancel()
+
+    @property
+    def partial_transcript(self) -> PartialTranscript | None:
+        """What was recognised so far in the turn under way; see `partials.listeners`."""
+        return self.partials.latest
+
+    @property
+    def _hears_with_responses(self) -> bool:
+        """True if the transcript of a turn comes with the response to it."""
+        return self._gateway.edges.heard is not None
+
+    @property
+    def _is_transcribed(self) -> bool:
+        """Return True if the client wants transcripts, and the graph recognises audio alone."""
+        wanted = self._context.settings.audio.input.transcription is not None
+        return wanted and self._hears_with_responses
 
     @property
     def _language(self) -> str | None:
@@ -245,7 +270,11 @@ class TurnManager:
     def _end(self, happened: TurnInput) -> Turn | None:
         """End the turn under way and return it; None without a turn."""
         self._happened(happened)
+        if happened is not TurnInput.STOPPED:
+            self.partials.stop()
         turn, self._turn = self._turn, None
+        if turn is not None and happened is TurnInput.DISCARDED:
+            self.transcripts.forget(turn.item_id)
         return turn
 
     def _on_event(self, event: TurnEvent) -> None:
@@ -256,6 +285,7 @@ class TurnManager:
                 self._on_pause(end)
             case TurnResumed():
                 self._happened(TurnInput.RESUMED)
+                self.partials.resume()
                 self._responses.discard_speculative()
             case TurnStopped():
                 self._on_stop(event)
@@ -268,6 +298,7 @@ class TurnManager:
             return
         self._happened(TurnInput.STARTED)
         self._turn = Turn(item_id=server.new_id("item"), start=started.start)
+        self.partials.begin(self._turn.item_id, started.start)
         self._context.send(
             server.SpeechStarted(audio_start_ms=_ms(started.start), item_id=self._turn.item_id)
         )
@@ -279,30 +310,43 @@ class TurnManager:
 
     def _on_pause(self, end: int) -> None:
         self._happened(TurnInput.PAUSED)
+        generation = self._start_speculative(end)
+        if generation is not None and generation.hears(NEW_SPEECH):
+            self._spawn(self._read_pause(generation, end))
+            self.partials.pause(end, generation.transcript_of(NEW_SPEECH))
+        else:
+            self.partials.pause(end)
+
+    def _start_speculative(self, end: int) -> Generation | None:
         detection, detector = self._context.settings.detection, self.buffer.detector
         turn = self._turn
         if detection is None or detector is None or turn is None or not detection.create_response:
-            return
+            return None
         if self._responses.interrupted is not None and detector.voiced_ms < FALSE_ALARM_MS:
-            return
-        generation = self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
-        if generation is not None and generation.hears(NEW_SPEECH):
-            self._spawn(self._expect_end(generation, end))
+            return None
+        return self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
 
-    async def _expect_end(self, generation: Generation, end: int) -> None:
-        """Let the words before the pause at `end`, which a speculative response brings, decide
-        when the turn ends.
-        """
+    async def _read_pause(self, generation: Generation, end: int) -> None:
+        """Read the words before the pause at `end`, which a speculative response brings."""
         try:
             text = "".join([delta async for delta in generation.transcript_of(NEW_SPEECH)])
         except FleetError:
             return
+        self._expect_end(end, text)
+
+    def _expect_end(self, end: int, text: str) -> None:
+        """Let the words before the pause at `end` decide when the turn ends."""
         if (detector := self.buffer.detector) is not None:
             detector.expect_end(end, text)
+
+    def _on_partial(self, partial: PartialTranscript) -> None:
+        if partial.is_pause:
+            self._expect_end(partial.end, partial.text)
 
     def _on_stop(self, stopped: TurnStopped) -> None:
         turn = self._end(TurnInput.STOPPED)
         assert turn is not None, "a turn that stops has started"
+        self.transcripts.keep(turn.item_id, self.partials.end())
         self._context.send(
             server.SpeechStopped(audio_end_ms=_ms(stopped.end), item_id=turn.item_id)
         )
@@ -342,7 +386,7 @@ class TurnManager:
         try:
             async with self._verifying:
                 if not is_echo and may_be_false and self._responses.interrupted is not None:
-                    heard = await self._recognize(pcm)
+                    heard = await self._recognize(turn, pcm)
                     is_turn = bool(heard)
                 else:
                     is_turn = not is_echo and (not may_be_false or await is_speech(pcm))
@@ -356,13 +400,17 @@ class TurnManager:
         elif is_turn:
             self._end_turn(turn, pcm, timestamps, heard)
         else:
+            self.transcripts.forget(turn.item_id)
             self._responses.discard_speculative()
             if not has_continued:
                 self._responses.resume_interrupted()
 
-    async def _recognize(self, pcm: bytes) -> str:
+    async def _recognize(self, turn: Turn, pcm: bytes) -> str:
         """Return the transcript of a short interruption; "" also if it cannot be transcribed."""
         try:
+            known = await self.transcripts.recognized(turn.item_id)
+            if known is not None:
+                return known
             return await transcribe(self._gateway, Clip(pcm).recording, self._language)
         except FleetError as error:
             log.warning(
@@ -386,7 +434,7 @@ class TurnManager:
         elif is_answered:
             self._deferred = timestamps
         self._transcribe_if_idle()
-        self._transcribe_with_response()
+        self.transcripts.send_with_response()
 
     def _add_turn(
         self, item_id: str, pcm: bytes, timestamps: TurnTimestamps, heard: str | None = None
@@ -402,81 +450,13 @@ class TurnManager:
             self._conversation.set_transcript(item_id, 0, heard)
         self._responses.note_turn(item_id, timestamps)
         if self._context.settings.audio.input.transcription is not None:
-            self._untranscribed.append(item_id)
+            self.transcripts.add(item_id)
+        else:
+            self.transcripts.forget(item_id)
 
     def _transcribe_if_idle(self) -> None:
         if self._responses.active is None:
-            self.transcribe_waiting()
-
-    def transcribe_waiting(self) -> None:
-        """Request the transcripts of the user's turns that wait for them. Call this once a response
-        has begun, or if no response is active.
-        """
-        items, self._untranscribed = self._untranscribed, []
-        for item_id in items:
-            clip = self._conversation.clips.get(clip_name(item_id))
-            if clip is not None:
-                self._spawn(self._transcribe(item_id, clip))
-
-    @property
-    def _hears_with_responses(self) -> bool:
-        """True if the transcript of a turn comes with the response to it."""
-        return self._gateway.edges.heard is not None
-
-    def _transcribe_with_response(self) -> None:
-        """Send the transcripts that come with the response that has just begun."""
-        if self._hears_with_responses and self._responses.active is not None:
-            self.transcribe_waiting()
-
-    async def _heard(self, item_id: str, generation: Generation) -> str | None:
-        """Send the transcript that comes with a response as it arrives, and return it; None if the
-        response ends before it.
-        """
-        text = ""
-        try:
-            async for delta in generation.transcript_of(clip_name(item_id)):
-                text += delta
-                self._context.send(
-                    server.TranscriptionDelta(item_id=item_id, content_index=0, delta=delta)
-                )
-        except FleetError:
-            return None
-        return text
-
-    async def _transcribe(self, item_id: str, clip: Clip) -> None:
-        name = clip_name(item_id)
-        generation = self._responses.hearing(name)
-        heard = await self._heard(item_id, generation) if generation is not None else None
-        is_sent = heard is not None
-        try:
-            async with self._responses.recognitions.recognizing(name):
-                if heard is None:
-                    heard = self._conversation.transcript_of(name)
-                if heard is None:
-                    heard = await transcribe(self._gateway, clip.recording, self._language)
-                is_known = self._conversation.set_transcript(item_id, 0, heard)
-        except FleetError as error:
-            detail = server.TranscriptionError(
-                type=error_type(error), code=error.code, message=error.message, param=error.param
-            )
-            self._context.send(
-                server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail)
-            )
-            return
-        if is_known and heard and not is_sent:
-            self._context.send(
-                server.TranscriptionDelta(item_id=item_id, content_index=0, delta=heard)
-            )
-        if is_known:
-            self._send_transcript(item_id, clip, heard)
-
-    def _send_transcript(self, item_id: str, clip: Clip, text: str) -> None:
-        usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
-        self._context.send(
-            server.TranscriptionCompleted(
-                item_id=item_id, content_index=0, transcript=text, usage=usage
-            )
-        )
+            self.transcripts.send_waiting()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         job = asyncio.create_task(work)
@@ -487,11 +467,6 @@ class TurnManager:
         self._jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             log.error("the processing of a user's turn failed", exc_info=error)
-
-
-def clip_name(item_id: str) -> str:
-    """Return the name of the audio of a spoken turn."""
-    return f"{item_id}.0"
 
 
 def _ms(position: int) -> int:

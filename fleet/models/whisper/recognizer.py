@@ -10,16 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.engine.recognizer import LANGUAGE, PROMPT, HeardWindow, RecognizerModel, WindowJob
+from fleet.engine.recognizer import (
+    LANGUAGE,
+    PROMPT,
+    HeardWindow,
+    RecognizerModel,
+    WindowDetails,
+    WindowJob,
+)
 from fleet.engine.torch.build import ComputeDevice
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.models.checkpoint import CheckpointReader
+from fleet.models.whisper.alignment import token_begins
 from fleet.models.whisper.config import read_sizes
 from fleet.models.whisper.features import HOP_SAMPLES, RATE_HZ, LogMel
 from fleet.models.whisper.network import PREFIX, SpeechEncoder, TranscriptDecoder, WindowCache
@@ -51,6 +60,8 @@ class WhisperWindow:
     logits: Tensor | None = None
     num_forced: int = 0
     """Number of tokens at the head of `tokens` that belong to the prefix: the language."""
+    prefix: tuple[int, ...] = ()
+    """Tokens before the sampled ones, from the prompt on."""
 
     @property
     def sampled(self) -> list[int]:
@@ -78,6 +89,7 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         self._tokens = read_whisper_tokens(folder)
         self._tokenizer = load_tokenizer(folder)
         self._positions = sizes.text_positions
+        self._heads, self._filter_width = sizes.alignment_heads, sizes.filter_width
         self._device = where.device
         longest = sizes.audio_positions * SAMPLES_PER_POSITION
         shorter = {size for size_s in window_sizes_s if (size := size_s * RATE_HZ) < longest}
@@ -121,8 +133,8 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         if detected:
             language = tokens[0]
         window = WhisperWindow(job=job, cache=cache, tokens=tokens, num_forced=int(bool(detected)))
-        prefix = [*self._prompt(job), *self._prefix(language, timed=job.timed), *window.sampled]
-        window.logits = self._decoder.next_logits([cache], [prefix])
+        window.prefix = (*self._prompt(job), *self._prefix(language, timed=job.timed))
+        window.logits = self._decoder.next_logits([cache], [[*window.prefix, *window.sampled]])
         return window
 
     def max_tokens(self, job: WindowJob) -> int:
@@ -139,7 +151,7 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
                 window.logits = logits[None]
         logits_NV = torch.cat([window.logits for window in windows if window.logits is not None])
         for row, window in zip(logits_NV, windows, strict=True):
-            self._mask(row, window)
+            self._mask(row, window.job, window.sampled)
         rows = [self._row_sampling(window) for window in windows]
         drawn = draw(logits_NV, rows, one_by_one=True).tolist()
         for token, window in zip(drawn, windows, strict=True):
@@ -160,6 +172,33 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
             if MIN_ADVANCE_S * RATE_HZ <= at < len(job.samples):
                 return HeardWindow(tokens=(*kept[: pairs[-1] + 1], end), num_samples=at)
         return HeardWindow(tokens=(*kept, end), num_samples=len(job.samples))
+
+    @torch.inference_mode()
+    def details(self, window: WhisperWindow, tokens: Sequence[int]) -> WindowDetails:
+        """Return the details of a window's tokens, of which the end token takes the silence after
+        the last word.
+        """
+        sampled = list(tokens[window.num_forced :])
+        first, ids = len(window.prefix), [*window.prefix, *sampled][: self._positions]
+        logits_NV, weights_HNA = self._decoder.attention(window.cache, ids, self._heads)
+        num_positions = max(1, len(window.job.samples) // SAMPLES_PER_POSITION)
+        begins = token_begins(weights_HNA[:, first - 1 :, :num_positions], self._filter_width)
+        start = window.prefix.index(self._tokens.start)
+        no_speech = float(logits_NV[start].softmax(-1)[self._tokens.no_speech])
+        logprobs = [0.0] * window.num_forced
+        for number, token in enumerate(sampled):
+            row_V = logits_NV[first + number - 1]
+            self._mask(row_V, window.job, sampled[:number])
+            logprobs.append(float(row_V.log_softmax(-1)[token]))
+        if list(tokens) != window.tokens:
+            logprobs[-1] = float("nan")
+        num_cut = first + len(sampled) - len(ids)
+        begins = np.pad(begins, (window.num_forced, 0))
+        return WindowDetails(
+            begins=np.rint(np.pad(begins, (0, num_cut), "edge") * SAMPLES_PER_POSITION).astype(int),
+            logprobs=np.array(logprobs, np.float32),
+            no_speech=no_speech,
+        )
 
     def language_of(self, tokens: Sequence[int]) -> str:
         languages = self._tokens.languages.items()
@@ -193,13 +232,13 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         )
         return [tokens.start, *named, *([] if timed else [tokens.no_timestamps])]
 
-    def _mask(self, logits_V: Tensor, window: WhisperWindow) -> None:
+    def _mask(self, logits_V: Tensor, job: WindowJob, sampled: Sequence[int]) -> None:
         """Set the logits of tokens that may not follow to -inf."""
         logits_V += self._suppressed_V
-        if not window.sampled:
+        if not sampled:
             logits_V[list(self._tokens.suppressed_first)] = -torch.inf
-        if window.job.timed:
-            mask_timestamps(logits_V, window.sampled, self._tokens)
+        if job.timed:
+            mask_timestamps(logits_V, sampled, self._tokens)
 
     def _row_sampling(self, window: WhisperWindow) -> RowSampling:
         sampling, (clip, first_sample) = window.job.sampling, window.job.place

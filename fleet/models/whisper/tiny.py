@@ -122,6 +122,7 @@ def _generation_config(ids: dict[str, int]) -> GenerationConfig:
         lang_to_id={f"<|{language}|>": ids[f"<|{language}|>"] for language in LANGUAGES},
         task_to_id={name: ids[f"<|{name}|>"] for name in ("translate", "transcribe")},
         max_initial_timestamp_index=50,
+        alignment_heads=[[0, 1], [1, 0], [1, 3]],
         max_length=448,
     )
 
