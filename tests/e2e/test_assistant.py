@@ -7,13 +7,15 @@ import base64
 import wave
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import soxr
 from openai import AsyncOpenAI, OpenAI
+from openai.types.realtime import RealtimeSessionCreateRequestParam
 from playwright.sync_api import expect
 
-from fleet.lab.measure.word_errors import word_errors
+from fleet.lab.measure.word_errors import word_errors, words_of
 from tests.e2e.assistant import (
     ANSWER,
     QUESTION,
@@ -128,6 +130,16 @@ def test_openai_client_chats_speaks_and_transcribes(fleet: VoiceFleet) -> None:
     ):
         heard = client.audio.transcriptions.create(model=MODEL, file=(name, wav)).text
         assert word_errors([(words, heard)]).percent <= 10, (words, heard)
+    timed = client.audio.transcriptions.create(
+        model=MODEL,
+        file=("sentence.wav", spoken.read()),
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+    )
+    assert timed.words is not None
+    assert words_of(" ".join(word.word for word in timed.words)) == words_of(timed.text)
+    times = [time for word in timed.words for time in (word.start, word.end)]
+    assert times == sorted(times) and 0 <= times[0] < times[-1] <= timed.duration
 
 
 async def test_openai_client_speaks_and_hears(fleet: VoiceFleet, recorded: Path) -> None:
@@ -140,7 +152,8 @@ async def test_openai_client_speaks_and_hears(fleet: VoiceFleet, recorded: Path)
         client.realtime.connect(model=MODEL) as connection,
     ):
         audio = {"input": {"transcription": {"model": MODEL}}}
-        await connection.session.update(session={"type": "realtime", "audio": audio})  # pyright: ignore[reportArgumentType]
+        session = cast(RealtimeSessionCreateRequestParam, {"type": "realtime", "audio": audio})
+        await connection.session.update(session=session)
         for block in blocks(pcm + silence(1500), 100):
             await connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
         async for event in connection:

@@ -138,14 +138,15 @@ def test_silent_and_overlapping_recordings_are_refused(tmp_path: Path) -> None:
 
 
 class ScriptedAssistant:
-    """A fake voice session, which answers speech after 100 ms of silence: first with an answer that
-    is cancelled, then with a whole one.
+    """A fake voice session, which answers speech after 100 ms of silence, and 200 ms later cancels
+    that answer for another one.
     """
 
     def __init__(self) -> None:
         self.session: dict[str, Any] = {}
         self.api = None
         self.quiet_bytes = 0
+        self.has_spoken = False
 
     def take(self, socket: ServerConnection) -> None:
         def send(kind: str, **fields: object) -> None:
@@ -155,7 +156,7 @@ class ScriptedAssistant:
             send("response.output_audio.delta", delta=b64encode(samples.tobytes()).decode())
             send("response.output_audio_transcript.delta", delta=text)
 
-        has_spoken = False
+        num_answers = 0
         for raw in socket:
             event = json.loads(raw)
             if event["type"] == "session.update":
@@ -164,12 +165,16 @@ class ScriptedAssistant:
                 continue
             pcm = np.frombuffer(b64decode(event["audio"]), "<i2")
             is_loud = np.abs(pcm).max() > 1000
-            has_spoken |= bool(is_loud)
+            self.has_spoken |= bool(is_loud)
             self.quiet_bytes = 0 if is_loud else self.quiet_bytes + 2 * len(pcm)
-            if has_spoken and self.quiet_bytes >= 4800:
-                has_spoken = False
+            if not self.has_spoken:
+                continue
+            if num_answers == 0 and self.quiet_bytes >= 4800:
+                num_answers = 1
                 send("input_audio_buffer.speech_stopped")
                 audio(tone(2.0), "Never played to its end.")
+            elif num_answers == 1 and self.quiet_bytes >= 14_400:
+                num_answers = 2
                 send("response.done", response={"status": "cancelled"})
                 send("input_audio_buffer.speech_stopped")
                 send("response.output_audio_transcript.delta", delta="It is ")
@@ -191,8 +196,8 @@ def test_turn_is_heard_answered_and_recorded(tmp_path: Path) -> None:
         turn = ask_assistant(api, "m", question, files)
     assert (turn.heard, turn.answer, turn.answer_s) == (question.text, "It is cold.", 0.8)
     assert turn.underruns == 0 and is_right(turn)
-    assert 100 <= turn.voice_to_voice_ms < 30_000
-    assert 0 <= turn.after_decision_ms <= turn.voice_to_voice_ms - 90
+    assert 280 <= turn.voice_to_voice_ms < 30_000, "to the answer that was not cancelled"
+    assert 0 <= turn.after_decision_ms <= turn.voice_to_voice_ms - 270
     assert fake.session["max_output_tokens"] and fake.session["instructions"]
     assert fake.session["audio"]["input"]["transcription"] == {"model": "m"}
     kept, rate_hz = soundfile.read(files.answer, dtype="int16")
