@@ -51,6 +51,7 @@ CASCADE = Graph(
             walks=(PREFILL, DECODE),
             main=True,
             verifies_drafts=True,
+            settings=("precision",),
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
             checkpoint_folder="lm",

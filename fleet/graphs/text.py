@@ -20,6 +20,7 @@ TEXT = Graph(
             walks=(Walk("prefill"), Walk("decode")),
             main=True,
             verifies_drafts=True,
+            settings=("precision",),
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
