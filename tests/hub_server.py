@@ -201,7 +201,10 @@ class _Body(Response):
         release: threading.Event,
     ) -> None:
         super().__init__(status_code=206 if partial else 200)
-        self._content, self._cut, self._hold, self._release = content, cut, hold, release
+        self._content = content
+        self._cut = cut
+        self._hold = hold
+        self._release = release
         self.headers["content-length"] = str(len(content))
         if partial:
             self.headers["content-range"] = f"bytes {start}-{size - 1}/{size}"

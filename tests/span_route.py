@@ -2,6 +2,7 @@
 killed and replaced.
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.ids import PREFILL, RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
 from fleet.engine.base import (
     NUM_POSITIONS,
@@ -40,12 +41,13 @@ from fleet.spans.route.division import RouteFailure, RouteWorker
 from fleet.spans.route.setup import set_up_route
 from fleet.stages.builders import stage_builder
 from fleet.stages.options import AnchorOptions
-from fleet.stages.text import PREFILL
 from tests.span_workers import KEY, LM, WAIT_S, KillPoint, SpanWorkerThread, graph_of
 from tests.stage_options import stage_options
 
 ANCHOR = WorkerId("anchor")
 Engine = LMEngine[CausalTask]
+MOST_PASSES = 11
+"""Number of the last pass at which `kill_some` lets a worker die, plus one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,10 @@ class ObservedChain(DelegatingChain):
         self._when_started = when_started
         self._in_flight: list[int] = []
         self._completed = 0
-        self.most_in_flight = self.num_sent_bytes = self.num_received_bytes = self.num_results = 0
+        self.most_in_flight = 0
+        self.num_sent_bytes = 0
+        self.num_received_bytes = 0
+        self.num_results = 0
         self.errors: list[str] = []
         self.loses: Callable[[AnySpanMessage], bool] = lambda _: False
         """Predicate for messages that are lost on their way to the anchor."""
@@ -142,7 +147,9 @@ class SpanRoute:
         self.engine: Engine = self.built.engine
         self._slot, self._own = self.built.route, own
         self._workers: dict[WorkerId, SpanWorkerThread] = {}
-        self._num_started = self.generation = self._lineage = 0
+        self._num_started = 0
+        self.generation = 0
+        self._lineage = 0
         self.next_kill_points: list[KillPoint] = []
         """Kill points of the next replacement workers, in order."""
         self.open_requests: set[str] = set()
@@ -339,3 +346,19 @@ def route_of(driver: TextDriver) -> SpanRoute:
     """Return the span route of a driver, which must have one."""
     assert driver.route is not None
     return driver.route
+
+
+def kill_some(route: SpanRoute, chance: random.Random, num_more: Sequence[int] = (0, 0, 1)) -> None:
+    """Let one or two span workers die at random passes, and as many of the workers that replace
+    them as `chance` chooses from `num_more`.
+    """
+
+    def kill_point() -> KillPoint:
+        number = chance.randrange(1, MOST_PASSES)
+        return KillPoint(number=number, point=chance.choice(("before", "computed", "sent")))
+
+    num_killed = min(len(route.worker_at), chance.choice((1, 1, 2)))
+    for worker in chance.sample(route.worker_at, num_killed):
+        worker.kill_point = kill_point()
+    for _ in range(chance.choice(num_more)):
+        route.next_kill_points.append(kill_point())

@@ -29,7 +29,7 @@ def dead_letters() -> None:
     """Manage dead letters: requests over which three workers died, the last one while it served
     nothing else.
 
-    Such a request fails. It is stored with its prompt, so that the cause can be found, and the
+    Such a request fails and is stored with its prompt, so that the cause can be found, and the
     request sent again afterwards.
     """
 

@@ -350,7 +350,9 @@ class ForkStarter:
     async def _fork(
         self, arguments: Sequence[str], descriptors: list[int], environment: Mapping[str, str]
     ) -> ForkedProcess:
-        """Let the server fork a process. `descriptors`: its output, and its beats if watched."""
+        """Let the server fork a process. `descriptors`: output of the process, and its beats if
+        watched.
+        """
         assert self._connection is not None
         read_end, write_end = os.pipe()
         request = StartRequest(

@@ -24,7 +24,8 @@ from fleet.cli.environment import without_secrets
 MAX_MESSAGE_BYTES, MAX_DESCRIPTORS = 1 << 20, 3
 LOCK = "preload.lock"
 _SESSION = re.compile(
-    r"PORT|PWD|OLDPWD|_|SHLVL|TERM.*|COLORTERM|LINES|COLUMNS|LS_COLORS|LESS.*|SSH_.*|TMUX.*|STY|WINDOW.*|DISPLAY|XDG_.*|DBUS_.*"
+    r"PORT|PWD|OLDPWD|_|SHLVL|TERM.*|COLORTERM|LINES|COLUMNS|LS_COLORS|LESS.*|SSH_.*"
+    r"|TMUX.*|STY|WINDOW.*|DISPLAY|XDG_.*|DBUS_.*"
     r"|(FLEET|HONCHO|VSCODE|GNOME|ITERM)_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID"
 )
 """Variables set by a terminal, a supervisor or Fleet that no library reads at import. Keepers that

@@ -62,8 +62,8 @@ class HangWatch:
         return ""
 
     async def until_hung(self, pid: int, record: BeatRecord | None) -> str:
-        """Watch process `pid` until it counts as hung; return why. `record`: its beats; None for a
-        process that has none, and hangs only when it is stopped.
+        """Watch process `pid` until it counts as hung; return why. `record`: beats of the process;
+        absent if it has none, and hangs only when it is stopped.
         """
         if record is None or self.answers is None:
             return await self._watch(pid, record)

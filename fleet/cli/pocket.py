@@ -40,8 +40,8 @@ def train(
         Path | None, typer.Option(help="An exported folder whose weights the trainings start from.")
     ] = None,
 ) -> None:
-    """Train Pocket from scratch: hours on two CPU cores, less on a GPU. It can be stopped at any
-    time; the same command resumes.
+    """Train Pocket from scratch: hours on two CPU cores, less on a GPU. Training can be stopped at
+    any time; the same command resumes.
 
     Named steps run alone; `fleet pocket steps` lists them in order. Independent steps can run at
     the same time, one command each. The last step writes a folder for `--set checkpoint=DIR`.

@@ -32,8 +32,8 @@ def session() -> None:
     """Save and load conversations: what a worker has computed of one, so that its next turn
     computes only the new part.
 
-    A file is one of a checkpoint and a stage. It does not depend on how the stage's layers are
-    divided, if they are.
+    A file is one of a checkpoint and a stage. How the stage's layers are divided, if they are,
+    makes no difference.
     """
 
 

@@ -101,8 +101,9 @@ class Limits(Strict):
     of arrival at each gateway. `share_weights`: shares of addresses or networks in relation to
     others, which have 1; see `web/gateway/shares.py`. `max_unread_bytes`: bytes of an answer, text
     or audio, that its client may leave unread before the request waits for it.
-    `speech_piece_tokens`:
-    longest piece into which a text to speak is split; every piece becomes an answer.
+    `max_transcription_s`: length of a recording that is transcribed in pieces, if it is longer than
+    `max_audio_s` and the graph recognises speech by itself. `speech_piece_tokens`: longest piece
+    into which a text to speak is split; every piece becomes an answer.
     `max_cached_conversations`: conversations whose KV cache each worker retains for the next turn;
     0 retains none. `max_redis_memory_percent`: share of Redis's `maxmemory`, if set, beyond which
     new requests are answered with 503.
@@ -117,6 +118,7 @@ class Limits(Strict):
     max_body_bytes: Annotated[int, Whole(1, 2**32)] = 32 * 1024 * 1024
     max_prompt_tokens: Items = 8192
     max_audio_s: Annotated[float, Number(0, 86_400, above=True)] = 120.0
+    max_transcription_s: Annotated[float, Number(0, 86_400)] = 14_400.0
     max_answer_tokens: Items = 4096
     max_messages: Items = 256
     max_speech_chars: Items = 4096
@@ -258,7 +260,7 @@ class FleetConfig(Strict):
     def stage(self, name: StageName) -> StageConfig:
         return self.stages.get(name, StageConfig())
 
-    def engine_of(self, name: StageName) -> Literal["torch", "vllm", "fake"]:
+    def engine_of(self, name: StageName) -> Literal["torch", "vllm", "ctranslate2", "fake"]:
         return "fake" if self.engine == "fake" else self.stage(name).engine or self.engine
 
     def graph_declaration(self) -> Graph:

@@ -75,7 +75,8 @@ class VoiceConfig(Strict):
 
     `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a
     session waits for a client whose connection was lost. `speculate_ms`: silence after which a
-    response is started early, to be discarded if speech continues; 0: never. `max_session_s`:
+    response is started early, to be discarded if speech continues; 0: never. `partial_ms`: length
+    of new speech after which a turn under way is recognised again; 0: never. `max_session_s`:
     longest duration of a session. `idle_s`: time without input from the client and without a
     response after which a session ends. `sessions_per_secret`: sessions that one short-lived secret
     (`ek_...`) may have open or queued at one time, on all gateways together. `secret_share`: share
@@ -88,6 +89,7 @@ class VoiceConfig(Strict):
     send_ahead_s: Annotated[float, Number(0.1, 3600)] = 1.0
     reconnect_timeout_s: Annotated[float, Number(0.1, 3600)] = 60.0
     speculate_ms: Annotated[int, Whole(0, 10_000)] = 200
+    partial_ms: Annotated[int, Whole(0, 60_000)] = 600
     max_session_s: Annotated[float, Number(1, 86_400)] = 3600.0
     idle_s: Annotated[float, Number(1, 86_400)] = 900.0
     sessions_per_secret: Annotated[int, Whole(1, 1_000_000)] = 1

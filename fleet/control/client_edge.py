@@ -28,9 +28,14 @@ class ClientEdge:
     def __init__(self, name: EdgeName, source: StageName, credits: Credits) -> None:
         self.name = name
         self.source = source
-        self.next = self.consumed = self.acked = self.rows_delivered = 0
+        self.next = 0
+        self.consumed = 0
+        self.acked = 0
+        self.rows_delivered = 0
         self.epoch = self.checked = Epoch(0)
-        self.ended = self.complete = self.diverged = False
+        self.ended = False
+        self.complete = False
+        self.diverged = False
         self._stride, self._stride_bytes = credits.ack_stride, credits.ack_stride_bytes
         self._unacked_bytes = 0
         self._num_rows = 0
@@ -65,7 +70,10 @@ class ClientEdge:
         """Restart at the first chunk of the log. Chunks received but not delivered are in the log,
         or will be recomputed.
         """
-        self.next = self.consumed = self.acked = self._num_rows = 0
+        self.next = 0
+        self.consumed = 0
+        self.acked = 0
+        self._num_rows = 0
         self.epoch = Epoch(0)
         self.ended = self.diverged = False
         self.drop_early()

@@ -53,7 +53,7 @@ class HeldStreams:
     def submission(self, stream: ClientStream) -> Iterator[Callable[[], None]]:
         """Hold a stream whose request is being submitted; not after an error, a cancellation
         included, since no reader would ever end it. Yields a function that ends the holding because
-        the request was refused. It may exist: its earlier stream is then held again.
+        the request was refused. The request may exist: its earlier stream is then held again.
         """
         earlier = self.streams.get(stream.request_id)
 

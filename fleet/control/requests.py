@@ -219,8 +219,8 @@ class GatewayRequests:
     async def _attach(
         self, request: RequestId, voice: scripts.VoiceHold | None
     ) -> tuple[RequestSpec, ClientStream] | None:
-        """Attach this gateway as the reader of an answer; return the request and a new stream. None
-        if the request is unknown, and no gateway is about to restore it.
+        """Attach this gateway as the reader of an answer; return the request and a new stream, or
+        None if the request is unknown and no gateway is about to restore it.
 
         The request and its audio are read with the attachment: from then on only this gateway can
         restore them.
@@ -286,7 +286,7 @@ class GatewayRequests:
 
     def detach_all(self) -> None:
         """End every stream with GatewayStopping. The requests continue, and wait for another
-        gateway after `FleetClient.stop`. Those that wait for a place are refused.
+        gateway after `FleetClient.stop`. Requests that wait for a place are refused.
         """
         self._admission.waiting.close()
         for stream in list(self._held.streams.values()):

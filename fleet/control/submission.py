@@ -12,7 +12,7 @@ from fleet.core.request import RequestSpec
 
 
 class _Parts(NamedTuple):
-    """Parts of the deployment that a request uses. `audio`: its client edges with audio.
+    """Parts of the deployment that a request uses. `audio`: client edges of the request with audio.
     `first_roles`: role to which each stage's task is granted first.
     """
 

@@ -37,7 +37,7 @@ MIB = 1024 * 1024
 
 
 class ClientShare(NamedTuple):
-    """A client as fair shares count it. `weight`: its share in relation to a client of weight 1."""
+    """A client as fair shares count it. `weight`: share in relation to a client of weight 1."""
 
     name: str = ""
     weight: float = 1.0
@@ -52,8 +52,8 @@ class ClientShare(NamedTuple):
 class Applicant:
     """A request that asks for admission and may wait for it. `num_bytes`: memory that it holds
     meanwhile. `roles`: roles that get its tasks. `arrived_s`: time of its arrival, by which the
-    requests of a client are ordered. `began_s`: time from which its wait is measured. Both are of
-    the monotonic clock.
+    requests of a client are ordered. `began_s`: time from which its wait is measured; both times
+    are of the monotonic clock.
 
     While it `is_queued`, it either waits for its `turn` or `is_trying`, with a call under way.
     """

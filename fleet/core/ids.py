@@ -14,6 +14,7 @@ EdgeName = NewType("EdgeName", str)
 RoleName = NewType("RoleName", str)
 Walk = NewType("Walk", str)
 """Phase of a stage's work on a request, e.g. `prefill`, `last_prefill`, `decode`."""
+NO_WALK, PREFILL, DECODE = Walk(""), Walk("prefill"), Walk("decode")
 Epoch = NewType("Epoch", int)
 """Fencing token of a task: Redis's time in microseconds at the grant, or a number above the last
 epoch if Redis's clock was set back.

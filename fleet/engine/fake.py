@@ -16,8 +16,7 @@ from functools import cache
 
 import numpy as np
 
-from fleet.core.errors import BadInput
-from fleet.core.ids import RequestId, Walk
+from fleet.core.ids import DECODE, RequestId
 from fleet.engine.base import (
     Arrays,
     Engine,
@@ -28,9 +27,9 @@ from fleet.engine.base import (
     KVStats,
 )
 from fleet.engine.capabilities import KVBlocks, KVPagePool
+from fleet.engine.turns import check_is_new
 from fleet.engine.unread import UnreadPieces
 
-DECODE = Walk("decode")
 OUT = "out"
 """Name of the array of output rows, also in a history."""
 
@@ -120,8 +119,7 @@ class FakeEngine(Engine):
         self.kv = FakeKVTransfer(self._running, width) if autoregressive else None
 
     def submit(self, request: EngineRequest) -> None:
-        if request.request_id in self._running:
-            raise BadInput(f"request {request.request_id} was submitted twice")
+        check_is_new(request.request_id, self._running)
         self._running[request.request_id] = _Running(
             request, cached=self._cached.pop(request.session, [])
         )

@@ -15,26 +15,21 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, EngineError, FleetError, failure_of
-from fleet.core.ids import RequestId, Walk
+from fleet.core.errors import EngineError, FleetError, failure_of
 from fleet.core.request import Sampling
-from fleet.engine.base import (
-    TOKEN,
-    Engine,
-    EngineInput,
-    EngineOutput,
-    EngineRequest,
-    EngineStats,
-)
+from fleet.engine.base import TOKEN, Arrays, EngineOutput, EngineRequest
 from fleet.engine.repetition import looped_tokens
+from fleet.engine.turns import RequestStream, TurnsEngine
 
 log = logging.getLogger(__name__)
 Samples = NDArray[np.float32]
 SAMPLES, CLIP = "samples", "clip"
 """Names of the input array with a clip's samples, and of the output array with a clip's number."""
-LANGUAGE, PROMPT = "language", "prompt"
+BEGINS, LOGPROBS, NO_SPEECH, PLACE = "begins", "logprobs", "no_speech", "place"
+"""Names of the output arrays with details of a window."""
+LANGUAGE, PROMPT, DETAILS = "language", "prompt", "details"
 """Request parameters: ISO code of the spoken language, which is detected if absent; text that
-precedes the clip, for names and spellings.
+precedes the clip, for names and spellings; with any value, windows are returned with their details.
 """
 MARGIN_S = 2.0
 """Silence that a window needs after its speech. With less, a recogniser that was trained on longer
@@ -42,12 +37,11 @@ windows repeats the last sentence until the window is full of tokens (measured w
 0.5 to 2 s after the speech).
 """
 OVERLAP_S = 0.3
-_BEFORE_ANY_INPUT = Walk("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowJob:
-    """One window of a clip, to be recognised.
+    """Window of a clip that is to be recognised.
 
     `samples`: speech from the beginning of the window on; silence follows up to `num_samples`, the
     window's size. `known`: tokens sampled by an earlier owner, with which the window begins.
@@ -74,6 +68,18 @@ class HeardWindow:
 
     tokens: tuple[int, ...]
     num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDetails:
+    """What the model knows of a window's tokens. `begins`: sample of the window at which each token
+    begins, ascending; `logprobs`: logarithm of each token's probability, NaN for an end token that
+    was not sampled; `no_speech`: probability that the window has no speech.
+    """
+
+    begins: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    no_speech: float
 
 
 class OpenWindow(Protocol):
@@ -127,6 +133,10 @@ class RecognizerModel(Protocol[WindowT]):
         """
         ...
 
+    def details(self, window: WindowT, tokens: Sequence[int]) -> WindowDetails:
+        """Return the details of a window that has been heard with these tokens."""
+        ...
+
     def language_of(self, tokens: Sequence[int]) -> str:
         """Return the language that a window's tokens name; "" if they name none."""
         ...
@@ -137,7 +147,7 @@ class RecognizerModel(Protocol[WindowT]):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Task(Generic[WindowT]):
+class _Task(RequestStream, Generic[WindowT]):
     """State of a request in the loop. `clips`: clips fed and not yet heard to their end, from
     sample `begin` of the first one on. `known`: tokens of an earlier owner, still to be returned.
     `job`, `window`: the window in progress; a job without a window waits for its encoder pass.
@@ -151,19 +161,15 @@ class _Task(Generic[WindowT]):
     language: str = ""
     job: WindowJob | None = None
     window: WindowT | None = None
-    walk: Walk = _BEFORE_ANY_INPUT
-    ended: bool = False
-    paused: bool = False
-    error: FleetError | None = None
-
-    def can_step(self) -> bool:
-        return not self.paused and (bool(self.clips) or self.ended or self.error is not None)
 
 
-class RecognizerEngine(Engine, Generic[WindowT]):
+class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
     """Engine that recognises speech. Input arrays: `samples` float32 [n], one clip per piece, mono
     at the model's rate. Output arrays: `token` int32 [n], the tokens of one window up to and
-    including the end token, and `clip` int32 [1], the number of their clip.
+    including the end token, and `clip` int32 [1], the number of their clip. With the parameter
+    `details`, also of each window that is recognised: `begins` int32 [n], the sample of the clip at
+    which each token begins; `logprobs` float32 [n]; `no_speech` float32 [1]; and `place` int32 [2],
+    the window's first sample in the clip and the number of samples that it was heard for.
 
     A request's history is the `token` array of its first windows: these are returned again, and
     recognised only as far as needed to continue. `has_speech`: judges whether samples contain
@@ -178,45 +184,25 @@ class RecognizerEngine(Engine, Generic[WindowT]):
         one_by_one: bool = False,
         has_speech: Callable[[Samples], bool] | None = None,
     ) -> None:
+        super().__init__()
         self._model = model
         self._max_batch, self._one_by_one = max_batch, one_by_one
         self._has_speech = has_speech
-        # Least recently served first.
-        self._tasks: dict[RequestId, _Task[WindowT]] = {}
 
-    def submit(self, request: EngineRequest) -> None:
-        """Add a request. Raises: BadInput if a request with this id is in the loop already, or a
-        parameter cannot be served.
-        """
-        if request.request_id in self._tasks:
-            raise BadInput(f"request {request.request_id} was submitted twice")
+    def _open(self, request: EngineRequest) -> _Task[WindowT]:
         self._model.check_request(request.params)
         known = request.history.get(TOKEN, np.zeros(0, np.int32))
-        self._tasks[request.request_id] = _Task(request=request, known=deque(known.tolist()))
+        return _Task(request_id=request.request_id, request=request, known=deque(known.tolist()))
 
-    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
-        task = self._tasks.get(request_id)
-        if task is None:
-            return 0
-        assert not task.ended, "input after the final one"
-        task.walk, task.ended = piece.walk, piece.final
-        if SAMPLES in piece.arrays:
-            try:
-                task.clips.append(_checked(piece.arrays[SAMPLES]))
-            except EngineError as error:
-                task.error = error
-        return 0
+    def _read(self, stream: _Task[WindowT], arrays: Arrays) -> None:
+        if SAMPLES in arrays:
+            stream.clips.append(_checked(arrays[SAMPLES]))
 
-    def pause(self, request_id: RequestId, *, paused: bool) -> None:
-        task = self._tasks.get(request_id)
-        if task is not None:
-            task.paused = paused
-
-    def is_ready(self) -> bool:
-        return any(task.can_step() for task in self._tasks.values())
+    def _has_work(self, stream: _Task[WindowT]) -> bool:
+        return bool(stream.clips) or stream.ended or stream.error is not None
 
     def step(self) -> Sequence[EngineOutput]:
-        able = [task for task in self._tasks.values() if task.can_step()]
+        able = self._able()
         outputs = [self._end(task) for task in able if task.error is not None or not task.clips]
         for task in able:
             if task.error is None and task.clips and task.job is None:
@@ -225,18 +211,8 @@ class RecognizerEngine(Engine, Generic[WindowT]):
         outputs += self._advance([task for task in able if task.window is not None])
         return outputs
 
-    def finish(self, request_id: RequestId) -> None:
-        self._tasks.pop(request_id, None)
-
-    def abort(self, request_id: RequestId) -> None:
-        self._tasks.pop(request_id, None)
-
     def check(self) -> None:
         self._model.check()
-
-    def stats(self) -> EngineStats:
-        ready = sum(task.can_step() for task in self._tasks.values())
-        return EngineStats(running=len(self._tasks), ready=ready)
 
     def _begin_window(self, task: _Task[WindowT]) -> list[EngineOutput]:
         """Give a task its next window; return the window's output if it is known already or holds
@@ -285,7 +261,7 @@ class RecognizerEngine(Engine, Generic[WindowT]):
 
     def _open_next(self, waiting: Sequence[_Task[WindowT]]) -> list[EngineOutput]:
         """Run the encoder pass of the task that has waited longest, if the batch has room."""
-        others = self._tasks.values()
+        others = self._requests.values()
         num_open = sum(task.window is not None and not task.paused for task in others)
         if not waiting or num_open >= self._max_batch:
             return []
@@ -334,17 +310,32 @@ class RecognizerEngine(Engine, Generic[WindowT]):
         largest size; if it loops there too, it ends before the loop.
         """
         assert task.window is not None and task.job is not None, "a window in progress"
-        job, tokens, task.window = task.job, task.window.tokens, None
+        job, window, task.window = task.job, task.window, None
+        tokens = window.tokens
         num_looped = looped_tokens(tokens)
         longest = self._model.window_sizes[-1]
         if num_looped and job.num_samples < longest:
             task.job = replace(job, num_samples=longest)
             return []
-        return [self._hear(task, job, tokens[: len(tokens) - num_looped])]
+        try:
+            return [self._hear(task, job, tokens[: len(tokens) - num_looped], window)]
+        except (RuntimeError, MemoryError, FleetError) as error:
+            log.exception("the details of a window of %d tokens failed", len(tokens))
+            task.error = failure_of("aligning a transcript with its speech failed", error)
+            return [self._end(task)]
 
-    def _hear(self, task: _Task[WindowT], job: WindowJob, tokens: Sequence[int]) -> EngineOutput:
-        """End a window with these tokens, and go on behind it."""
+    def _hear(
+        self,
+        task: _Task[WindowT],
+        job: WindowJob,
+        tokens: Sequence[int],
+        window: WindowT | None = None,
+    ) -> EngineOutput:
+        """End a window with these tokens, and go on behind it. `window`: state of the window, if
+        it was recognised here.
+        """
         heard = self._model.hear(job, tokens)
+        details = self._details(job, heard, window) if window is not None else {}
         number = task.number
         task.job = None
         task.language = task.language or self._model.language_of(heard.tokens)
@@ -354,29 +345,19 @@ class RecognizerEngine(Engine, Generic[WindowT]):
             task.number += 1
             task.begin = 0
             task.language = ""
-        del self._tasks[task.request.request_id]
-        final = task.ended and not task.clips
-        if not final:
-            self._tasks[task.request.request_id] = task
-        return EngineOutput(
-            request_id=task.request.request_id,
-            walk=task.walk,
-            arrays={
-                TOKEN: np.array(heard.tokens, np.int32),
-                CLIP: np.array([number], np.int32),
-            },
-            final=final,
-        )
+        arrays = {TOKEN: np.array(heard.tokens, np.int32), CLIP: np.array([number], np.int32)}
+        return self._serve(task, {**arrays, **details}, final=task.ended and not task.clips)
 
-    def _end(self, task: _Task[WindowT]) -> EngineOutput:
-        """Remove a task without anything to recognise; return its last output."""
-        del self._tasks[task.request.request_id]
-        return EngineOutput(
-            request_id=task.request.request_id,
-            walk=task.walk,
-            final=task.error is None,
-            error=task.error,
-        )
+    def _details(self, job: WindowJob, heard: HeardWindow, window: WindowT) -> Arrays:
+        if DETAILS not in job.params:
+            return {}
+        details, (_, first) = self._model.details(window, heard.tokens), job.place
+        return {
+            BEGINS: (first + details.begins.clip(max=heard.num_samples)).astype(np.int32),
+            LOGPROBS: details.logprobs,
+            NO_SPEECH: np.array([details.no_speech], np.float32),
+            PLACE: np.array([first, heard.num_samples], np.int32),
+        }
 
 
 def _checked(samples: np.ndarray) -> Samples:

@@ -5,13 +5,13 @@ A request runs only the stages that have work: `asr` if its prompt has audio, `t
 text to speak is given, `asr` alone for a transcription.
 """
 
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, DECODE, EdgeName, StageName
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage
+from fleet.graphs.text import LM, language_model
 
-ASR, LM, TTS = StageName("asr"), StageName("lm"), StageName("tts")
+ASR, TTS = StageName("asr"), StageName("tts")
 TRANSCRIPT, HEARD = EdgeName("transcript"), EdgeName("heard")
 TEXT, SAID, AUDIO = EdgeName("text"), EdgeName("said"), EdgeName("audio")
-PREFILL, DECODE = Walk("prefill"), Walk("decode")
 CLIP_ID = -1
 """Placeholder of an audio clip in `RequestSpec.prompt_ids`, once per clip: no id of a vocabulary.
 """
@@ -20,12 +20,23 @@ VOICE_PARAM, LANGUAGE_PARAM, TEMPERATURE_PARAM = "voice", "language", "temperatu
 prompt's audio, absent to detect it; temperature of the recognition, absent for the most probable
 text.
 """
+PROMPT_PARAM, TIMES_PARAM = "prompt", "times"
+"""Keys of `RequestSpec.params`: text that precedes the prompt's audio, for names and spellings;
+with any value, the transcript has its segments and words with their times.
+"""
 SPEED_PARAM = "speed"
 """Key of `RequestSpec.params`: pace of the voice, a decimal number from 0.25 to 4, 1 if absent."""
-TRANSCRIPT_TENSORS = {"clip": "int32", "sizes": "int32", "text": "uint8", "ids": "int32"}
+TRANSCRIPT_TENSORS = {
+    "clip": "int32",
+    "sizes": "int32",
+    "text": "uint8",
+    "ids": "int32",
+    "report": "uint8",
+}
 """Tensors of a piece of a transcript: the number of its clip in the prompt [1], the size of its
 text in bytes [1], the UTF-8 bytes of whole characters, and the recogniser's tokens, from which a
-later owner of the task continues. Pieces in one chunk are joined; `sizes` separates them.
+later owner of the task continues; if asked for, a line of `fleet/processing/timed_text.py` with its
+segments and words. Pieces in one chunk are joined; `sizes` separates them.
 """
 
 CASCADE = Graph(
@@ -39,23 +50,12 @@ CASCADE = Graph(
             builder="fleet.stages.cascade.asr:build",
             walks=(DECODE,),
             reads_prompt_audio=True,
-            settings=("short_windows",),
+            settings=("short_windows", "compute_type"),
+            engines=("torch", "ctranslate2"),
             default_sampling={"max_tokens": 224},  # a chat's temperature is not the recogniser's
             checkpoint_folder="asr",
         ),
-        Stage(
-            name=LM,
-            builder="fleet.stages.cascade.lm:build",
-            span_builder="fleet.stages.text:build_span",
-            layer_counter="fleet.stages.text:count_layers",
-            walks=(PREFILL, DECODE),
-            main=True,
-            verifies_drafts=True,
-            settings=("precision",),
-            engines=("torch", "vllm"),
-            default_sampling={"temperature": 0.0, "max_tokens": 1024},
-            checkpoint_folder="lm",
-        ),
+        language_model("fleet.stages.cascade.lm:build", checkpoint_folder="lm"),
         Stage(
             name=TTS,
             builder="fleet.stages.cascade.tts:build",

@@ -2,12 +2,12 @@
 modeling_qwen3_omni_moe.py, `generate()`.
 """
 
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, DECODE, PREFILL, EdgeName, StageName, Walk
 from fleet.graphs.base import TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
 from fleet.graphs.training import capture_edges, trainer_of
 
 THINKER, TALKER, CODE2WAV = StageName("thinker"), StageName("talker"), StageName("code2wav")
-PREFILL, LAST_PREFILL, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
+LAST_PREFILL = Walk("last_prefill")
 
 QWEN3_OMNI = Graph(
     name="qwen3_omni",

@@ -1,30 +1,35 @@
 """The graph of any causal language model: one stage, and one edge to the client."""
 
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, DECODE, PREFILL, EdgeName, StageName
 from fleet.graphs.base import TOKENS, Edge, Graph, Stage
 from fleet.graphs.training import capture_edges, trainer_of
 
 LM = StageName("lm")
+
+
+def language_model(builder: str, checkpoint_folder: str = "") -> Stage:
+    """Return the stage of a causal language model. `checkpoint_folder`: see `Stage`."""
+    return Stage(
+        name=LM,
+        builder=builder,
+        span_builder="fleet.stages.text:build_span",
+        layer_counter="fleet.stages.text:count_layers",
+        walks=(PREFILL, DECODE),
+        main=True,
+        verifies_drafts=True,
+        settings=("precision",),
+        engines=("torch", "vllm"),
+        default_sampling={"temperature": 0.0, "max_tokens": 1024},
+        checkpoint_folder=checkpoint_folder,
+    )
+
 
 TEXT = Graph(
     name="text",
     frontend="fleet.processing.text:TextFrontend",
     tiny="fleet.models.causal_lm.tiny:write_tiny_checkpoint",
     media={EdgeName("text"): "text"},
-    stages=(
-        Stage(
-            name=LM,
-            builder="fleet.stages.text:build",
-            span_builder="fleet.stages.text:build_span",
-            layer_counter="fleet.stages.text:count_layers",
-            walks=(Walk("prefill"), Walk("decode")),
-            main=True,
-            verifies_drafts=True,
-            settings=("precision",),
-            engines=("torch", "vllm"),
-            default_sampling={"temperature": 0.0, "max_tokens": 1024},
-        ),
-    ),
+    stages=(language_model("fleet.stages.text:build"),),
     edges=(
         Edge(
             name=EdgeName("text"),

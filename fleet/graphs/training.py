@@ -6,12 +6,12 @@ states to the trainer. The client edge of a capture is `trained`.
 """
 
 from fleet.core.captures import INPUT_ROWS, LAST_ROWS, TAPS
-from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
+from fleet.core.ids import CLIENT, PREFILL, EdgeName, StageName, Walk
 from fleet.graphs.base import Edge, Stage
 
 TRAINER = StageName("trainer")
 FEATURES, TRAINED = EdgeName("features"), EdgeName("trained")
-CAPTURE, TRAIN = Walk("prefill"), Walk("train")
+CAPTURE, TRAIN = PREFILL, Walk("train")
 PUBLISH = "publish"
 """Parameter of a request for a hidden-state sample: if set, the trainer makes a version of the
 draft head once it has trained on the sample, and records the parameter's value as the version's

@@ -25,10 +25,10 @@ TEXTS = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken"})
 class Hub:
     """A model hub, and the folder of its files on this host.
 
-    `folder`: None is the library's own, `~/.cache/huggingface/hub` unless its variables move it.
-    `endpoint`: address; None is the library's own. `parts`: sub-folders of a model whose files are
-    needed beside those at its top, such as one for each stage of a graph. `extras`: patterns of
-    needed files beside configuration, tokenizer and safetensors.
+    `folder`: folder in place of the library's own, which is `~/.cache/huggingface/hub` unless its
+    variables move it. `endpoint`: address in place of the library's own. `parts`: sub-folders of a
+    model whose files are needed beside those at its top, such as one for each stage of a graph.
+    `extras`: patterns of needed files beside configuration, tokenizer and safetensors.
     """
 
     folder: Path | None = None

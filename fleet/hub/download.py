@@ -9,12 +9,16 @@ import glob
 import hashlib
 import os
 import shutil
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 import httpx2
+from filelock import Timeout
 from huggingface_hub import hf_hub_url, snapshot_download
 from huggingface_hub.utils import (
     WeakFileLock,
@@ -28,25 +32,33 @@ from fleet.core.errors import ConfigError
 from fleet.hub.cache import Hub
 from fleet.hub.listing import TIMEOUT_S, HubFile, Listing, explaining
 
+WAIT_S = 0.5
+"""Time between two looks at what another process has received."""
 RETRIES, PAUSE_S = 3, 1.0
 """Attempts in a row that bring no byte before a download is given up, and the pause before each."""
 
 
 class Bar(Protocol):
-    """Progress in bytes: `update` counts received ones, `add_present` those that were there."""
+    """Progress in bytes: `update` counts received ones, `add_present` those that were there.
+
+    `wait` shows that another process downloads a file, of which it has received `size` bytes
+    since the last call; `end_wait` that it does so no longer.
+    """
 
     def update(self, n: float | None = 1, /) -> object: ...
 
     def add_present(self, size: int, /) -> None: ...
+
+    def wait(self, size: int, /) -> None: ...
+
+    def end_wait(self) -> None: ...
 
 
 def missing_bytes(hub: Hub, listing: Listing) -> int:
     """Return the size of what is not yet on disk; parts of files count as present."""
     missing = 0
     for file in listing.files:
-        blob = hub.home(listing.name) / "blobs" / file.hash
-        places = (place for place in (blob, part_of(blob)) if place.exists())
-        present = next((place.stat().st_size for place in places), 0)
+        present = _size_on_disk(hub.home(listing.name) / "blobs" / file.hash)
         missing += max(0, file.size - present)
     return missing
 
@@ -82,7 +94,7 @@ def fetch(hub: Hub, listing: Listing, bar: Bar) -> Path:
             place.mkdir(parents=True, exist_ok=True)
         for file in listing.files:
             url = hf_hub_url(name.repo, file.path, revision=listing.commit, endpoint=hub.endpoint)
-            with WeakFileLock(locks / f"{file.hash}.lock"):
+            with _locked(locks / f"{file.hash}.lock", blobs / file.hash, bar):
                 _complete(url, file, blobs / file.hash, bar)
         for file in listing.files:
             _link(blobs / file.hash, folder / file.path)
@@ -98,6 +110,37 @@ def fetch(hub: Hub, listing: Listing, bar: Bar) -> Path:
         if name.revision != listing.commit:
             _write_ref(blobs.parent / "refs" / name.revision, listing.commit)
     return folder
+
+
+@contextmanager
+def _locked(lock: Path, blob: Path, bar: Bar) -> Iterator[None]:
+    """Hold a file's lock. While another process has it, show how much of the file that one has
+    received.
+    """
+    counted = 0
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(WeakFileLock(lock, timeout=WAIT_S))
+                break
+            except Timeout:
+                size = _size_on_disk(blob)
+                bar.wait(size - counted)
+                counted = size
+        if counted:
+            bar.wait(-counted)
+        bar.end_wait()
+        yield
+
+
+def _size_on_disk(blob: Path) -> int:
+    """Return how many bytes of a file are there, complete or not. Another process may rename the
+    part at any time.
+    """
+    for place in (part_of(blob), blob):
+        with suppress(FileNotFoundError):
+            return place.stat().st_size
+    return 0
 
 
 def _complete(url: str, file: HubFile, blob: Path, bar: Bar) -> None:
@@ -175,7 +218,7 @@ def _hash(path: Path, file: HubFile) -> str:
 def _link(blob: Path, place: Path) -> None:
     """Give a blob its name in a snapshot, in place of whatever has that name."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    aside = place.with_name(f"{place.name}.{os.getpid()}")
+    aside = _aside(place)
     aside.unlink(missing_ok=True)
     aside.symlink_to(os.path.relpath(blob, place.parent))
     aside.replace(place)
@@ -183,6 +226,11 @@ def _link(blob: Path, place: Path) -> None:
 
 def _write_ref(ref: Path, commit: str) -> None:
     ref.parent.mkdir(parents=True, exist_ok=True)
-    aside = ref.with_name(f"{ref.name}.{os.getpid()}")
+    aside = _aside(ref)
     aside.write_text(commit)
     aside.replace(ref)
+
+
+def _aside(place: Path) -> Path:
+    """Return a path beside `place` that no other thread of any process writes meanwhile."""
+    return place.with_name(f"{place.name}.{os.getpid()}.{threading.get_native_id()}")

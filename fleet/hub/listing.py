@@ -32,8 +32,8 @@ _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file of a model. `hash`: in hexadecimal, the file's SHA-256 (64 digits) if it is in LFS,
-    else its Git blob's SHA-1 (40 digits).
+    """A file of a model. `hash`: SHA-256 of the file (64 hexadecimal digits) if it is in LFS, else
+    SHA-1 of its Git blob (40 digits).
     """
 
     path: str

@@ -1,6 +1,7 @@
 """DownloadProgress of a download: a bar on a terminal, lines elsewhere."""
 
 import sys
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
@@ -22,9 +23,11 @@ class DownloadProgress(Base):
 
     def __init__(self, description: str, size: int) -> None:
         self._on_terminal = sys.stdout.isatty()
+        self._description = f"fleet: {description}"
+        self._waited_s: float | None = None
         gauge = "|{bar}| " if self._on_terminal else ""
         super().__init__(
-            desc=f"fleet: {description}",
+            desc=self._description,
             total=size,
             unit="B",
             unit_scale=True,
@@ -40,6 +43,20 @@ class DownloadProgress(Base):
         self.n += size
         self.initial += size
         self.last_print_n += size
+
+    def wait(self, size: int) -> None:
+        """Count `size` bytes that another process has received, and show that this one waits."""
+        self.add_present(size)
+        now_s = time.monotonic()
+        is_due = self._waited_s is None or now_s - self._waited_s >= LINE_EVERY_S
+        if self._on_terminal or is_due:
+            self._waited_s = now_s
+            self.set_description_str(f"{self._description}, another process downloads it")
+
+    def end_wait(self) -> None:
+        if self._waited_s is not None:
+            self._waited_s = None
+            self.set_description_str(self._description, refresh=False)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         if self._on_terminal:

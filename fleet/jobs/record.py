@@ -24,9 +24,9 @@ class JobRecord(RqJob):
     def restore(self, raw_data: Any) -> None:
         super().restore(raw_data)
         self.refusal = self._refusal()
-        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = (
-            None
-        )
+        self._success_callback_name = None
+        self._failure_callback_name = None
+        self._stopped_callback_name = None
         self.webhooks = []
         if self.refusal:
             self.retries_left = self.repeats_left = None

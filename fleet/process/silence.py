@@ -37,7 +37,7 @@ class ThreadState:
 
 def thread_state(pid: int, thread: int = 0) -> ThreadState | None:
     """Return the state of a thread, the main one by default; None if it has ended. Elsewhere than
-    on Linux, return that of the whole process.
+    on Linux, return the state of the whole process.
     """
     if sys.platform != "linux":
         return _process_state(pid)
@@ -76,7 +76,9 @@ class Silence:
         self._begin()
 
     def _begin(self) -> None:
-        self.total_s = self.waiting_s = self.stopped_s = 0.0
+        self.total_s = 0.0
+        self.waiting_s = 0.0
+        self.stopped_s = 0.0
 
     def observe(self, now_s: float, count: int, look: Callable[[], ThreadState | None]) -> None:
         """Add the interval since the last observation. `now_s`: the observer's monotonic time;

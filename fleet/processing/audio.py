@@ -115,18 +115,28 @@ def decode_clip(
     Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand
     without bound. Raises: BadInput, InputTooLarge naming the field `where`.
     """
+    blocks = decode_blocks(data, rate_hz=rate_hz, max_s=max_s, where=where, plain_only=plain_only)
+    return np.concatenate([*blocks], dtype=np.float32)
+
+
+def decode_blocks(
+    data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False
+) -> Iterator[Samples]:
+    """Yield the samples of `decode_clip` block by block. Raises: as `decode_clip`, after the blocks
+    that were decoded before.
+    """
     limit = LengthLimit(max_s, where)
     clip = _Clip(rate_hz, where)
     try:
         for source_hz, mono in _blocks(data, limit, plain_only):
-            clip.add(source_hz, mono)
+            yield from clip.add(source_hz, mono)
     except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
         raise BadInput(
             f"{where}: not audio that can be read ({READABLE} expected)", param=where
         ) from error
     if limit.heard_s * 1000 < MIN_CLIP_MS:
         raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
-    return clip.finish()
+    yield from clip.finish()
 
 
 def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
@@ -163,11 +173,10 @@ class _Clip:
         self._rate_hz, self._where = rate_hz, where
         self._source_hz = rate_hz
         self._resampler: soxr.ResampleStream | None = None
-        self._blocks: list[Samples] = []
 
-    def add(self, source_hz: int, mono: Samples) -> None:
-        """Resample and append a block of mono samples. Raises: BadInput for samples that are not
-        finite or far too large.
+    def add(self, source_hz: int, mono: Samples) -> Iterator[Samples]:
+        """Resample a block of mono samples; yield what is ready. Raises: BadInput for samples that
+        are not finite or far too large.
         """
         if not np.isfinite(mono).all():
             message = (
@@ -180,22 +189,16 @@ class _Clip:
                 param=self._where,
             )
         if source_hz != self._source_hz:
-            self._flush()
+            yield from self.finish()
             self._source_hz = source_hz
             if source_hz != self._rate_hz:
                 self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, "float32")
-        self._blocks.append(
-            mono if self._resampler is None else self._resampler.resample_chunk(mono)
-        )
+        yield mono if self._resampler is None else self._resampler.resample_chunk(mono)
 
-    def finish(self) -> Samples:
-        self._flush()
-        return np.concatenate(self._blocks, dtype=np.float32)
-
-    def _flush(self) -> None:
-        """Add the samples that the resampler holds back."""
+    def finish(self) -> Iterator[Samples]:
+        """Yield the samples that the resampler holds back."""
         if self._resampler is not None:
-            self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+            yield self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
             self._resampler = None
 
 

@@ -78,12 +78,16 @@ tokens. Tokens that end in an end token are the whole answer.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognitionOptions:
-    """Options of the recognition of a prompt's audio. `language`: as a code or an English name;
-    None: the model detects it. `temperature`: None for the most probable text.
+    """Options of the recognition of a prompt's audio. `language`: code or English name; absent, the
+    model detects it. `temperature`: sampling temperature; absent, the most probable text is taken.
+    `prompt`: text that precedes the audio, for names and spellings. `times`: True if the transcript
+    has the times of its segments and words.
     """
 
     language: str | None = None
     temperature: float | None = None
+    prompt: str = ""
+    times: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +205,9 @@ class Frontend(Protocol):
 
     def detokenizer(self) -> Detokenizer: ...
 
-    def prompt_text(self, ids: Sequence[int]) -> str:
+    def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read, with `[audio]` in place of each
-        clip.
+        clip, or `[audio: ...]` with its transcript where `heard` has one.
         """
         ...
 

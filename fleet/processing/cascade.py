@@ -18,13 +18,17 @@ from fleet.graphs.cascade import (
     CLIP_ID,
     LANGUAGE_PARAM,
     LM,
+    PROMPT_PARAM,
     TEMPERATURE_PARAM,
+    TIMES_PARAM,
     TTS,
     VOICE_PARAM,
 )
 from fleet.processing.base import AudioPart, ChatRequest, Message, TextPart
 from fleet.processing.clips import clip_blob, clip_table, decode_clips
 from fleet.processing.context_length import limit_answer_length
+from fleet.processing.languages import LANGUAGE_NAMES
+from fleet.processing.prompt import audio_mark
 from fleet.processing.template import read_json
 from fleet.processing.text import TextFrontend
 from fleet.processing.tokenizer import token_ids
@@ -35,22 +39,6 @@ OPENAI_VOICES = frozenset(
     "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
 )
 """OpenAI's voice names, for which the checkpoint's default voice is used."""
-LANGUAGE_NAMES: Mapping[str, str] = {
-    "english": "en",
-    "chinese": "zh",
-    "german": "de",
-    "spanish": "es",
-    "russian": "ru",
-    "korean": "ko",
-    "french": "fr",
-    "japanese": "ja",
-    "portuguese": "pt",
-    "turkish": "tr",
-    "polish": "pl",
-    "dutch": "nl",
-    "arabic": "ar",
-    "italian": "it",
-}
 _LANGUAGE_TOKEN = re.compile(r"<\|(\w+)\|>")
 
 
@@ -76,6 +64,10 @@ class CascadeFrontend(TextFrontend):
             params[LANGUAGE_PARAM] = self.language(chat.hearing.language, "language")
         if chat.hearing.temperature is not None:
             params[TEMPERATURE_PARAM] = str(chat.hearing.temperature)
+        if chat.hearing.prompt:
+            params[PROMPT_PARAM] = chat.hearing.prompt
+        if chat.hearing.times:
+            params[TIMES_PARAM] = "yes"
         clips = decode_clips(chat, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s)
         is_answered = not chat.stages or LM in chat.stages
         ids = self._prompt_ids(chat) if is_answered else []
@@ -97,11 +89,15 @@ class CascadeFrontend(TextFrontend):
         )
         return spec, clip_blob(clips)
 
-    def prompt_text(self, ids: Sequence[int]) -> str:
+    def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         texts: list[str] = []
+        transcripts = iter(heard)
         for is_clip, run in groupby(ids, lambda one: one == CLIP_ID):
             part = list(run)
-            texts += ["[audio]"] * len(part) if is_clip else [super().prompt_text(part)]
+            if is_clip:
+                texts += [audio_mark(next(transcripts, "")) for _ in part]
+            else:
+                texts.append(super().prompt_text(part))
         return "\n".join(filter(None, texts))
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:

@@ -10,12 +10,13 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from fleet.core.errors import BadInput
-from fleet.processing.audio import decode_parts
+from fleet.processing.audio import decode_blocks, decode_parts
 from fleet.processing.decoding import (
     OUT_OF_MEMORY,
     DecodeJob,
@@ -23,6 +24,7 @@ from fleet.processing.decoding import (
     read_message,
     write_message,
 )
+from fleet.processing.spooled_audio import pcm16
 
 
 def main() -> None:
@@ -42,7 +44,8 @@ def main() -> None:
             resource.RLIMIT_AS, used_bytes + job.memory_bytes if used_bytes is not None else None
         )
         try:
-            write_message(replies, _reply(job))
+            for reply in _replies(job):
+                write_message(replies, reply)
         except MemoryError:
             raise SystemExit(OUT_OF_MEMORY) from None
         # the next job is limited once it is read
@@ -50,12 +53,25 @@ def main() -> None:
         _limit(resource.RLIMIT_AS, None)
 
 
-def _reply(job: DecodeJob) -> DecodeReply:
+def _replies(job: DecodeJob) -> Iterator[DecodeReply]:
+    """Yield the replies to a job; the last one has no `pcm`."""
     try:
-        clips = decode_parts(job.parts, rate_hz=job.rate_hz, max_audio_s=job.max_audio_s)
+        yield from _streamed(job) if job.streams else _whole(job)
     except BadInput as error:
-        return DecodeReply(code=error.code, message=error.message, param=error.param)
-    return DecodeReply(clips=[clip.tobytes() for clip in clips])
+        yield DecodeReply(code=error.code, message=error.message, param=error.param)
+
+
+def _streamed(job: DecodeJob) -> Iterator[DecodeReply]:
+    ((where, data),) = job.parts
+    for block in decode_blocks(data, rate_hz=job.rate_hz, max_s=job.max_audio_s, where=where):
+        if len(block):
+            yield DecodeReply(pcm=pcm16(block))
+    yield DecodeReply()
+
+
+def _whole(job: DecodeJob) -> Iterator[DecodeReply]:
+    clips = decode_parts(job.parts, rate_hz=job.rate_hz, max_audio_s=job.max_audio_s)
+    yield DecodeReply(clips=[clip.tobytes() for clip in clips])
 
 
 def _limit(kind: int, value: int | None) -> None:

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -68,13 +70,15 @@ class DecoderPool:
         self._busy: set[_Decoder] = set()
         self._closed = False
 
-    async def decode(self, job: DecodeJob) -> list[Samples]:
+    async def decode(
+        self, job: DecodeJob, on_pcm: Callable[[bytes], None] = lambda _: None
+    ) -> list[Samples]:
         """Decode a job in a process of the pool and return the samples of each file. Cancelling the
-        call kills that process.
+        call kills that process. `on_pcm`: called in a thread with the samples of a streamed file.
 
         Raises: BadInput, InputTooLarge naming the field.
         """
-        call = _Call(job)
+        call = _Call(job, on_pcm)
         waiting = asyncio.get_running_loop().run_in_executor(self._threads, self._run, call)
         try:
             return await waiting
@@ -120,8 +124,8 @@ class DecoderPool:
 class _Call:
     """Job and the process that works on it; `cancel` may come from another thread at any time."""
 
-    def __init__(self, job: DecodeJob) -> None:
-        self._job = job
+    def __init__(self, job: DecodeJob, on_pcm: Callable[[bytes], None]) -> None:
+        self._job, self._on_pcm = job, on_pcm
         self._lock = threading.Lock()
         self._decoder: _Decoder | None = None
         self._cancelled = False
@@ -138,7 +142,7 @@ class _Call:
                 return []
             self._decoder = decoder
         try:
-            reply = decoder.decode(self._job)
+            reply = decoder.decode(self._job, self._on_pcm)
         finally:
             with self._lock:
                 self._decoder = None
@@ -207,9 +211,9 @@ class _Decoder:
     def is_alive(self) -> bool:
         return not self._killed and self._process.poll() is None
 
-    def decode(self, job: DecodeJob) -> DecodeReply | None:
-        """Return the reply; None if the process ended during the job, or was killed because it took
-        too long.
+    def decode(self, job: DecodeJob, on_pcm: Callable[[bytes], None]) -> DecodeReply | None:
+        """Return the last reply; None if the process ended during the job, or was killed because it
+        took too long.
         """
         try:
             write_message(self._jobs, job)
@@ -217,11 +221,18 @@ class _Decoder:
             return None
         ready = select.poll()
         ready.register(self._replies, select.POLLIN)
-        if not ready.poll(WALL_S_PER_CPU_S * job.cpu_s * 1000):
-            self._overdue = True
-            self.kill()
-        message = read_message(self._replies)
-        return msgspec.msgpack.decode(message, type=DecodeReply) if message is not None else None
+        due = time.monotonic() + WALL_S_PER_CPU_S * job.cpu_s
+        while True:
+            if not ready.poll(max(0.0, due - time.monotonic()) * 1000):
+                self._overdue = True
+                self.kill()
+            message = read_message(self._replies)
+            if message is None:
+                return None
+            reply = msgspec.msgpack.decode(message, type=DecodeReply)
+            if not reply.pcm:
+                return reply
+            on_pcm(reply.pcm)
 
     def kill(self) -> None:
         self._killed = True

@@ -41,7 +41,8 @@ class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
 
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Job of a decoder process: the audio files of one request, and its limits. `rate_hz`: sample
-    rate of the result. `max_audio_s`: most seconds of audio over all files.
+    rate of the result. `max_audio_s`: most seconds of audio over all files. `streams`: the one
+    file's samples are sent as PCM16 while they are decoded, in replies of their own.
     """
 
     files: list[AudioFile]
@@ -51,23 +52,30 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time in seconds after which the kernel ends the process."""
     memory_bytes: int
     """Memory beyond which an allocation fails."""
+    streams: bool = False
 
     @staticmethod
     def of(
-        parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float
+        parts: Sequence[tuple[str, str | bytes]],
+        *,
+        rate_hz: int,
+        max_audio_s: float,
+        streams: bool = False,
     ) -> "DecodeJob":
         """Return the job for a request's files, with limits of CPU time and memory that suit their
         size. `parts`: (field name, file) pairs.
         """
         files = [_file(where, data) for where, data in parts]
         size = sum(len(file.text) + len(file.raw) for file in files)
-        samples = int(max_audio_s * rate_hz) * np.dtype(np.float32).itemsize
+        kept_s = 0.0 if streams else max_audio_s
+        samples = int(kept_s * rate_hz) * np.dtype(np.float32).itemsize
         return DecodeJob(
             files=files,
             rate_hz=rate_hz,
             max_audio_s=max_audio_s,
             cpu_s=math.ceil(MIN_CPU_S + CPU_PER_AUDIO_S * max_audio_s),
             memory_bytes=MEMORY_BYTES + FILE_COPIES * size + SAMPLE_COPIES * samples,
+            streams=streams,
         )
 
     @property
@@ -77,10 +85,11 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
     """Float32 samples of each file, or the fields of the `FleetError` with which a file was
-    refused.
+    refused. `pcm`: next PCM16 samples of a streamed file, of which more replies follow.
     """
 
     clips: list[bytes] = []
+    pcm: bytes = b""
     code: str = ""
     message: str = ""
     param: str | None = None

@@ -46,15 +46,17 @@ class PromptFrontend:
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
 
-    def prompt_text(self, ids: Sequence[int]) -> str:
+    def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read: each text on a line of its own,
-        role names instead of control tokens, and `[audio]` in place of each clip.
+        role names instead of control tokens, and `[audio]` in place of each clip, with its
+        transcript where `heard` has one.
         """
         pieces: list[str] = []
+        transcripts = iter(heard)
         for special, run in groupby(ids, self._controls.get):
             text = "" if special else self.tokenizer.decode(list(run)).strip()
             if special and self._is_audio(special):
-                pieces.append("[audio]")
+                pieces.append(audio_mark(next(transcripts, "")))
             elif special is not None and (role := special.strip("<|>")) in ROLES:
                 pieces.append(f"{role}:")
             elif text:
@@ -217,3 +219,8 @@ def _examples(checkpoint: Path) -> list[str]:
             f"{checkpoint / 'examples.json'}: examples must be a list of texts", param="checkpoint"
         )
     return [str(text) for text in listed]
+
+
+def audio_mark(transcript: str) -> str:
+    """Return what stands for an audio clip in a prompt that people read."""
+    return f"[audio: {transcript}]" if transcript else "[audio]"

@@ -25,8 +25,8 @@ def insert_transcripts(
     prompt_ids: Sequence[int], clip_id: int, texts: Sequence[str], tokenizer: Tokenizer
 ) -> list[int]:
     """Return a prompt with each placeholder `clip_id` replaced by the tokens of its clip's text;
-    clips beyond `texts` have none. `tokenizer`: from `literal_tokenizer`, since whatever a user
-    says is text.
+    clips beyond `texts` have none. `tokenizer`: a `literal_tokenizer`, since whatever a user says
+    is text.
     """
     ids: list[int] = []
     left = iter(texts)
@@ -39,7 +39,7 @@ def insert_transcripts(
 
 
 def transcript_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the token ids of a transcript, as they stand in a prompt. `tokenizer`: from
+    """Return the token ids of a transcript, as they stand in a prompt. `tokenizer`: a
     `literal_tokenizer`.
     """
     return token_ids(tokenizer, text, "messages") if text else []

@@ -36,7 +36,8 @@ def model() -> "onnxruntime.InferenceSession":
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.inter_op_num_threads = options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.intra_op_num_threads = 1
     options.log_severity_level = 3
     model = (resources.files("fleet.processing") / "vad_model" / MODEL).read_bytes()
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

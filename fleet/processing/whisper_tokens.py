@@ -24,6 +24,7 @@ class WhisperTokens:
     """Ids of a checkpoint's special tokens. Ids below `end` are text.
 
     `languages`: id of each language's token by ISO code; empty for a model of English only.
+    `no_speech`: id of a token that stands for a window without speech, and is never sampled.
     `timestamp_begin`: id of the timestamp 0.00; each further id is 20 ms later. `suppressed`: ids
     that are never sampled; `suppressed_first`: further ids that never come first in a window.
     `last_first_timestamp`: largest id with which a window with timestamps may begin.
@@ -38,6 +39,10 @@ class WhisperTokens:
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
     last_first_timestamp: int | None
+
+    @property
+    def no_speech(self) -> int:
+        return self.no_timestamps - 1
 
     @property
     def timestamp_begin(self) -> int:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import DECODE, EdgeName
 from fleet.engine.base import TOKEN, Arrays, EngineOutput
 from fleet.stages.base import EdgeItem, LoggedOutput
 from fleet.stages.stop_strings import StopDetector
-
-DECODE = Walk("decode")
 
 
 class AnswerTokens:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.core.chunk import PROMPT_TOKENS
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import PREFILL, EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import OUT, FakeEngine
@@ -50,6 +50,7 @@ class _Output:
             "clip": np.zeros(1, np.int32),
             "sizes": np.ones(1, np.int32),
             "ids": row.astype(np.int32),
+            "report": np.zeros(0, np.uint8),
             "text": (FIRST_LETTER + row % NUM_LETTERS).astype(np.uint8),
         }
         return {name: known[name] for name in self._tensors}
@@ -81,9 +82,7 @@ class FakeTask(TaskAdapter):
         if self._spec.speech_text:
             prompt = np.frombuffer(self._spec.speech_text.encode(), np.uint8).astype(np.int32)
         self._num_read = len(prompt)
-        piece = EngineInput(
-            walk=Walk("prefill"), arrays={"ids": prompt}, final=not self._has_inputs
-        )
+        piece = EngineInput(walk=PREFILL, arrays={"ids": prompt}, final=not self._has_inputs)
         return request, (piece,)
 
     def consume(

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fleet.core.errors import ContextLengthExceeded
-from fleet.core.ids import EdgeName, StageName, Walk
+from fleet.core.ids import PREFILL, EdgeName, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.vllm.engine import VllmEngine
@@ -33,7 +33,7 @@ from fleet.stages.precision import with_precision
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
-ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
+ANSWER = EdgeName("text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

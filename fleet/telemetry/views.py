@@ -192,8 +192,8 @@ class RoleQueue(RoleView, frozen=True, kw_only=True):
 
 
 class WaitingClient(msgspec.Struct, frozen=True, kw_only=True):
-    """A client with requests that wait at gateways for a place. `client`: its name, with its weight
-    after `*` unless that is 1; "" stands for everybody.
+    """A client with requests that wait at gateways for a place. `client`: name, with the client's
+    weight after `*` unless that is 1; "" stands for everybody.
     """
 
     client: str

@@ -48,8 +48,8 @@ class ThreadUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReport:
-    """Names of the agents of this process that make no progress. `stuck`: those of `stalled` that
-    have made none for so long that the process must start again.
+    """Names of the agents of this process that make no progress. `stuck`: agents among `stalled`
+    without progress for so long that the process must start again.
     """
 
     stalled: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class _Rest:
 @dataclass(eq=False, slots=True, kw_only=True)
 class WatchedAgent:
     """An agent that is not closed. `threads`: kernel ids of its threads. `num_ended`: number of its
-    reads that have ended. `closing`: its close, once that has begun.
+    reads that have ended. `closing`: close of the agent, once that has begun.
     """
 
     name: str
@@ -167,7 +167,7 @@ def check_agents(report: AgentReport) -> None:
 @contextmanager
 def found_threads() -> Iterator[list[int]]:
     """Yield a list that contains, after the `with` block, the kernel ids of the threads that this
-    thread has started within it. They are found by their name, which a thread inherits.
+    thread has started within it, found by their name, which a thread inherits.
     """
     found: list[int] = []
     own = threading.get_native_id()

@@ -82,6 +82,7 @@ class Exploration(ABC, Generic[W]):
                 if position < len(fault_free_moves):
                     self.before[there].append(here)
         self._check_every_world_leads_to_an_end()
+        print(f"\n{len(self.worlds)} states, {self.num_moves} moves")
 
     def _add(self, world: W, previous: int, label: str) -> None:
         self.worlds.append(world)

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import redis
-
 from fleet.control import scripts
 from fleet.control.connect import Reply, first_text, texts
 from fleet.core.chunk import Chunk
@@ -20,7 +18,7 @@ from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from tests.control.interleaving_actors import Actors, Faults, Process, RealWorld, Run
 from tests.control.interleaving_processes import PlannedMove, RealFleet
 from tests.control.interleaving_real_search import RealSearch, counted_without_an_end
-from tests.control.interleaving_redis import Command, View
+from tests.control.interleaving_redis import Command, Mutation, View
 from tests.control_plane import appended
 
 THINK, SEE, TALK = "think", "see", "talk"
@@ -83,20 +81,13 @@ class Progress:
 class ParkingFleet(RealFleet):
     """Workers of two or, with a second source of `talk`, of three stages."""
 
-    def __init__(
-        self,
-        client: redis.Redis,
-        processes: str,
-        faults: Faults,
-        *,
-        num_requests: int = 1,
-        faulty: str = "ABCDE",
-    ) -> None:
-        super().__init__(client, processes, faults, num_requests=num_requests, faulty=faulty)
-        self.sources = [stage for stage in TEXTS if f":{stage}" in processes]
+    def begin(self, mutation: Mutation | None = None) -> RealWorld:
+        served = {process.stage for process in self.actors.processes}
+        self.sources = [stage for stage in TEXTS if stage in served]
         self.stages = (*self.sources, TALK)
         self.edges = tuple(edge for stage in self.stages for edge in OUTPUTS[stage])
         self.outputs = tuple(edge for edge in self.edges if CONSUMERS[edge] == CLIENT)
+        return super().begin(mutation)
 
     def edges_of(self, stage: str) -> tuple[tuple[EdgeName, ...], dict[EdgeName, StageName]]:
         inputs = [INPUTS[source] for source in self.sources] if stage == TALK else []

@@ -134,8 +134,8 @@ class Log:
         """
         stream = self.stream
         while not pending.done():
-            waits = not stream._ready and not stream._wake.is_set()  # pyright: ignore[reportPrivateUsage]
-            if waits and stream._open():  # pyright: ignore[reportPrivateUsage]
+            is_ready = stream._ready or stream._wake.is_set()  # pyright: ignore[reportPrivateUsage]
+            if not is_ready and stream._open():  # pyright: ignore[reportPrivateUsage]
                 return False
             await asyncio.sleep(0)
         return True

@@ -270,7 +270,8 @@ def endings_of(numbers: Sequence[int]) -> list[Ending]:
 async def test_table_of_endings_is_bounded(holder: FleetClient) -> None:
     """The table forgets answered endings first, the oldest first, and then the oldest owed one."""
     membership = holder._membership  # pyright: ignore[reportPrivateUsage]
-    endings = EndingsOwed(holder._redis, membership, bound=10)  # pyright: ignore[reportPrivateUsage]
+    client = holder._redis  # pyright: ignore[reportPrivateUsage]
+    endings = EndingsOwed(client, membership, bound=10)
     endings._bound = 10  # pyright: ignore[reportPrivateUsage]
     for ending in endings_of(range(6)):
         endings.owe(ending)

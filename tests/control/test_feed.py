@@ -44,7 +44,8 @@ def test_feed_yields_each_event_once_in_order_across_reconnects(
 ) -> None:
     async def follow() -> list[int]:
         client_of_fleet, seen = await FleetClient.connect(redis_url, FleetConfig()), list[int]()
-        last = await client_of_fleet.telemetry._events.newest()  # pyright: ignore[reportPrivateUsage]
+        events = client_of_fleet.telemetry._events  # pyright: ignore[reportPrivateUsage]
+        last = await events.newest()
         for round_number, cut in enumerate(cuts):
             for number in range(cut):
                 await asyncio.to_thread(publish_end, client, round_number * 100 + number)

@@ -4,6 +4,7 @@ notices were lost.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import redis
@@ -177,15 +178,16 @@ async def test_gateway_with_open_connections_opens_no_more_under_load(redis_url:
     config = load_config(None, ("engine=fake", "device=cpu"))
     async with gateway_at(redis_url, config) as client:
         await client.open_connections()
-        pool = client._redis.connection_pool  # pyright: ignore[reportPrivateUsage]
-        opened = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
-        assert len(opened) == MAX_CONNECTIONS and all(
-            each.is_connected
-            for each in pool._available_connections  # pyright: ignore
-        )
+        pool: Any = client._redis.connection_pool  # pyright: ignore[reportPrivateUsage]
+
+        def connections() -> set[int]:
+            return {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}
+
+        opened = connections()
+        assert len(opened) == MAX_CONNECTIONS
+        assert all(each.is_connected for each in pool._available_connections)
         await asyncio.gather(*(client.ping() for _ in range(10 * MAX_CONNECTIONS)))
-        after = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
-        assert after == opened
+        assert connections() == opened
 
 
 async def test_connections_are_opened_one_after_the_other(

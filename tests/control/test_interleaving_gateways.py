@@ -36,7 +36,6 @@ def explore(budget: ReaderBudget, scripts: ReaderScripts | None = None) -> Gatew
     gateways = GatewayMoves(budget, scripts)
     search = GatewaySearch(gateways=gateways)
     search.run(gateways.start)
-    print(f"\n{len(search.worlds)} states, {search.num_moves} moves")
     return search
 
 

@@ -7,9 +7,6 @@ with one fault are 240 to 1,040 states and 420 to 2,640 moves; `--thorough` adds
 a stage, a second fault, or a second source: up to 5,900 states and 24,300 moves.
 """
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 import redis
 
@@ -19,20 +16,12 @@ from tests.control.interleaving_parking import ParkingFleet, ParkingSearch
 from tests.control.interleaving_redis import Mutation
 
 PAIR, TWO_SOURCES = "A:think C:talk", "A:think B:see C:talk"
-
-
-@pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
-    """Disable garbage collection, which would search all states for cycles."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 
 def explore(fleet: ParkingFleet, mutation: Mutation | None = None) -> ParkingSearch:
     search = ParkingSearch(fleet=fleet)
     search.run(fleet.begin(mutation))
-    print(f"\n{len(search.worlds)} states, {search.num_moves} moves")
     return search
 
 

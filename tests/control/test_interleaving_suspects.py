@@ -7,9 +7,6 @@ Up to two processes, four requests and two faults are 375 to 1,300 states and 57
 and 12,700 moves.
 """
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 import redis
 
@@ -20,21 +17,13 @@ from tests.control.interleaving_suspects import SuspectFleet, SuspectSearch
 
 ONE, TWO = "A:lm", "A:lm B:lm"
 PAUSE_AND_DEATH = Faults(pauses=1, deaths=1)
-
-
-@pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
-    """Disable garbage collection, which would search all states for cycles."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 
 def explore(fleet: SuspectFleet, mutation: Mutation | None = None) -> SuspectSearch:
     search = SuspectSearch(fleet=fleet)
     search.run(fleet.begin(mutation))
-    most = max(world.actors.kills for world in search.worlds)
-    print(f"\n{len(search.worlds)} states, {search.num_moves} moves, at most {most} kills")
+    print("at most", max(world.actors.kills for world in search.worlds), "kills")
     return search
 
 

@@ -5,9 +5,6 @@ and leads to the request's end.
 `interleaving_search` tries all orders. Mutations show that the check can fail.
 """
 
-import gc
-from collections.abc import Iterator
-
 import pytest
 
 from fleet.graphs import GRAPHS
@@ -32,20 +29,14 @@ TWO_FROM_PRODUCER, TWO_FROM_CONSUMER, ONE_EACH = (2, 1), (1, 2), (1, 1)
 
 
 @pytest.fixture(autouse=True)
-def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register the model's graph, and disable garbage collection, which would search a million
-    tuples for cycles.
-    """
+def pair(monkeypatch: pytest.MonkeyPatch, no_collection: None) -> None:
+    """Register the model's graph."""
     monkeypatch.setitem(GRAPHS, PAIR.name, PAIR)
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def explore(fleet: Fleet) -> Search:
     search = Search(fleet=fleet)
     search.run(fleet.start)
-    print(f"\n{len(search.worlds)} states, {search.num_moves} moves")
     return search
 
 

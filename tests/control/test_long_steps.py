@@ -42,7 +42,9 @@ class StepThread:
 
     def __init__(self, lease: Lease, longest_step_s: float, *, computing: bool) -> None:
         self.end = threading.Event()
-        self._lease, self._longest_step_s, self._computing = lease, longest_step_s, computing
+        self._lease = lease
+        self._longest_step_s = longest_step_s
+        self._computing = computing
         self._thread = threading.Thread(target=self._step, daemon=True)
         self._thread.start()
 

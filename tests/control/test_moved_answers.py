@@ -218,9 +218,10 @@ async def test_late_refusal_of_a_renewal_replaces_no_newer_id(
             return reply
 
         monkeypatch.setattr(membership, "run_async", answer_late)
-        late = asyncio.create_task(client._membership.renew(1))  # pyright: ignore[reportPrivateUsage]
+        joined = client._membership  # pyright: ignore[reportPrivateUsage]
+        late = asyncio.create_task(joined.renew(1))
         await refused.wait()
-        await client._membership.renew(1)  # pyright: ignore[reportPrivateUsage]
+        await joined.renew(1)
         present = client.id
         rejoined.set()
         await late

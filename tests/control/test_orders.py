@@ -22,8 +22,8 @@ from tests.support import await_until
 
 def state(control: Control, worker: WorkerId = WORKER) -> tuple[str, str]:
     """Return the fields `draining` and `leaving` of the worker."""
-    draining, leaving = control.client.hmget(keys.worker(worker), ["draining", "leaving"])  # pyright: ignore[reportGeneralTypeIssues]
-    return text(draining), text(leaving)
+    key = keys.worker(worker)
+    return text(control.client.hget(key, "draining")), text(control.client.hget(key, "leaving"))
 
 
 def notices(control: Control) -> list[str]:

@@ -96,31 +96,8 @@ def test_credit_grants_a_parked_task_to_its_role_if_its_worker_has_no_room(
     assert [stage for stage, *_ in control.grants()] == [STAGE]
 
 
-@pytest.mark.parametrize("how", ["acknowledged", "closed", "finished"])
-def test_task_whose_credit_arrived_meanwhile_does_not_park(control: Control, how: str) -> None:
-    epoch = owned_with_chunks(control)
-    if how == "acknowledged":
-        control.acknowledge(2)
-    elif how == "closed":
-        ack = scripts.Ack(
-            request=REQUEST,
-            stage=CLIENT,
-            epoch=control.epoch(CLIENT),
-            edge=TEXT,
-            consumed=0,
-            producer=STAGE,
-            closed=True,
-        )
-        assert control.run(scripts.ack([ack])) == "ok"
-    else:
-        control.acknowledge(0, delivered=True)
-    answer, consumed = park(control, epoch)
-    assert answer == "credit" and int(consumed) >= 2
-    assert control.task()["owner"] == WORKER
-
-
-def test_consumer_that_closes_its_edge_continues_a_parked_task(control: Control) -> None:
-    park(control, owned_with_chunks(control))
+def close_edge(control: Control) -> None:
+    """Close the client's edge as the client."""
     ack = scripts.Ack(
         request=REQUEST,
         stage=CLIENT,
@@ -131,6 +108,25 @@ def test_consumer_that_closes_its_edge_continues_a_parked_task(control: Control)
         closed=True,
     )
     assert control.run(scripts.ack([ack])) == "ok"
+
+
+@pytest.mark.parametrize("how", ["acknowledged", "closed", "finished"])
+def test_task_whose_credit_arrived_meanwhile_does_not_park(control: Control, how: str) -> None:
+    epoch = owned_with_chunks(control)
+    if how == "acknowledged":
+        control.acknowledge(2)
+    elif how == "closed":
+        close_edge(control)
+    else:
+        control.acknowledge(0, delivered=True)
+    answer, consumed = park(control, epoch)
+    assert answer == "credit" and int(consumed) >= 2
+    assert control.task()["owner"] == WORKER
+
+
+def test_consumer_that_closes_its_edge_continues_a_parked_task(control: Control) -> None:
+    park(control, owned_with_chunks(control))
+    close_edge(control)
     assert control.task()["state"] == "granted"
 
 

@@ -370,6 +370,7 @@ async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
             spec.id, STAGE, Epoch(1), caching_worker, SESSION, num_rows=3, reused=0, keep_s=60
         )
         assert prefixes_of(loop.engine).num_rows(SESSION)
-        loop.parts.cached_sessions._settle(SESSION, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
+        settle = loop.parts.cached_sessions._settle  # pyright: ignore[reportPrivateUsage]
+        settle(SESSION, run(fleet.clients[0], call), was_announced=True)
         assert not prefixes_of(loop.engine).num_rows(SESSION)
         await pending.abort("enough")

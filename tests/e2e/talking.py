@@ -2,7 +2,7 @@
 interruptions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -74,8 +74,13 @@ class VoiceFleet(ProcessFleet):
 
 
 @contextmanager
-def talking_fleet(folder: Path) -> Iterator[VoiceFleet]:
-    with fleet_up(folder, "web.port=0") as fleet, Switch.to(fleet.api.port) as switch:
+def talking_fleet(
+    folder: Path, *settings: str, options: Sequence[str] = ()
+) -> Iterator[VoiceFleet]:
+    with (
+        fleet_up(folder, "web.port=0", *settings, options=options) as fleet,
+        Switch.to(fleet.api.port) as switch,
+    ):
         yield VoiceFleet(running=fleet.running, folder=folder, url=fleet.url, switch=switch)
 
 
@@ -93,14 +98,16 @@ def speech(text: str) -> Pcm:
 
 
 @contextmanager
-def microphone(browsers: Browsers, fleet: VoiceFleet) -> Iterator[Page]:
+def microphone(
+    browsers: Browsers, fleet: VoiceFleet, question: Pcm | None = None, **options: object
+) -> Iterator[Page]:
     """Open a Voice page, ready to talk, whose microphone plays the question once, after
-    `LEAD_IN_S`.
+    `LEAD_IN_S`. `question`: its speech at the microphone's rate; by default, that of `QUESTION`.
     """
-    pcm = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    with visiting(
-        browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True
-    ) as page:
+    spoken = speech(QUESTION) if question is None else question
+    pcm = np.concatenate([silence(LEAD_IN_S), spoken, silence(120)])
+    browser = browsers.with_microphone("question", pcm)
+    with visiting(browser, fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         probe.prepare(page)
         yield page
@@ -116,9 +123,9 @@ def answers(page: Page) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
 
 
-def interrupt(page: Page) -> None:
+def interrupt(page: Page, request: str = LONG) -> None:
     """Request a long answer, and interrupt it by speech."""
-    ask(page, LONG)
+    ask(page, request)
     wait_js(page, "fleetVoice.player.playing")
     page.locator("#talk-button").click()
     probe.watch_mic(page)

@@ -52,10 +52,11 @@ def ask_spoken(url: str, question: SynthesizedSpeech, voice: str) -> tuple[str, 
     file = io.BytesIO()
     soundfile.write(file, question.samples, SAMPLE_RATE_HZ, format="WAV")
     audio = {"data": base64.b64encode(file.getvalue()).decode(), "format": "wav"}
+    content = [{"type": "input_audio", "input_audio": audio}]
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         answer = client.chat.completions.create(
             model=client.models.list().data[0].id,
-            messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}],  # pyright: ignore[reportArgumentType]
+            messages=[{"role": "user", "content": content}],  # pyright: ignore[reportArgumentType]
             modalities=["text", "audio"],
             audio={"voice": voice, "format": "wav"},
             seed=1,

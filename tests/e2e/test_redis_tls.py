@@ -98,7 +98,8 @@ def test_session_tickets_are_not_taken_for_a_reply(
 
     def connect_and_wait(self: Connection) -> None:
         connect_socket(self)
-        select.select([cast("socket.socket", self._sock)], [], [], 1)  # pyright: ignore[reportPrivateUsage]
+        connected = cast("socket.socket", self._sock)  # pyright: ignore[reportPrivateUsage]
+        select.select([connected], [], [], 1)
 
     monkeypatch.setattr(Connection, "connect", connect_and_wait)
     with connect_for_a_call(address + COMPLETE.format(tmp_path), 10) as client:

@@ -46,14 +46,18 @@ NUM_TOKENS, NUM_FRAMES = 32, 400
 def owned_tasks(control: redis.Redis) -> set[str]:
     """Return the tasks of all workers, as `request|stage`."""
     stages = [worker for worker in worker_ids(control) if worker.split("@")[0] in STAGES]
-    return {text(task) for worker in stages for task in control.smembers(keys.worker_tasks(worker))}  # pyright: ignore
+    return {task for worker in stages for task in members(control, keys.worker_tasks(worker))}
+
+
+def members(control: redis.Redis, key: str) -> list[str]:
+    return [text(raw) for raw in control.smembers(key)]  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def are_parked(control: redis.Redis, count: int) -> bool:
     """Return True if `count` requests are live, each with a parked task, and no worker has any."""
-    live = [RequestId(text(raw)) for raw in control.smembers(keys.LIVE)]  # pyright: ignore
+    live = [RequestId(request) for request in members(control, keys.LIVE)]
     states = [
-        {text(control.hget(keys.task(request, stage), "state")) for stage in STAGES}  # pyright: ignore
+        {text(control.hget(keys.task(request, stage), "state")) for stage in STAGES}
         for request in live
     ]
     return len(live) == count and not owned_tasks(control) and all("parked" in of for of in states)

@@ -99,7 +99,8 @@ async def test_barge_in_stops_every_stage_and_history_keeps_only_heard_words(url
         cut = (await one.until("response.done"))["response"]
         done = (await one.until("response.done"))["response"]
         cut_item = cut["output"][0]["id"]
-        await one._connection.conversation.item.retrieve(item_id=cut_item)  # pyright: ignore[reportPrivateUsage]
+        connection = one._connection  # pyright: ignore[reportPrivateUsage]
+        await connection.conversation.item.retrieve(item_id=cut_item)
         item = (await one.until("conversation.item.retrieved"))["item"]
     assert cut["status"] == "cancelled" and cut["status_details"]["reason"] == "turn_detected"
     assert done["status"] == "completed" and done["output"][0]["content"][0]["transcript"] == ANSWER

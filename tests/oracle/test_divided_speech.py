@@ -21,8 +21,7 @@ from tests.oracle.divided_speech import (
     requests,
     whole_speech,
 )
-from tests.span_route import SpanRoute
-from tests.span_workers import KillPoint
+from tests.span_route import SpanRoute, kill_some
 
 pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
@@ -36,8 +35,6 @@ DIVISIONS = (
     ("reverse 2 tapped before the anchor", "reverse 1"),
 )
 """Pairs of a division of the Thinker and one of the Talker."""
-POINTS = ("before", "computed", "sent")
-MOST_PASSES = 11
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +71,6 @@ def test_speech_differs_between_requests(expected: Spoken) -> None:
     """The requests' answers differ; the comparisons would not notice answers that are all alike."""
     spoken = [pcm for name, (_, _, pcm) in expected.items() if not name.startswith("one token")]
     assert all(spoken) and len(set(spoken)) == len(spoken)
-
-
-def kill_some(route: SpanRoute, chance: random.Random) -> None:
-    """Let one or two span workers die at random passes, and sometimes the worker that replaces
-    one.
-    """
-    for worker in chance.sample(
-        route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))
-    ):
-        worker.kill_point = KillPoint(
-            number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)
-        )
-    for _ in range(chance.choice((0, 0, 1))):
-        route.next_kill_points.append(
-            KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS))
-        )
 
 
 @pytest.mark.one_in(3, "losses in divided speech")

@@ -72,7 +72,11 @@ def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any
     for name, stage in built.items():
         engine: LMEngine[Any] = stage.engine  # pyright: ignore[reportAssignmentType]
         sizes = buckets or buckets_up_to(engine.limits.max_batch)
-        runner = GraphRunner(engine.program, engine.pool, sizes)  # pyright: ignore[reportArgumentType]
+        runner = GraphRunner(
+            engine.program,  # pyright: ignore[reportArgumentType]
+            engine.pool,
+            sizes,
+        )
         if step_of is not None:
             runner.step = step_of(runner.step)
         graphed[name] = replace(

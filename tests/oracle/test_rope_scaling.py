@@ -22,7 +22,7 @@ import transformers.models
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.core.ids import RequestId, StageName
+from fleet.core.ids import PREFILL, RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.drafts.drafters import Drafter, MatchingDrafter, NgramDrafter, Proposer
 from fleet.drafts.speculation import Speculation
@@ -31,7 +31,6 @@ from fleet.models.causal_lm.load import load_model
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.rope import RECOMPUTING, Rotaries
-from fleet.stages.text import PREFILL
 from tests.capabilities import kv_of, sessions_of
 from tests.oracle.test_span_engine import THREE_LAYERS, driven
 from tests.oracle.test_text_engine import Family, greedy, write_model

@@ -212,7 +212,7 @@ async def reused_rows(client: FleetClient, spec: RequestSpec, stage: StageName) 
 
 
 def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
-    return next(at for at, token in enumerate(spec.prompt_ids) if token == frontend._audio_id)  # pyright: ignore[reportPrivateUsage]
+    return spec.prompt_ids.index(frontend._audio_id)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_turn_continues_without_its_prefix_after_worker_deaths(

@@ -26,13 +26,12 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import SpanRoute, TextDriver, route_of, single
-from tests.span_workers import KillPoint, SpanWorkerThread
+from tests.span_route import TextDriver, kill_some, route_of, single
+from tests.span_workers import SpanWorkerThread
 
 pytestmark = pytest.mark.one_file_in(4, "spans of an engine")
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
-POINTS = ("before", "computed", "sent")
 LOSSES = (
     "forward 1",
     "forward 2",
@@ -43,7 +42,6 @@ LOSSES = (
     "head on anchor 2",
 )
 NUM, MAX_TOKENS = 8, 8
-MOST_PASSES = 11
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def test_killed_workers_are_replaced_and_alone_compute_again(
     for _ in range(4):
         with driven(folder, SPLITS[name], **INVARIANT) as driver:
             route = route_of(driver)
-            kill_some(route, chance)
+            kill_some(route, chance, (0, 0, 1, 2))
             submit_all(driver, NUM, MAX_TOKENS, sampled=True)
             driver.run()
             assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
@@ -90,22 +88,6 @@ def test_killed_workers_are_replaced_and_alone_compute_again(
             assert_nothing_held(driver)
 
 
-def kill_some(route: SpanRoute, chance: random.Random) -> None:
-    """Let one or two span workers die at random passes, and sometimes the workers that replace
-    them.
-    """
-    for worker in chance.sample(
-        route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))
-    ):
-        worker.kill_point = KillPoint(
-            number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)
-        )
-    for _ in range(chance.choice((0, 0, 1, 2))):
-        route.next_kill_points.append(
-            KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS))
-        )
-
-
 @pytest.mark.one_in(4, "span losses without rows")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", LOSSES)
@@ -113,7 +95,7 @@ def test_without_kept_rows_all_workers_compute_again(name: str, seed: int, folde
     chance = random.Random(f"{name} {seed}")
     for _ in range(4):
         with driven(folder, SPLITS[name], {"keep_bytes": 0}, **INVARIANT) as driver:
-            kill_some(route_of(driver), chance)
+            kill_some(route_of(driver), chance, (0, 0, 1, 2))
             submit_all(driver, NUM, MAX_TOKENS, sampled=True)
             driver.run()
             assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))

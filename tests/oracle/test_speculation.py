@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fleet.drafts.choice as drafter_choice
 import fleet.engine.torch.answer as answer_module
-from fleet.core.ids import EdgeName, RequestId, StageName
+from fleet.core.ids import DECODE, EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.drafts.drafters import (
     AskedDraft,
@@ -36,7 +36,6 @@ from fleet.graphs import get_graph
 from fleet.lab.measure.twin import SlowTwin
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.processing.tokenizer import load_tokenizer
-from fleet.stages.answer_tokens import DECODE
 from fleet.stages.base import BuiltStage
 from fleet.stages.text import build
 from tests.oracle.twins import assert_all_pages_free, tokens_of
@@ -281,7 +280,8 @@ def test_drafters_that_change_in_mid_answer_change_no_answer(
 
     class Counted(KnownDrafter):
         def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
-            used[engine(built).speculation.figures().drafter] += 1  # pyright: ignore[reportOptionalMemberAccess]
+            assert (speculation := engine(built).speculation) is not None
+            used[speculation.figures().drafter] += 1
             return super().propose(asked)
 
     drafters = {"suffix": Counted(expected, 0.7), "eagle3": Counted(expected, 1.0)}

@@ -37,8 +37,8 @@ SENTENCE = "The people of the great house, and their music"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstWindow:
-    """First window of a clip by `generate()`. `sampled`: its tokens after the forced prefix, the
-    end token included; `prefix`: the forced prefix. `kept`: tokens that belong to whole sentences;
+    """First window of a clip by `generate()`. `sampled`: tokens after the forced prefix, the end
+    token included; `prefix`: the forced prefix. `kept`: tokens that belong to whole sentences;
     `next_s`: the second at which the next window begins, None without one.
     """
 

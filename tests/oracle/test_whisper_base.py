@@ -15,19 +15,22 @@ import soxr
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-from fleet.core.ids import RequestId
+from fleet.core.ids import DECODE, RequestId
 from fleet.core.request import AudioClip, RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineRequest
 from fleet.engine.recognizer import RecognizerEngine
 from fleet.engine.torch.build import open_device
-from fleet.graphs.cascade import ASR, DECODE, HEARD
+from fleet.graphs.cascade import ASR, HEARD
+from fleet.models.voices.hibari import HibariVoice
 from fleet.models.whisper.recognizer import load_recognizer
 from fleet.processing.audio import decode_clip
+from fleet.processing.timed_text import TimedWord, decode_reports
 from fleet.processing.transcripts import Transcripts
-from fleet.stages.base import BuiltStage
+from fleet.stages.base import BuiltStage, EdgeItem
 from fleet.stages.cascade.asr import build as build_stage
 from tests.oracle.whisper_base import build
 from tests.stage_options import stage_options
+from tests.support import REPO
 
 pytestmark = pytest.mark.thorough
 
@@ -88,6 +91,14 @@ def spoken() -> dict[str, Samples]:
 
 
 def transcribe(stage: BuiltStage, clips: Sequence[Samples]) -> list[str]:
+    """Return the text of each clip."""
+    transcripts = Transcripts(len(clips))
+    for item in recognise(stage, clips):
+        transcripts.add(item.arrays)
+    return transcripts.texts()
+
+
+def recognise(stage: BuiltStage, clips: Sequence[Samples], **params: str) -> list[EdgeItem]:
     ends = np.cumsum([len(clip) for clip in clips]).tolist()
     spec = RequestSpec(
         id=RequestId("a"),
@@ -98,18 +109,18 @@ def transcribe(stage: BuiltStage, clips: Sequence[Samples]) -> list[str]:
             for end, clip in zip(ends, clips, strict=True)
         ),
         outputs=(HEARD,),
+        params=params,
     )
     task = stage.adapter(spec, np.concatenate(clips).astype("<f4").tobytes())
     request, pieces = task.open()
     stage.engine.submit(request)
     for piece in pieces:
         stage.engine.feed(spec.id, piece)
-    transcripts = Transcripts(len(clips))
+    items: list[EdgeItem] = []
     while stage.engine.is_ready():
         for output in stage.engine.step():
-            for item in task.produce(output):
-                transcripts.add(item.arrays)
-    return transcripts.texts()
+            items += task.produce(output)
+    return items
 
 
 def words_of(text: str) -> list[str]:
@@ -180,3 +191,38 @@ def test_silence_and_noise_have_no_transcript(stage: BuiltStage) -> None:
     rng = np.random.default_rng(0)
     noise = (0.05 * rng.standard_normal(4 * RATE_HZ)).astype(np.float32)
     assert transcribe(stage, [np.zeros(4 * RATE_HZ, np.float32), noise]) == ["", ""]
+
+
+TIMED = (
+    "What is the capital of France?",
+    "My brother plays the guitar in a small band.",
+    "If it rains on Sunday, we will stay at home and read.",
+    "The old bridge was closed for three weeks, but the new one is open.",
+    "Nobody remembers where the keys are, so we have to wait outside.",
+)
+
+
+def words_heard(stage: BuiltStage, clip: Samples) -> list[TimedWord]:
+    items = recognise(stage, [clip], times="yes", language="en")
+    reports = [one for item in items for one in decode_reports(item.arrays["report"].tobytes())]
+    return [word for report in reports for word in report.words]
+
+
+def test_words_begin_and_end_where_the_voice_says_them(stage: BuiltStage) -> None:
+    """The voice tells where each word ends, a pause after it included, which is where the next one
+    begins.
+    """
+    voice = HibariVoice(REPO / "fleet/checkpoints/hibari", ["heart"])
+    late_ms: list[float] = []
+    for text in TIMED:
+        speech = voice.synthesize(text, "heart", speed=1.0, seed=1)
+        clip = soxr.resample(speech.samples, voice.sample_rate_hz, RATE_HZ).astype(np.float32)
+        words, ends_s = words_heard(stage, clip), speech.word_ends / voice.sample_rate_hz
+        assert [word.word.lower() for word in words] == text.lower().split()
+        for number, word in enumerate(words[:-1]):
+            late_ms.append(1000 * (words[number + 1].start - ends_s[number]))
+            if word.word.isalpha():
+                late_ms.append(1000 * (word.end - ends_s[number]))
+    far = np.abs(late_ms)
+    assert np.median(far) <= 50 and (far <= 100).mean() >= 0.93 and far.max() <= 150
+    assert abs(np.mean(late_ms)) <= 20

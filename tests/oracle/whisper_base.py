@@ -176,6 +176,7 @@ def _write_configs(out_dir: Path, weights: Weights, published: Mapping[str, Any]
     ).save_pretrained(out_dir)
     languages = {text: token for text, token in ids.items() if start < token < ids["<|translate|>"]}
     GenerationConfig(
+        alignment_heads=published["alignment_heads"],
         suppress_tokens=published["suppress_ids"],
         begin_suppress_tokens=published["suppress_ids_begin"],
         max_length=448,

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
-from fleet.core.ids import StageName
+from fleet.core.ids import RequestId, StageName
 from fleet.engine.base import Engine
 from fleet.stages.base import AdapterFactory, BuiltStage
 from fleet.transfer.arena import Arena
@@ -55,7 +55,7 @@ def test_split_stage_has_room_for_two_hand_offs_of_the_longest_prompt_by_default
     assert size.hand_off_bytes == 512 * PAGE_BYTES == 768 * MIB
     arena = Arena(capacity_bytes=size.arena_bytes, request_cap_bytes=size.request_cap_bytes)
     for request in "ab":
-        arena.allocate(stored_bytes(size.hand_off_bytes), request)  # pyright: ignore[reportArgumentType]
+        arena.allocate(stored_bytes(size.hand_off_bytes), RequestId(request))
     arena.allocate(32 * MIB)
 
 

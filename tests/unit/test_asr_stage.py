@@ -10,14 +10,15 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.core.ids import EdgeName, RequestId
+from fleet.core.ids import DECODE, EdgeName, RequestId
 from fleet.core.request import AudioClip, RequestSpec, Sampling
 from fleet.engine.base import Engine
 from fleet.engine.recognizer import RecognizerEngine
 from fleet.engine.torch.build import open_device
-from fleet.graphs.cascade import ASR, DECODE, HEARD, TEXT, TRANSCRIPT
+from fleet.graphs.cascade import ASR, HEARD, TEXT, TRANSCRIPT
 from fleet.models.whisper.recognizer import load_recognizer
 from fleet.models.whisper.tiny import write_tiny_whisper
+from fleet.processing.timed_text import decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput
 from fleet.stages.cascade.asr import build
@@ -169,6 +170,35 @@ def test_clips_of_another_rate_are_resampled(stage: BuiltStage, engine: Engine) 
     items = run(stage, engine, *spec_of([double], rate_hz=2 * RATE_HZ))
     expected = run(stage, engine, *spec_of([smooth.astype(np.float32)]))
     assert texts_of(items, 1) == texts_of(expected, 1) != [""]
+
+
+@pytest.mark.parametrize("seconds", [7, 70])
+def test_report_has_the_text_in_segments_and_words_with_ascending_times(
+    stage: BuiltStage, engine: Engine, seconds: int
+) -> None:
+    """Also of a clip of several windows, whose times count from its beginning."""
+    params = {"times": "yes", "language": "en", "temperature": "0.8"}
+    spec, blob = spec_of([noise(seconds, 3)], params=params)
+    items = run(stage, engine, spec, blob)
+    plain = run(stage, engine, *spec_of([noise(seconds, 3)], params=params | {"times": ""}))
+    without = run(stage, engine, *spec_of([noise(seconds, 3)], params={"language": "en"}))
+    assert all("report" in item.arrays for item in (*items, *plain))
+    assert not any("report" in item.arrays for item in without)
+    reports = [one for item in items for one in decode_reports(item.arrays["report"].tobytes())]
+    assert len(reports) == len(items) >= 1 + seconds // 31
+    words = [word for report in reports for word in report.words]
+    segments = [segment for report in reports for segment in report.segments]
+    (text,) = texts_of(items, 1)
+    assert "".join(segment.text for segment in segments).split() == text.split()
+    assert "".join(word.word for word in words).split() == ["".join(text.split())]
+    times = [at for word in words for at in (word.start, word.end)]
+    assert times == sorted(times) and 0 <= times[0] and times[-1] <= seconds and times[-1] > 3
+    assert segments[-1].end == words[-1].end and segments[0].start == words[0].start
+    assert segments[0].seek == 0 and {segment.temperature for segment in segments} == {0.8}
+    assert all(-20 < one.avg_logprob < 0 <= one.no_speech_prob < 1 for one in segments)
+    assert {report.language for report in reports} == {"en"}
+    if seconds > 30:
+        assert segments[-1].seek > 2900
 
 
 def test_language_prompt_and_temperature_change_the_transcript(

@@ -56,7 +56,7 @@ class SharedFolder:
 
 
 class SharingTrainer:
-    """One trainer of a shared folder, without a thread."""
+    """Trainer of a shared folder, without a thread."""
 
     def __init__(self, shared: SharedFolder) -> None:
         self._shared = shared
@@ -104,6 +104,17 @@ class SharingTrainer:
         self.publish()
 
 
+def trainer_with_unsaved_state(shared: SharedFolder) -> SharingTrainer:
+    """Return a trainer that has saved and published two states and is in a third."""
+    trainer = SharingTrainer(shared)
+    trainer.open()
+    for _ in range(2):
+        trainer.advance()
+        trainer.save_and_publish()
+    trainer.advance()
+    return trainer
+
+
 @pytest.mark.parametrize("is_resurrected", [False, True])
 def test_trainer_frozen_at_any_file_operation_changes_nothing_once_another_has_opened_the_folder(
     tmp_path: Path, is_resurrected: bool
@@ -114,12 +125,7 @@ def test_trainer_frozen_at_any_file_operation_changes_nothing_once_another_has_o
     num_frozen = 0
     for at in range(MOST_OPERATIONS):
         shared = SharedFolder(tmp_path / str(at))
-        old = SharingTrainer(shared)
-        old.open()
-        for _ in range(2):
-            old.advance()
-            old.save_and_publish()
-        old.advance()
+        old = trainer_with_unsaved_state(shared)
         call = FrozenCall(old.save_and_publish, at)
         if not call.start():
             assert at > 20, "a save has fewer file operations than it must have"
@@ -178,12 +184,7 @@ def test_trainer_frozen_while_it_takes_over_changes_nothing(tmp_path: Path) -> N
 def test_trainer_killed_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     for at in range(MOST_OPERATIONS):
         shared = SharedFolder(tmp_path / str(at))
-        old = SharingTrainer(shared)
-        old.open()
-        for _ in range(2):
-            old.advance()
-            old.save_and_publish()
-        old.advance()
+        old = trainer_with_unsaved_state(shared)
         is_killed = run_killed(old.save_and_publish, at)
         successor = SharingTrainer(shared)
         assert successor.open() in (2, 3)

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fleet.core.errors import BadInput, OutOfPages
-from fleet.core.ids import RequestId, StageName, WorkerId
+from fleet.core.ids import PREFILL, RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
 from fleet.core.session_messages import (
-    PURPOSE,
     LoadSession,
     SaveSession,
     SessionEnd,
@@ -33,15 +32,13 @@ from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner
-from fleet.graphs.qwen3_omni import PREFILL
-from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.net.dial import dial
-from fleet.worker.process.endpoints import endpoint_of
+from fleet.spans.net.connection import ConnectionClosed, FrameReceived
 from fleet.worker.sessions.client import SessionFile
 from fleet.worker.sessions.service import SessionService
 from tests.capabilities import kv_of, prefixes_of, sessions_of
 from tests.support import wait_until
 from tests.unit.counting_loop import CountingProgram, CountingTask
+from tests.unit.test_session_service import connected
 
 WAIT_S = 20.0
 NUM_PAGES, PAGE_SIZE = 16, 2
@@ -127,28 +124,11 @@ class Served:
             self.loaded.append,
         )
 
-    def connect(self) -> tuple[SpanConnection, SpanArrivals]:
-        fields = {
-            name: value.encode() if isinstance(value, str) else value
-            for name, value in self.service.fields.items()
-        }
-        endpoint, arrivals = endpoint_of("session", fields, None), SpanArrivals()
-        assert endpoint is not None
-        connection = dial(
-            endpoint.address,
-            key=endpoint.key,
-            own_name="client",
-            purpose=PURPOSE,
-            arrivals=arrivals,
-            timeout_s=WAIT_S,
-        )
-        return connection, arrivals
-
     def send(self, *frames: tuple[bytes, bytes]) -> str:
         """Send frames on a new connection; return the error in the answer, or the worker's reason
         for closing the connection.
         """
-        connection, arrivals = self.connect()
+        connection, arrivals = connected(self.service)
         for header, payload in frames:
             connection.send(header, payload)
 

@@ -373,7 +373,7 @@ class Target:
         """Return the hidden states that enter each layer, as hooks before the layers see them."""
         seen: list[Tensor] = []
         hooks = [
-            layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0][0]))  # type: ignore[arg-type]
+            layer.register_forward_pre_hook(lambda _layer, args: seen.append(args[0][0]))
             for layer in self.layers
         ]
         with torch.no_grad():

@@ -146,7 +146,7 @@ def test_acceptance_length_is_computed_from_summed_counts() -> None:
     both = one + two
     assert both.acceptance_by_position == (0.4, 0.5)
     assert both.simulated_acceptance_length == pytest.approx(0.4 + 0.4 * 0.5)
-    assert both.loss_by_position == (1.0, 1.0)
+    assert (both.loss_sum, both.trained) == ((20.0, 10.0), (20, 10))
 
 
 def with_noise(sample: TrainingRows, position: int) -> TrainingRows:

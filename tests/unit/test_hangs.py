@@ -137,18 +137,20 @@ async def test_stopped_process_is_killed_with_its_group_and_started_again() -> N
         await command.wait(lambda: "restarting it in 0.1 s" in command.said[1], "one restart")
 
 
-async def test_loop_that_stands_still_is_killed_after_its_stacks_are_written() -> None:
-    async with kept("waits") as command:
+@pytest.mark.parametrize(
+    ("kind", "cause", "function"),
+    [
+        ("waits", "has stood still for", "hung_function"),
+        ("computes", "has computed for", "compute"),
+    ],
+)
+async def test_loop_that_hangs_is_killed_after_its_stacks_are_written(
+    kind: str, cause: str, function: str
+) -> None:
+    async with kept(kind) as command:
         await command.wait(lambda: len(command.children) == 2, "another run")
-        assert "its loop has stood still for" in command.said[0]
-        assert "in hung_function" in "".join(command.lines)
-
-
-async def test_loop_that_computes_longer_than_it_announced_is_killed() -> None:
-    async with kept("computes") as command:
-        await command.wait(lambda: len(command.children) == 2, "another run")
-        assert "its loop has computed for" in command.said[0]
-        assert "in compute" in "".join(command.lines)
+        assert f"its loop {cause}" in command.said[0]
+        assert f"in {function}" in "".join(command.lines)
 
 
 @pytest.mark.parametrize("arguments", [("loads",), ("pauses", "3"), ("beats",)], ids=" ".join)
@@ -201,7 +203,9 @@ def test_process_that_drops_its_secrets_keeps_its_beat() -> None:
 
 def silence(*, total_s: float = 0.0, waiting_s: float = 0.0, stopped_s: float = 0.0) -> Silence:
     found = Silence(0.25)
-    found.total_s, found.waiting_s, found.stopped_s = total_s, waiting_s, stopped_s
+    found.total_s = total_s
+    found.waiting_s = waiting_s
+    found.stopped_s = stopped_s
     return found
 
 

@@ -21,6 +21,7 @@ from fleet.hub.listing import read_listing
 from fleet.hub.names import HubName, hub_name_of
 from fleet.process.free_ports import free_port
 from tests.hub_server import FakeHub, hash_of, serving_hub, small_model
+from tests.support import wait_until
 
 NAME = HubName(repo="some/model")
 NEEDED = {
@@ -38,7 +39,10 @@ class ByteCount:
     """Progress as numbers. `interrupt_at`: received bytes at which the user presses Ctrl-C."""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
-        self.received, self.present, self._interrupt_at = 0, 0, interrupt_at
+        self.received = 0
+        self.present = 0
+        self._interrupt_at = interrupt_at
+        self.waited: list[int] = []
 
     def update(self, n: float | None = 1, /) -> None:
         self.received += int(n or 0)
@@ -47,6 +51,12 @@ class ByteCount:
 
     def add_present(self, size: int, /) -> None:
         self.present += size
+
+    def wait(self, size: int, /) -> None:
+        self.waited.append(size)
+
+    def end_wait(self) -> None:
+        self.waited.append(0)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +129,20 @@ def test_licence_is_read_from_the_model_card(hub: Hub, server_with_model: FakeHu
         ([WEIGHTS, "consolidated.safetensors"], (), [WEIGHTS]),
         ([cache.INDEX, "part.safetensors"], (), [cache.INDEX, "part.safetensors"]),
         (["voice.safetensors", "tokenizer.model"], (), ["tokenizer.model", "voice.safetensors"]),
-        (["asr/model.safetensors", "asr/config.json", "x/config.json"], ("asr",),
-         ["asr/config.json", "asr/model.safetensors"]),
+        (
+            ["asr/model.safetensors", "asr/config.json", "x/config.json"],
+            ("asr",),
+            ["asr/config.json", "asr/model.safetensors"],
+        ),
         (["a.pt", "a.bin", "a.pkl", "a.ckpt", "a.npz", "a.py", "a.exe"], (), []),
-        (["tts/voices/a.bin", "tts/m.onnx", "x/m.onnx", "tts/b.bin", "tts/voices/x/a.bin"],
-         ("tts",), ["tts/m.onnx", "tts/voices/a.bin"]),
+        (
+            ["tts/voices/a.bin", "tts/m.onnx", "x/m.onnx", "tts/b.bin", "tts/voices/x/a.bin"],
+            ("tts",),
+            ["tts/m.onnx", "tts/voices/a.bin"],
+        ),
         (["voices/a.bin", "m.onnx", "onnx/m.onnx"], (), ["m.onnx", "voices/a.bin"]),
     ],
-)  # fmt: skip
+)
 def test_weights_are_needed_once_and_other_formats_never(
     paths: list[str], parts: tuple[str, ...], needed: list[str]
 ) -> None:
@@ -339,22 +355,49 @@ def test_model_without_safetensors_is_refused_before_the_download(
     assert server_with_model.sent == []
 
 
-def test_simultaneous_downloads_transfer_each_file_once(
-    hub: Hub, server_with_model: FakeHub
+def test_second_download_shows_what_the_first_receives_and_transfers_it_no_more(
+    hub: Hub, server_with_model: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(download, "WAIT_S", 0.01)
     server_with_model.hold_after[WEIGHTS] = 100_000
     folders: list[Path] = []
+    bars = ByteCount(), ByteCount()
     threads = [
-        threading.Thread(target=lambda: folders.append(fetch_all(hub)), daemon=True)
-        for _ in range(2)
+        threading.Thread(
+            target=lambda bar=bar: folders.append(fetch_all(hub, bar=bar)), daemon=True
+        )
+        for bar in bars
     ]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    wait_until(lambda: server_with_model.starts_of(WEIGHTS), "the first download's weights")
+    threads[1].start()
+    wait_until(lambda: sum(bars[1].waited) >= 100_000, "the first download's bytes in the second")
     server_with_model.release.set()
     for thread in threads:
         thread.join(30)
     assert len(folders) == 2 and folders[0] == folders[1]
     assert server_with_model.starts_of(WEIGHTS) == [0]
+    size = read_listing(hub, NAME).size
+    # Either may be the first at the small files that follow the weights.
+    assert sum(bar.received for bar in bars) == size
+    assert [bar.received + bar.present for bar in bars] == [size, size]
+    assert [sum(bar.waited) for bar in bars] == [0, 0]
+
+
+def test_wait_for_another_download_is_a_line_with_its_bytes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
+    with progress.DownloadProgress("some/model", 1_000_000) as bar:
+        bar.wait(400_000)
+        bar.wait(200_000)
+        bar.wait(-600_000)
+        bar.end_wait()
+        bar.add_present(1_000_000)
+    lines = capsys.readouterr().out.splitlines()
+    waiting = [line for line in lines if "another process downloads it" in line]
+    assert " 40% 400k of 1.00M" in waiting[0] and " 60% 600k of 1.00M" in waiting[1]
+    assert lines[-1].startswith("fleet: some/model: 100% 1.00M of 1.00M")
 
 
 def test_progress_without_a_terminal_is_lines_of_received_bytes(

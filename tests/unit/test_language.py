@@ -16,15 +16,15 @@ HABITS = {
             r"`[^`\n]{1,40}`: (?:of|that|those|as|from|to|in|on|for|with|by|until|where|None"
             r"|its|their)\b"
         ),
-        20,
+        5,
     ),
     "counted pronouns": (
         re.compile(r"\b(?:so many|that of|those of|one of them|another one)\b", re.IGNORECASE),
-        40,
+        20,
     ),
     SENTENCES: (
         re.compile(r"(?:^|[.:!?] )(?:It|They|These|Those|None|Others|Both|Each|One)\b(?= )"),
-        40,
+        10,
     ),
 }
 """Pattern of each habit, and the number of docstrings that may have it, which may only shrink."""

@@ -107,8 +107,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
 matching prefix. A row names only earlier rows.
 """
 NO_TORCH = (
-    *BASE, "fleet.control", "fleet.conductor", "fleet.processing", "fleet.spans.net", "web"
-)  # fmt: skip
+    *BASE,
+    "fleet.control",
+    "fleet.conductor",
+    "fleet.processing",
+    "fleet.spans.net",
+    "web",
+)
 NOT_SERVING = ("fleet.lab",)
 KNOWS_THE_MODEL = (
     "fleet/graphs/",
@@ -119,7 +124,8 @@ KNOWS_THE_MODEL = (
     "tests/",
 )
 MODEL_WORDS = re.compile(
-    r"talker|code2wav|qwen|cascade|hibari|kokoro(?!-fastapi)|smollm(?!2-135m-instruct)|whisper(?!-1\")",
+    r"talker|code2wav|qwen|cascade|hibari|kokoro(?!-fastapi)"
+    r"|smollm(?!2-135m-instruct)|whisper(?!-1\")",
     re.IGNORECASE,
 )
 """Names of models and stages. `whisper-1` is a name in OpenAI's API, Kokoro-FastAPI a server, and

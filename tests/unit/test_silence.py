@@ -20,7 +20,10 @@ class Observer:
 
     def __init__(self) -> None:
         self.silence = Silence(INTERVAL_S)
-        self.now_s, self.count, self.cpu_s, self.letter = 100.0, 0, 5.0, "S"
+        self.now_s = 100.0
+        self.count = 0
+        self.cpu_s = 5.0
+        self.letter = "S"
         self.look()
 
     def look(self) -> None:

@@ -10,13 +10,13 @@ import pytest
 
 from fleet.config import load_config
 from fleet.config.placement import for_role
-from fleet.core.ids import RequestId, StageName
+from fleet.core.ids import DECODE, PREFILL, RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.capabilities import KVBlocks
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.llm import Draws, Ticket
-from fleet.graphs.qwen3_omni import DECODE, PREFILL, THINKER
+from fleet.graphs.qwen3_omni import THINKER
 from tests.capabilities import kv_of
 from tests.contract.llm_double import DoubleOutput, LlmDouble, started
 from tests.support import REPO

@@ -10,12 +10,12 @@ import pytest
 
 from fleet.config.credits import Credits
 from fleet.core.errors import ChunkOrderError
-from fleet.core.ids import EdgeName, Epoch, RequestId
+from fleet.core.ids import DECODE, PREFILL, EdgeName, Epoch, RequestId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, EngineOutput
 from fleet.engine.vllm.llm import TappedRows
 from fleet.graphs import EACH
-from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER, THINKER
+from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS
 from fleet.processing.tokenizer import Tokenizer

@@ -12,21 +12,11 @@ from hypothesis import strategies as st
 
 from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.errors import ChunkOrderError, ContextLengthExceeded
-from fleet.core.ids import EdgeName, RequestId, Walk
+from fleet.core.ids import DECODE, PREFILL, EdgeName, RequestId, Walk
 from fleet.core.request import AudioClip, RequestSpec, Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineOutput
 from fleet.graphs.base import inputs_of
-from fleet.graphs.cascade import (
-    AUDIO,
-    CASCADE,
-    CLIP_ID,
-    DECODE,
-    LM,
-    PREFILL,
-    SAID,
-    TEXT,
-    TRANSCRIPT,
-)
+from fleet.graphs.cascade import AUDIO, CASCADE, CLIP_ID, LM, SAID, TEXT, TRANSCRIPT
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 from fleet.processing.tokenizer import token_ids
@@ -63,7 +53,13 @@ def adapter_of(
         "outputs": outputs,
         **fields,
     }
-    spec = RequestSpec(id=RequestId("r"), graph="cascade", audio=(CLIP,) * num_clips, **given)  # pyright: ignore[reportArgumentType]
+    clips = (CLIP,) * num_clips
+    spec = RequestSpec(
+        id=RequestId("r"),
+        graph="cascade",
+        audio=clips,
+        **given,  # pyright: ignore[reportArgumentType]
+    )
     model = LanguageModel(graph=CASCADE, stage=LM, tokenizer=lambda: TOKENIZER, positions=positions)
     return SpokenChatAdapter(spec, model, literal_tokenizer(folder), max_prompt)
 

@@ -301,7 +301,8 @@ def test_version_that_is_no_better_is_kept_and_not_promoted(tmp_path: Path) -> N
     good = published(bench, 100)
     bench.engine._trainer.reset()  # pyright: ignore[reportPrivateUsage]
     bench.table.present = good
-    bench.engine._schedule = replace(bench.engine._schedule, passes=1)  # pyright: ignore[reportPrivateUsage]
+    schedule = bench.engine._schedule  # pyright: ignore[reportPrivateUsage]
+    bench.engine._schedule = replace(schedule, passes=1)  # pyright: ignore[reportPrivateUsage]
     assert (
         published(bench, 1) != good
         and bench.table.present == good

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from fleet.config.credits import Credits
 from fleet.core.errors import BadInput, EngineError
-from fleet.core.ids import RequestId
+from fleet.core.ids import DECODE, RequestId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import EngineInput, EngineRequest
 from fleet.engine.voice import TEXT, VoiceEngine
-from fleet.graphs.cascade import AUDIO, CASCADE, DECODE, SAID, TTS
+from fleet.graphs.cascade import AUDIO, CASCADE, SAID, TTS
 from fleet.models.voices.base import Speech, VoiceModel, VoiceName
 from fleet.stages.base import BuiltStage, EdgeItem, LoggedOutput
 from fleet.stages.cascade import tts

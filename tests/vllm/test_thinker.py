@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fleet.core.ids import RequestId, StageName
+from fleet.core.ids import PREFILL, RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, Engine, EngineInput, EngineRequest
 from fleet.models.qwen3_omni.config import read_config
-from fleet.models.qwen3_omni.thinker import PREFILL, WITH_ROWS
+from fleet.models.qwen3_omni.thinker import WITH_ROWS
 from fleet.processing.qwen3_omni import num_audio_positions
 from fleet.stages.qwen3_omni import thinker
 from tests.stage_options import stage_options

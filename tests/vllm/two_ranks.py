@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 
 from fleet.core.errors import EngineStopped
-from fleet.core.ids import RequestId, StageName
+from fleet.core.ids import PREFILL, RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineRequest
-from fleet.models.qwen3_omni.thinker import PREFILL, WITH_ROWS
+from fleet.models.qwen3_omni.thinker import WITH_ROWS
 from fleet.stages.qwen3_omni import thinker
 from tests.stage_options import stage_options
 

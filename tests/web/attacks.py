@@ -215,9 +215,9 @@ def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
         while not over.is_set():
             with ExitStack() as held, suppress(OSError):
                 result = attacks[number]()
-                wires: list[object] = result if isinstance(result, list) else [result]  # pyright: ignore[reportUnknownVariableType]
-                for wire in [wire for wire in wires if isinstance(wire, socket.socket)]:
-                    held.enter_context(wire)
+                for wire in result if isinstance(result, list) else [result]:
+                    if isinstance(wire, socket.socket):
+                        held.enter_context(wire)
                 made[number] += 1
 
     threads = [

@@ -17,7 +17,7 @@ from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.applications import Starlette
 
-from fleet.config.schema import FleetConfig, Limits
+from fleet.config.schema import FleetConfig, Limits, WebConfig
 from fleet.models.qwen3_omni.tiny_tokenizer import write_json
 from fleet.processing import Frontend, load_frontend, open_frontend
 from fleet.processing.tokenizer import load_tokenizer
@@ -109,7 +109,7 @@ class Loaded:
 def load(folder: Path) -> Loaded:
     """Write a tiny checkpoint into `folder`; return it with its configuration and frontend."""
     checkpoint = write_frontend_files(folder)
-    config = FleetConfig(limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
+    config = FleetConfig(limits=LIMITS, web=WebConfig(model_name="omni"))
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     return Loaded(checkpoint=checkpoint, config=config, frontend=frontend)
 
@@ -122,13 +122,18 @@ def load_cascade(folder: Path) -> Loaded:
     languages = {"lang_to_id": {"<|en|>": 1, "<|de|>": 2}}
     write_json(folder / "asr" / "generation_config.json", languages)
     write_json(folder / "tts" / "voice.json", {"voice": "v", "voices": ["Heart", "bella"]})
-    config = FleetConfig(graph="cascade", limits=LIMITS, web={"model_name": "omni"})  # pyright: ignore[reportArgumentType]
+    config = FleetConfig(graph="cascade", limits=LIMITS, web=WebConfig(model_name="omni"))
     return Loaded(checkpoint=checkpoint, config=config, frontend=open_frontend(config, folder))
 
 
 @pytest.fixture(scope="session")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="session")
+def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load_cascade(tmp_path_factory.mktemp("cascade"))
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +155,12 @@ def bounded(loaded: Loaded, **web: object) -> Loaded:
         loaded,
         config=loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update=web)}),
     )
+
+
+def with_partials(loaded: Loaded, partial_ms: int) -> Loaded:
+    """Return a copy of `loaded` with this value of the setting `voice.partial_ms`."""
+    voice = loaded.config.voice.model_copy(update={"partial_ms": partial_ms})
+    return replace(loaded, config=loaded.config.model_copy(update={"voice": voice}))
 
 
 @contextmanager
@@ -209,6 +220,20 @@ def serving_app(
 def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
     with serving(loaded) as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def shared_cascade(cascade: Loaded) -> Iterator[ServedGateway]:
+    """A gateway of the graph `cascade` that transcribes turns when they have ended."""
+    with serving(with_partials(cascade, 0)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def cascade_gateway(shared_cascade: ServedGateway) -> ServedGateway:
+    """The shared gateway of the graph `cascade`, with its fake control plane reset."""
+    shared_cascade.client.reset()
+    return shared_cascade
 
 
 @pytest.fixture

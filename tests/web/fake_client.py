@@ -5,7 +5,7 @@ are scripted text and a sine tone.
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,7 @@ from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
 from fleet.graphs.training import TRAINED
+from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build, build_rows, tensor_chunk
@@ -47,16 +48,22 @@ class Script:
     """Scripted behaviour of the fake fleet for the next requests. The answer is `text`, unless the
     request prescribes one.
 
-    `heard`: answer to prompts with audio, if it differs from `text`. `lead_samples`: silent samples
+    `heard`: answer to prompts with audio, if it differs from `text`; of this transcript a clip has
+    the first `heard_words_per_s`, and with its last word `report`, if it asks for times.
+    `lead_samples`: silent samples
     before the audio. `gap_s`: time between chunks. `stall_at`: index of the chunk at which the
     stream stalls; a negative index counts from the end. `fail_at`: index of the chunk at which the
     stream fails. `refusal`: error raised for the submits whose numbers are in `refusals`.
     `admission`: error raised by `check_admission`, which otherwise returns `places`. `cached_rows`:
-    cached prompt positions of each task. `figures`: figures with the first token.
+    cached prompt positions of each task. `figures`: figures with the first token. `words`: words of
+    the text, each with the sample of the audio, `lead_samples` included, at which it ends; None
+    tells no words. `wave`: the audio after the silence; None for a tone of `num_samples`.
     """
 
     text: str = "Hello there, this is the answer."
     heard: str | None = None
+    heard_words_per_s: float = math.inf
+    report: WindowReport | None = None
     num_samples: int = FRAME_SAMPLES * 5 + 7
     samples_per_chunk: int = FRAME_SAMPLES
     lead_samples: int = 0
@@ -72,6 +79,8 @@ class Script:
     end_token: bool = True
     cached_rows: int = 0
     figures: dict[str, int] = field(default_factory=dict[str, int])
+    words: Sequence[tuple[str, int]] | None = None
+    wave: np.ndarray | None = None
 
 
 class FakeStream(ClientStream):
@@ -318,7 +327,14 @@ class FakeClient:
 
     def _heard_chunks(self, spec: RequestSpec) -> list[Chunk]:
         """Return the transcript of the prompt's only clip, a chunk per word."""
-        words = [f" {word}" for word in (self.script.heard or "").split()] or [""]
+        seconds = sum(clip.num_samples / clip.rate_hz for clip in spec.audio)
+        words = [
+            f" {word}"
+            for number, word in enumerate((self.script.heard or "").split())
+            if number < seconds * self.script.heard_words_per_s
+        ] or [""]
+        given = self.script.report
+        line = encode_report(given) if given is not None and "times" in spec.params else b""
         return [
             build(
                 Chunk,
@@ -335,6 +351,9 @@ class FakeClient:
                     "text": WireTensor(
                         dtype="uint8", shape=(len(word.encode()),), data=word.encode()
                     ),
+                    "report": WireTensor(dtype="uint8", shape=(len(line),), data=line)
+                    if number == len(words) - 1
+                    else WireTensor(dtype="uint8", shape=(0,), data=b""),
                 },
                 final=number == len(words) - 1,
             )
@@ -363,17 +382,34 @@ class FakeClient:
         return [replace(first, figures=self.script.figures), *others]
 
     def _audio_chunks(self, spec: RequestSpec) -> list[Chunk]:
-        wave = np.concatenate(
-            [np.zeros(self.script.lead_samples, "<i2"), sine(self.script.num_samples)]
-        )
+        voice = self.script.wave if self.script.wave is not None else sine(self.script.num_samples)
+        wave = np.concatenate([np.zeros(self.script.lead_samples, "<i2"), voice])
         size = self.script.samples_per_chunk
         cuts = [wave[start : start + size] for start in range(0, len(wave), size)]
         chunks = [
-            tensor_chunk(spec.id, AUDIO, "pcm", cut, index=n, final=False)
+            self._with_words(
+                tensor_chunk(spec.id, AUDIO, "pcm", cut, index=n, final=False), n * size
+            )
             for n, cut in enumerate(cuts)
         ]
         end = build(Chunk, request=spec.id, edge=AUDIO, index=len(cuts), epoch=1, final=True)
         return [*chunks, end]
+
+    def _with_words(self, chunk: Chunk, begin: int) -> Chunk:
+        """Return a chunk of audio that begins at sample `begin`, with the words that end in it."""
+        if self.script.words is None:
+            return chunk
+        end = begin + self.script.samples_per_chunk
+        ended = [(word, at) for word, at in self.script.words if begin < at <= end]
+        tensors = {
+            "word_ends": np.array([at for _, at in ended], np.int32),
+            "words": np.frombuffer(b"".join(w.encode() + b"\0" for w, _ in ended), np.uint8),
+        }
+        inline = {
+            name: WireTensor(dtype=data.dtype.name, shape=data.shape, data=data.tobytes())
+            for name, data in tensors.items()
+        }
+        return replace(chunk, tensors={**chunk.tensors, **inline})
 
     def _workers(self) -> list[WorkerView]:
         running = sum(1 for trace in self.traces.values() if trace.state == "running")

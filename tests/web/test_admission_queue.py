@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -131,7 +131,7 @@ async def test_burst_of_the_openai_client_loses_no_request(serving: OpenGateway)
 
 
 class ClientAnswer(NamedTuple):
-    """Answer to a request. `retry_s`: its time after which to send the request again, if any."""
+    """Answer to a request. `retry_s`: time after which to send the request again, if any."""
 
     client: str
     status: int
@@ -296,9 +296,9 @@ async def test_request_with_audio_waits_before_it_is_decoded(
     decoded: list[bool] = []
     decode_parts = audio_preparation.decode_parts
 
-    def record(*args: object, **options: object) -> object:
+    def record(*args: Any, **options: Any) -> object:
         decoded.append(True)
-        return decode_parts(*args, **options)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return decode_parts(*args, **options)
 
     monkeypatch.setattr(audio_preparation, "decode_parts", record)
     sound = (np.sin(np.arange(16_000) / 10) / 2).astype(np.float32)

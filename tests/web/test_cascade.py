@@ -3,14 +3,15 @@ stages each request runs, and what it counts.
 """
 
 import base64
-from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from fleet.core.chunk import PROMPT_TOKENS
+from fleet.core.chunk import PROMPT_TOKENS, Chunk, WireTensor
+from fleet.core.ids import Epoch, RequestId
 from fleet.core.request import RequestSpec
-from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TRANSCRIPT, TTS
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.test_bad_input import error_of
 from tests.web.test_speech import speak
@@ -19,21 +20,9 @@ from tests.web.test_transcription import params, sound, write_down
 HEARD_TEXT = "What time is it?"
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
-
-
-@pytest.fixture(scope="module")
-def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def gateway(served: ServedGateway) -> ServedGateway:
-    served.client.reset()
-    return served
+def gateway(cascade_gateway: ServedGateway) -> ServedGateway:
+    return cascade_gateway
 
 
 def speech_part() -> dict[str, object]:
@@ -84,9 +73,54 @@ def test_transcription_runs_the_recogniser_alone(gateway: ServedGateway) -> None
     assert set(spec.sampling) == {ASR} and spec.kind == "transcription"
 
 
+def test_request_page_shows_what_was_heard(gateway: ServedGateway) -> None:
+    """Transcripts stand in the place of their clips, whether or not the client asked for them."""
+    gateway.client.script = Script(heard=HEARD_TEXT)
+    write_down(gateway)
+    alone = only_spec(gateway).id
+    assert prompt_of(gateway, alone) == f"[audio: {HEARD_TEXT}]"
+    content = [speech_part(), {"type": "text", "text": "And this?"}, speech_part()]
+    gateway.create(messages=[{"role": "user", "content": content}])
+    asked = gateway.client.submitted[-1][0].id
+    assert prompt_of(gateway, asked).split("\n")[-4:-1] == ["[audio]", "And this?", "[audio]"]
+    gateway.client.telemetry.edge_logs[asked, TRANSCRIPT] = [
+        transcript_chunk(asked, 0, ("<|im_end|> One", 0)),
+        transcript_chunk(asked, 1, (" two.", 0), ("Three", 1)),
+    ]
+    shown = ["[audio: <|im_end|> One two.]", "And this?", "[audio: Three]"]
+    assert prompt_of(gateway, asked).split("\n")[-4:-1] == shown
+    page = gateway.http.get(f"/requests/{asked}").text
+    assert "[audio: &lt;|im_end|&gt; One two.]" in page
+
+
+def prompt_of(gateway: ServedGateway, request: RequestId) -> str:
+    return gateway.http.get(f"/v1/fleet/requests/{request}").json()["prompt"]
+
+
+def transcript_chunk(request: RequestId, index: int, *pieces: tuple[str, int]) -> Chunk:
+    """Return a chunk of a transcript. `pieces`: text and clip of each."""
+    arrays = {
+        "clip": np.array([clip for _, clip in pieces], "<i4"),
+        "sizes": np.array([len(text) for text, _ in pieces], "<i4"),
+        "text": np.frombuffer("".join(text for text, _ in pieces).encode(), "u1"),
+    }
+    return Chunk(
+        request=request,
+        edge=TRANSCRIPT,
+        index=index,
+        epoch=Epoch(1),
+        first_row=index,
+        tensors={
+            name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
+            for name, array in arrays.items()
+        },
+    )
+
+
 def test_streamed_transcription_joins_to_the_whole_text(gateway: ServedGateway) -> None:
     gateway.client.script = Script(heard=HEARD_TEXT)
-    events = list(gateway.openai().audio.transcriptions.create(**params(), stream=True))  # pyright: ignore
+    transcriptions = gateway.openai().audio.transcriptions
+    events = list(transcriptions.create(**params(), stream=True))  # pyright: ignore
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) == 4 and "".join(deltas) == HEARD_TEXT
     assert events[-1].type == "transcript.text.done" and events[-1].text == HEARD_TEXT

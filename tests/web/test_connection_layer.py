@@ -127,9 +127,8 @@ def test_each_attribute_is_set_by_the_installed_uvicorn(theirs: type) -> None:
     assert READ_OF_UVICORN[theirs] <= named, (
         "uvicorn changed: its protocol classes must be read again"
     )
-    assert callable(HttpToolsProtocol._start_asgi_task) and callable(  # pyright: ignore[reportPrivateUsage]
-        HttpToolsProtocol._unset_keepalive_if_required  # pyright: ignore
-    )
+    for name in ("_start_asgi_task", "_unset_keepalive_if_required"):
+        assert callable(getattr(HttpToolsProtocol, name))
 
 
 async def test_websocket_fragments_are_joined_on_arrival(config: BoundedConfig) -> None:

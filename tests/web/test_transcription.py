@@ -23,7 +23,7 @@ from tests.web.realtime.speech_samples import spoken
 from tests.web.test_bad_input import error_of
 from tests.web.test_disconnect import wait_for_abort
 from web.gateway import gateway as web_gateway
-from web.openai.transcription import transcribe
+from web.openai.recognition import transcribe
 
 PATH = "/v1/audio/transcriptions"
 QUICK = settings(

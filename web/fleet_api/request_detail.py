@@ -10,14 +10,16 @@ import numpy as np
 from fleet.core.chunk import Chunk
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
+from fleet.processing.prompt import audio_mark
 from fleet.telemetry.trace import RequestTrace
+from web.gateway.answer import transcripts_of
 from web.gateway.gateway import Gateway
 from web.openai.audio_encoder import encode_whole
 
 
 class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     """A request's trace with the texts of its prompt and answer; in the prompt `[audio]` stands for
-    each audio clip.
+    each audio clip, or `[audio: ...]` with its transcript as far as it is known.
 
     `audio_samples` is the number of samples produced so far, at `audio_rate_hz` (0 without audio).
     """
@@ -37,11 +39,13 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
     ids = _joined(
         await gateway.client.telemetry.edge_log(request, gateway.edges.text), "ids", "<i4"
     )
+    heard = await _heard(gateway, trace)
     audio = next((edge for edge in trace.edges if edge.name == gateway.edges.audio), None)
     fields = {name: getattr(trace, name) for name in RequestTrace.__struct_fields__}
     return RequestDetail(
         **fields,
-        prompt=gateway.frontend.prompt_text(trace.prompt_ids),
+        prompt=gateway.frontend.prompt_text(trace.prompt_ids, heard)
+        or "\n".join(map(audio_mark, heard)),  # a transcription's prompt is its audio
         answer=_text(gateway, tuple(int(token) for token in ids)),
         audio_samples=audio.rows if audio is not None else 0,
         audio_rate_hz=gateway.frontend.sample_rate_hz if audio is not None else 0,
@@ -90,6 +94,21 @@ def request_not_found(request: str) -> NotFound:
 
 
 _NOTHING = np.empty(0, "<i2")
+
+
+async def _heard(gateway: Gateway, trace: RequestTrace) -> list[str]:
+    """Return the transcripts of the prompt's clips as far as they are known. Without a client that
+    wants them, they are in the log of another edge of the stage that makes them.
+    """
+    wanted = gateway.edges.heard
+    if wanted is None or not trace.audio:
+        return []
+    source = gateway.graph.edge(wanted).source
+    names = [edge.name for edge in gateway.graph.edges if edge.source == source]
+    for name in (edge.name for edge in trace.edges if edge.name in names):
+        if chunks := await gateway.client.telemetry.edge_log(trace.id, name):
+            return transcripts_of(chunks, len(trace.audio))
+    return []
 
 
 def _text(gateway: Gateway, ids: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ counts. Knows no HTTP.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -19,8 +19,10 @@ from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
+from fleet.processing.timed_text import WindowReport, decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from web.gateway.answer_words import AnswerWords, WordEnd
 from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
@@ -52,12 +54,14 @@ class AudioPiece:
 @dataclass(frozen=True, slots=True)
 class HeardPiece:
     """Next text of the transcript of the prompt's audio. `clip`: number of the clip in the prompt.
-    `is_last`: True for the last piece, which may be empty.
+    `is_last`: True for the last piece, which may be empty. `reports`: segments and words that the
+    transcript gained, if the request asks for them.
     """
 
     text: str
     clip: int = 0
     is_last: bool = False
+    reports: tuple[WindowReport, ...] = ()
 
 
 Piece = TextPiece | AudioPiece | HeardPiece
@@ -178,6 +182,7 @@ class AnswerStream:
         self._silence = LeadingSilenceTrimmer(
             context.frontend.sample_rate_hz, max_leading_silence_ms
         )
+        self._words = AnswerWords()
         self._text_ids: list[int] = []
         self._num_prompt = 0 if context.tells_prompt(spec) else len(spec.prompt_ids)
         self._heard = HeardText(len(spec.audio))
@@ -272,6 +277,13 @@ class AnswerStream:
         return self._silence.num_trimmed
 
     @property
+    def word_ends(self) -> list[WordEnd] | None:
+        """Ends of the answer's words in its text and its audio, as far as the audio has arrived;
+        None if the graph does not tell them.
+        """
+        return self._words.ends(self.num_trimmed)
+
+    @property
     def finish_reason(self) -> str:
         """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
         cut = self._num_text_tokens >= self._main.max_tokens
@@ -309,6 +321,7 @@ class AnswerStream:
             return self._heard.add(chunk)
         if chunk.edge == self._edges.audio:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
+            self._words.add(chunk)
             self.num_samples += len(samples)
             if len(samples) and self.first_audio_at is None:
                 self.first_audio_at = now
@@ -365,15 +378,13 @@ class HeardText:
 
     def add(self, chunk: Chunk) -> list[Piece]:
         """Add a chunk of the transcript; return the text that is new."""
-        dtypes = {"clip": "<i4", "sizes": "<i4", "text": "u1"}
-        arrays = {
-            name: _array(chunk, name, dtype)
-            for name, dtype in dtypes.items()
-            if name in chunk.tensors
-        }
-        texts = [(clip, self._add_text(clip, text)) for clip, text in self._transcripts.add(arrays)]
+        added = self._transcripts.add(_transcript_arrays(chunk))
+        texts = [(clip, self._add_text(clip, text)) for clip, text in added]
         pieces: list[Piece] = [HeardPiece(text, clip) for clip, text in texts if text]
-        return [*pieces, HeardPiece("", self._clip or 0, is_last=True)] if chunk.final else pieces
+        reports = tuple(decode_reports(_array(chunk, "report", "u1").tobytes()))
+        if chunk.final or reports:
+            pieces.append(HeardPiece("", self._clip or 0, is_last=chunk.final, reports=reports))
+        return pieces
 
     def _add_text(self, clip: int, text: str) -> str:
         if clip != self._clip:
@@ -387,6 +398,21 @@ class HeardText:
         new = self._blank + before + word
         self._blank, self._at_start = text[len(text.rstrip()) :], False
         return new
+
+
+def transcripts_of(chunks: Iterable[Chunk], num_clips: int) -> list[str]:
+    """Return the text of each clip in the chunks of a transcript."""
+    transcripts = Transcripts(num_clips)
+    for chunk in chunks:
+        transcripts.add(_transcript_arrays(chunk))
+    return transcripts.texts()
+
+
+def _transcript_arrays(chunk: Chunk) -> dict[str, np.ndarray]:
+    dtypes = {"clip": "<i4", "sizes": "<i4", "text": "u1"}
+    return {
+        name: _array(chunk, name, dtype) for name, dtype in dtypes.items() if name in chunk.tensors
+    }
 
 
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:

@@ -10,10 +10,11 @@ import numpy as np
 from fleet.config.schema import Limits
 from fleet.control.client import Applicant
 from fleet.processing import ChatRequest, Frontend, Recording
-from fleet.processing.audio import decode_parts, needs_decoder
+from fleet.processing.audio import decode_blocks, decode_parts, needs_decoder
 from fleet.processing.base import AudioSource, Samples
 from fleet.processing.decoder_pool import DecoderPool
 from fleet.processing.decoding import DecodeJob
+from fleet.processing.spooled_audio import SpooledAudio, pcm16
 from web.gateway.fleet_port import FleetPort
 
 
@@ -28,6 +29,7 @@ class AudioPreparation:
         self._client = client
         self._frontend = frontend
         self._max_audio_s = limits.max_audio_s
+        self._max_long_s = limits.max_transcription_s
         self._pool = DecoderPool()
         self._num_preparing = 0
 
@@ -79,9 +81,37 @@ class AudioPreparation:
             decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True
         )
 
+    async def spool(self, file: bytes, where: str) -> SpooledAudio:
+        """Decode one file of at most `limits.max_transcription_s` to disk. Cancelling the caller
+        ends the decoding.
+
+        Raises: BadInput, InputTooLarge naming the field `where`.
+        """
+        audio, max_s = SpooledAudio(self._frontend.audio_rate_hz), self._max_long_s
+        try:
+            if needs_decoder([(where, file)]):
+                job = DecodeJob.of(
+                    [(where, file)], rate_hz=audio.rate_hz, max_audio_s=max_s, streams=True
+                )
+                await self._pool.decode(job, audio.append)
+            else:
+                await asyncio.to_thread(_spool_plain, file, where, audio, max_s)
+        except BaseException:
+            audio.close()
+            raise
+        return audio
+
     def close(self) -> None:
         """End the decoder processes, after the last request."""
         self._pool.close()
+
+
+def _spool_plain(file: bytes, where: str, audio: SpooledAudio, max_s: float) -> None:
+    """Decode a plain WAV file to disk."""
+    for block in decode_blocks(
+        file, rate_hz=audio.rate_hz, max_s=max_s, where=where, plain_only=True
+    ):
+        audio.append(pcm16(block))
 
 
 def _num_bytes(data: AudioSource) -> int:

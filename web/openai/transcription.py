@@ -1,108 +1,44 @@
-"""POST /v1/audio/transcriptions: speech to text. `transcribe` does the same for other modules.
-Knows no stage.
+"""POST /v1/audio/transcriptions: speech to text. Knows no stage."""
 
-Models answer silence and noise with invented words. So audio without speech has an empty
-transcript, for which no request is submitted.
-"""
-
-import zlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Literal
+from contextlib import aclosing
+from typing import Literal, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, UnsupportedValue
-from fleet.core.ids import RequestId, new_request_id
-from fleet.core.request import RequestSpec
-from fleet.processing import AudioPart, Message, RecognitionOptions, Recording, TextPart
-from fleet.processing.base import AudioSource
-from fleet.processing.speech_presence import has_speech
-from web.gateway.answer import AnswerStream, HeardPiece, TextPiece
+from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, InputTooLarge, UnsupportedValue
+from fleet.processing import RecognitionOptions
+from web.gateway.answer import AnswerStream, HeardPiece
 from web.gateway.gateway import Gateway, PreparedChat
-from web.gateway.stored_body import stored_body
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.forms import open_form
-from web.http.json_response import json_response
 from web.http.middleware import request_id_of
-from web.http.offload import prepare_in_thread
 from web.http.sse import event, send_stream
+from web.openai.long_transcription import LongTranscription, spool_recording
+from web.openai.recognition import (
+    duration_s,
+    is_spoken,
+    prepare_transcription,
+    reports_of,
+    text_of,
+    texts_of,
+)
+from web.openai.transcript_formats import (
+    DurationUsage,
+    InputDetails,
+    Transcript,
+    TranscriptionTokenUsage,
+    TranscriptionUsage,
+    response_of,
+)
 from web.schema.audio import TranscriptionForm, ignored_of, parse_transcription
-from web.schema.chat import ChatOptions
 from web.schema.fields.common import ONE_FILE
-
-UNKNOWN_LANGUAGE = "unknown"
-
-
-class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
-    text_tokens: int
-    audio_tokens: int
-
-
-class TranscriptionTokenUsage(
-    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tokens"
-):
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_token_details: InputDetails
-
-
-class DurationUsage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="duration"):
-    seconds: float
-
-
-TranscriptionUsage = TranscriptionTokenUsage | DurationUsage
-"""Usage of a transcription: tokens of a model that answers with the transcript, otherwise the
-duration of the audio.
-"""
-
-
-class Transcription(msgspec.Struct, frozen=True, kw_only=True):
-    text: str
-    usage: TranscriptionUsage
-
-
-class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment of a `verbose_json` transcript. Always covers the whole clip, since the model gives
-    no times within it.
-
-    `tokens`, `avg_logprob` and `no_speech_prob` are not measured, but constants with which clients
-    that filter by them keep the segment.
-    Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
-    """
-
-    id: int = 0
-    seek: int = 0
-    start: float = 0.0
-    end: float
-    text: str
-    tokens: list[int] = []
-    temperature: float
-    avg_logprob: float = 0.0
-    compression_ratio: float
-    no_speech_prob: float = 0.0
-
-
-class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Response in the format `verbose_json`. `language` is the language that the client sent.
-    Units: seconds. Source: openai 3.54, `TranscriptionVerbose`.
-    """
-
-    task: Literal["transcribe"] = "transcribe"
-    language: str
-    duration: float
-    text: str
-    segments: list[TranscriptionSegment]
-    usage: DurationUsage
 
 
 class TranscriptTextDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,56 +52,12 @@ class TranscriptTextDone(msgspec.Struct, frozen=True, kw_only=True):
     usage: TranscriptionTokenUsage | UnsetType = UNSET
 
 
-async def transcribe(gateway: Gateway, recording: Recording, language: str | None = None) -> str:
-    """Return the transcript of a recording; "" if it holds no speech. If the caller is cancelled,
-    the request is aborted.
+class Reply(NamedTuple):
+    """The ASGI arguments of a request whose answer is being sent."""
 
-    Raises: FleetError; BadInput if the audio is too short or too long.
-    """
-    chat = await _prepare(gateway, recording, new_request_id(), language=language)
-    if not await _is_spoken(chat):
-        return ""
-    active = await gateway.submit_prepared(chat)
-    async with active.answer as answer:
-        return "".join([text async for text in _texts(answer)])
-
-
-async def _prepare(
-    gateway: Gateway,
-    audio: AudioSource,
-    request_id: RequestId,
-    *,
-    temperature: float | None = None,
-    language: str | None = None,
-) -> PreparedChat:
-    """Prepare the request of a transcription: of the stage that recognises audio, if the graph has
-    one, otherwise a chat. Without a `temperature`, sampling is greedy.
-
-    Raises: the errors of `Gateway.prepare_chat`.
-    """
-    if (heard := gateway.edges.heard) is not None:
-        part, options = AudioPart(data=audio, where="file"), ChatOptions(model=gateway.model)
-        return await gateway.prepare_chat(
-            options,
-            (Message(role="user", content=(part,)),),
-            request_id,
-            stored=stored_body(options, ()),
-            kind="transcription",
-            where="file",
-            outputs=(heard,),
-            hearing=RecognitionOptions(language=language, temperature=temperature),
-        )
-    prompt = TextPart(text=gateway.frontend.transcription_prompt(language), where="prompt")
-    messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
-    options = ChatOptions(model=gateway.model, temperature=temperature or 0.0)
-    stored = stored_body(options, (Message(role="user", content=prompt),))
-    return await gateway.prepare_chat(options, messages, request_id, stored=stored, where="file")
-
-
-async def _is_spoken(chat: PreparedChat) -> bool:
-    (clip,) = chat.spec.audio
-    samples = np.frombuffer(chat.blob or b"", np.float32)
-    return await prepare_in_thread(False, has_speech, samples, clip.rate_hz)
+    scope: Scope
+    receive: Receive
+    send: Send
 
 
 class TranscriptionEndpoint:
@@ -190,7 +82,9 @@ class TranscriptionEndpoint:
                 for name, value in form.multi_items()
                 if isinstance(value, str) and name != "file"
             ]
-            form_fields = parse_transcription(fields)
+            form_fields = parse_transcription(
+                fields, has_times=self._gateway.edges.heard is not None
+            )
             self._gateway.check_model(form_fields.model or self._gateway.model)
             file = await _file_of(form)
             body_memory_of(scope).reserve(len(file))  # a copy out of `raw`
@@ -206,33 +100,72 @@ class TranscriptionEndpoint:
         receive: Receive,
         send: Send,
     ) -> None:
-        request_id = request_id_of(scope)
-        chat = await _prepare(
-            self._gateway,
-            file,
-            request_id,
-            temperature=form_fields.temperature,
+        hearing = RecognitionOptions(
             language=form_fields.language,
+            temperature=form_fields.temperature,
+            prompt=form_fields.prompt or "",
+            times=form_fields.needs_times and self._gateway.edges.heard is not None,
         )
+        try:
+            chat = await prepare_transcription(self._gateway, file, request_id_of(scope), hearing)
+        except InputTooLarge as error:
+            if error.param != "file" or self._gateway.edges.heard is None:
+                raise
+            recording = await spool_recording(self._gateway, file)
+            del file
+            body_memory_of(scope).free()
+            long = LongTranscription(self._gateway, recording, hearing)
+            await self._send_long(form_fields, long, Reply(scope, receive, send))
+            return
         del file
         body_memory_of(scope).free()
         headers = chat.headers(sorted(ignored_of(form_fields)))
-        if not await _is_spoken(chat):
-            transcript = Transcript(text="", spec=chat.spec, usage=self._usage_of_silence(chat))
+        if not await is_spoken(chat):
+            usage = self._usage_of_silence(chat)
+            silent = Transcript(
+                text="",
+                seconds=duration_s(chat.spec),
+                usage=usage,
+                reports=() if hearing.times else None,
+            )
             if form_fields.stream:
-                await send_stream(send, headers, _done(transcript))
+                await send_stream(send, headers, _done(silent))
                 return
-            await _response(form_fields, transcript, headers)(scope, receive, send)
+            await response_of(form_fields, silent, headers)(scope, receive, send)
             return
         active = await self._gateway.submit_prepared(chat)
         async with active.answer as answer:
             if form_fields.stream:
                 await send_stream(send, headers, _events(self._gateway, answer))
                 return
-            text = "".join([text async for text in _texts(answer)])
-            usage = _usage(self._gateway, answer)
-            transcript = Transcript(text=text, spec=chat.spec, usage=usage)
-            await _response(form_fields, transcript, headers)(scope, receive, send)
+            pieces = [piece async for piece in answer.pieces()]
+            transcript = Transcript(
+                text="".join(text_of(piece) for piece in pieces),
+                seconds=duration_s(chat.spec),
+                usage=_usage(self._gateway, answer),
+                reports=reports_of(pieces) if hearing.times else None,
+            )
+            await response_of(form_fields, transcript, headers)(scope, receive, send)
+
+    async def _send_long(
+        self, form_fields: TranscriptionForm, long: LongTranscription, reply: Reply
+    ) -> None:
+        """Send the transcript of a recording that one request cannot hold."""
+        ignored = sorted(ignored_of(form_fields))
+        headers = {"x-fleet-ignored": ", ".join(ignored)} if ignored else {}
+        usage = DurationUsage(seconds=long.seconds)
+        async with aclosing(long.pieces()) as pieces:
+            if form_fields.stream:
+                await send_stream(reply.send, headers, _long_events(pieces, usage))
+                return
+            heard = [piece async for piece in pieces]
+        transcript = Transcript(
+            text="".join(piece.text for piece in heard),
+            seconds=long.seconds,
+            usage=usage,
+            reports=[report for piece in heard for report in piece.reports],
+        )
+        await response_of(form_fields, transcript, headers)(reply.scope, reply.receive, reply.send)
 
     def _usage_of_silence(self, chat: PreparedChat) -> TranscriptionUsage:
         """Return the usage of a prompt that was not submitted, since its audio holds no speech."""
@@ -240,47 +173,6 @@ class TranscriptionEndpoint:
             return DurationUsage(seconds=duration_s(chat.spec))
         num_audio = self._gateway.frontend.num_prompt_audio_tokens(chat.spec)
         return _token_usage(len(chat.spec.prompt_ids), num_audio, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
-    text: str
-    spec: RequestSpec
-    usage: TranscriptionUsage
-
-
-def duration_s(spec: RequestSpec) -> float:
-    """Return the duration of a request's audio in seconds."""
-    return round(sum(clip.num_samples / clip.rate_hz for clip in spec.audio), 3)
-
-
-def _response(
-    form_fields: TranscriptionForm, transcript: Transcript, headers: dict[str, str]
-) -> Response:
-    if form_fields.response_format == "text":
-        return PlainTextResponse(transcript.text, headers=headers)
-    body: msgspec.Struct = Transcription(text=transcript.text, usage=transcript.usage)
-    if form_fields.response_format == "verbose_json":
-        body = _verbose(form_fields, transcript)
-    return json_response(body, headers=headers)
-
-
-def _verbose(form_fields: TranscriptionForm, transcript: Transcript) -> VerboseTranscription:
-    text, seconds = transcript.text, duration_s(transcript.spec)
-    raw = text.encode()
-    segment = TranscriptionSegment(
-        end=seconds,
-        text=text,
-        temperature=form_fields.temperature or 0.0,
-        compression_ratio=round(len(raw) / len(zlib.compress(raw)), 3),
-    )
-    return VerboseTranscription(
-        language=form_fields.language or UNKNOWN_LANGUAGE,
-        duration=seconds,
-        text=text,
-        segments=[segment] if text else [],
-        usage=DurationUsage(seconds=seconds),
-    )
 
 
 async def _file_of(form: FormData) -> bytes:
@@ -303,16 +195,25 @@ async def _file_of(form: FormData) -> bytes:
     return await file.read()
 
 
-async def _texts(answer: AnswerStream) -> AsyncIterator[str]:
-    async for piece in answer.pieces():
-        if isinstance(piece, TextPiece | HeardPiece) and piece.text:
-            yield piece.text
+async def _long_events(
+    pieces: AsyncIterator[HeardPiece], usage: TranscriptionUsage
+) -> AsyncIterator[bytes]:
+    texts: list[str] = []
+    try:
+        async for piece in pieces:
+            if piece.text:
+                texts.append(piece.text)
+                yield event(TranscriptTextDelta(delta=piece.text))
+    except FleetError as error:
+        yield event(envelope_of(error))
+        return
+    yield event(_done_event("".join(texts), usage))
 
 
 async def _events(gateway: Gateway, answer: AnswerStream) -> AsyncIterator[bytes]:
     texts: list[str] = []
     try:
-        async for text in _texts(answer):
+        async for text in texts_of(answer):
             texts.append(text)
             yield event(TranscriptTextDelta(delta=text))
     except FleetError as error:

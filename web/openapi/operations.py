@@ -32,7 +32,7 @@ from web.fleet_api.routes import (
 )
 from web.fleet_api.training import ForgottenResult, VersionResult
 from web.openai.audio_encoder import MEDIA_TYPES
-from web.openai.transcription import Transcription, VerboseTranscription
+from web.openai.transcript_formats import Transcription, VerboseTranscription
 from web.realtime.transport.client_secrets import Secret, SecretBody
 from web.realtime.transport.routes import SessionEnded, SessionList
 from web.schema.audio import SpeechBody, TranscriptionForm

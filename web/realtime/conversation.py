@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput, NotFound
 from fleet.processing import AudioPart, Message, Recording, TextPart
 from fleet.processing.voice_activity import RATE_HZ
-from web.realtime.audio.played_text import Span, played_speech, played_words
+from web.realtime.audio.played_text import Span, ended_words, played_speech, played_words
 from web.realtime.protocol.server_events import ItemBody, ItemPart, PartBody, SpokenInput
 from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 
@@ -32,8 +32,12 @@ NEW_SPEECH = "new"
 class PlayedSpeech(msgspec.Struct, kw_only=True):
     """Full speech of a response, and how much of it was played. `text` is all text sent, `sent` the
     number of samples sent to the client, and `played` the number of samples played before the
-    response was cut. `silent` lists the silent ranges; `whole` is the length of the speech of
-    `text` without silence. Units: samples at 24 kHz.
+    response was cut; `limit` is the number after which the client has certainly played none, None
+    if it did not report one. Units: samples at 24 kHz.
+
+    `word_ends` has, for each word, the characters of `text` and the samples up to its end. If it is
+    None, the played words are estimated: `silent` lists the silent ranges, and `whole` is the
+    length of the speech of `text` without silence.
     """
 
     text: str
@@ -41,6 +45,15 @@ class PlayedSpeech(msgspec.Struct, kw_only=True):
     sent: int
     played: int
     silent: list[Span] = []
+    limit: int | None = None
+    word_ends: list[tuple[int, int]] | None = None
+
+    @property
+    def played_text(self) -> str:
+        if self.word_ends is not None:
+            return ended_words(self.text, self.word_ends, self.played)
+        speech = played_speech(self.played, self.silent, self.whole)
+        return played_words(self.text, speech, self.whole)
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -102,7 +115,7 @@ class Conversation:
     def __init__(
         self, max_items: int, max_audio_s: float, *, sends_transcripts: bool = False
     ) -> None:
-        self._sends_transcripts = sends_transcripts
+        self.sends_transcripts = sends_transcripts
         self.items: list[Item] = []
         self.clips: dict[str, Clip] = {}
         self.version = 0
@@ -114,7 +127,7 @@ class Conversation:
         changes.
         """
         copy = Conversation(
-            self._max_items, self._max_audio_s, sends_transcripts=self._sends_transcripts
+            self._max_items, self._max_audio_s, sends_transcripts=self.sends_transcripts
         )
         copy.items, copy.clips = list(self.items), dict(self.clips)
         return copy
@@ -175,8 +188,9 @@ class Conversation:
         self.version += 1
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Cut a response's speech at `audio_end_ms`, where the client stopped playing it. Words
-        that an earlier cut removed stay removed.
+        """Cut a response's speech at `audio_end_ms`, where the client stopped playing it. The
+        client knows better than this server what it has played, but words that an earlier
+        truncation removed stay removed.
 
         Raises: NotFound, BadInput.
         """
@@ -193,7 +207,11 @@ class Conversation:
                 f"audio_end_ms: {audio_end_ms} is beyond the item's {sent_ms} ms of audio",
                 param="audio_end_ms",
             )
-        self.cut(item, min(part.speech.played, audio_end_ms * OUTPUT_RATE_HZ // 1000))
+        speech, end = part.speech, audio_end_ms * OUTPUT_RATE_HZ // 1000
+        limit = end if speech.limit is None else min(end, speech.limit)
+        if limit < speech.sent:
+            speech.limit = limit
+        self.cut(item, min(limit, speech.sent))
 
     def cut(self, item: Item, played: int) -> None:
         """Cut the text of a response to the words within the first `played` samples of its
@@ -202,9 +220,7 @@ class Conversation:
         for part in item.parts:
             if (speech := part.speech) is not None:
                 speech.played = played
-                part.text = played_words(
-                    speech.text, played_speech(played, speech.silent, speech.whole), speech.whole
-                )
+                part.text = speech.played_text
         self.version += 1
 
     def set_transcript(self, item_id: str, content_index: int, text: str) -> bool:
@@ -224,6 +240,12 @@ class Conversation:
             for number, part in enumerate(item.parts):
                 if part.clip == clip:
                     self.set_transcript(item.id, number, text)
+
+    def transcript_of(self, clip: str) -> str | None:
+        """Return the transcript of the clip with this name; None if it is not known."""
+        parts = (part for item in self.items for part in item.parts if part.clip == clip != "")
+        part = next(parts, None)
+        return part.text if part is not None and part.is_heard else None
 
     def body(self, item: Item, *, with_audio: bool = False) -> ItemBody:
         """Return an item in the form that the client receives. `with_audio` includes the user's
@@ -313,7 +335,7 @@ class Conversation:
         content: list[TextPart | AudioPart] = []
         for part in item.parts:
             at = f"{where}[{len(content)}]"
-            if part.clip and self._sends_transcripts and part.is_heard:
+            if part.clip and self.sends_transcripts and part.is_heard:
                 content.append(TextPart(text=part.text, where=f"{at}.text", is_transcript=True))
             elif part.clip:
                 content.append(

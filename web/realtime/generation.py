@@ -7,7 +7,7 @@ conversation and no socket.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 
 from fleet.control.client import VoiceHold
@@ -22,11 +22,13 @@ from web.gateway.answer import (
     Position,
     skip_sent,
 )
+from web.gateway.answer_words import WordEnd
 from web.gateway.gateway import ActiveRequest, Gateway
 from web.realtime.clock import Clock
 from web.realtime.conversation import NEW_SPEECH
 from web.realtime.prompt import Prompt
 from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails, UsageBody
+from web.realtime.recognitions import Recognitions
 
 log = logging.getLogger("fleet.web")
 
@@ -43,7 +45,8 @@ class Generation:
     then either `is_complete` is True or `error` has the cause.
 
     `prompt` is None for a request of another gateway whose prompt is unknown. `shorten` drops the
-    oldest turns of a prompt that is too long; otherwise such a prompt fails.
+    oldest turns of a prompt that is too long; otherwise such a prompt fails. `recognitions` are
+    waited for before the prompt is submitted, whose remaining clips this request recognises.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Generation:
         request_id: RequestId | None = None,
         *,
         shorten: bool = True,
+        recognitions: Recognitions | None = None,
     ) -> None:
         self.prompt = prompt
         self.shorten = shorten
@@ -64,7 +68,9 @@ class Generation:
         self.is_heard = False
         self.on_heard: Callable[[str, str], None] = lambda _name, _text: None
         """Called with the name and the transcript of each clip once all are complete."""
-        self._speech_name = NEW_SPEECH
+        self._recognitions = recognitions
+        self._recognized: list[str] = []
+        """Names of the clips that are marked as being recognised by this request."""
         self._stored_names: list[str] = []
         self.pcm = bytearray()
         self.is_ended = False
@@ -73,6 +79,8 @@ class Generation:
         self.finish_reason = "stop"
         self._released_bytes = 0
         self._answer: AnswerStream | None = None
+        self._earlier_word_ends: list[WordEnd] | None = None
+        """Ends of words that came with a generation which this one continues."""
         self._voice: Callable[[], VoiceHold] | None = None
         self._gateway, self._clock = gateway, clock
         self._progress = asyncio.Event()
@@ -100,7 +108,7 @@ class Generation:
         `other` is submitted again.
         """
         self.text, self.pcm = other.text, bytearray(other.pcm)
-        self._speech_name = other._speech_name
+        self._earlier_word_ends = other.word_ends
         self.on_heard = other.on_heard
         if other.is_complete:
             self.is_ended = self.is_complete = True
@@ -137,7 +145,9 @@ class Generation:
 
     def name_speech(self, clip: str) -> None:
         """Give the clip of a turn that has become an item its name."""
-        self._speech_name = clip
+        if self.prompt is not None:
+            self.prompt = self.prompt.renamed(NEW_SPEECH, clip)
+        self._begin_recognition([clip])
         if NEW_SPEECH in self.heard:
             self.heard[clip] = self.heard.pop(NEW_SPEECH)
             if self.is_heard:
@@ -145,7 +155,7 @@ class Generation:
 
     async def transcript_of(self, clip: str) -> AsyncIterator[str]:
         """Yield the transcript of a clip as it arrives. Raises: FleetError if the generation ends
-        before the transcript.
+        before the transcript, or turns out not to bring it.
         """
         num_sent = 0
         while True:
@@ -154,15 +164,14 @@ class Generation:
                 yield delta
             elif self.is_heard:
                 return
-            elif self.is_ended:
+            elif self.is_ended or clip not in self._clip_names:
                 raise self.error or FleetError("the response ended before its transcript")
             else:
                 await self.wait_for_progress(None)
 
     @property
     def _clip_names(self) -> list[str]:
-        names = self.prompt.clip_names if self.prompt is not None else self._stored_names
-        return [self._speech_name if name == NEW_SPEECH else name for name in names]
+        return self.prompt.clip_names if self.prompt is not None else self._stored_names
 
     def _hear(self, piece: HeardPiece, spec: RequestSpec) -> None:
         names = self._clip_names
@@ -173,6 +182,22 @@ class Generation:
         self.is_heard = piece.is_last
         for name in names if piece.is_last else ():
             self.on_heard(name, self.heard.setdefault(name, ""))
+        if piece.is_last:
+            self._end_recognition()
+
+    def _begin_recognition(self, clips: Sequence[str]) -> None:
+        """Mark clips of the prompt as being recognised by this request, if the graph does so."""
+        if self._recognitions is None or self._gateway.edges.heard is None:
+            return
+        if not self.is_heard and not self.is_ended:
+            named = [clip for clip in clips if clip != NEW_SPEECH]
+            self._recognitions.begin(named)
+            self._recognized += named
+
+    def _end_recognition(self) -> None:
+        if self._recognitions is not None:
+            self._recognitions.end(self._recognized)
+            self._recognized = []
 
     def release(self, num_bytes: int) -> None:
         """Record that the first `num_bytes` of the audio were sent, so that more of the answer may
@@ -191,6 +216,10 @@ class Generation:
 
     async def _submit(self) -> ActiveRequest:
         assert self.prompt is not None
+        if self._recognitions is not None:
+            await self._recognitions.until_ended(self.prompt.clip_names)
+            self.prompt = self._recognitions.with_transcripts(self.prompt)
+            self._begin_recognition(self._clip_names)
         while True:
             try:
                 return await self.prompt.submit(self._gateway, self.request_id)
@@ -281,6 +310,7 @@ class Generation:
             self.error = FleetError("the server failed; the cause is in its log")
         finally:
             self.is_ended = True
+            self._end_recognition()
             self._progress.set()
 
     async def _name_stage(self, error: FleetError) -> None:
@@ -308,6 +338,15 @@ class Generation:
     def num_trimmed(self) -> int:
         """Samples of leading silence that the stages generated and that `pcm` does not contain."""
         return self._answer.num_trimmed if self._answer is not None else 0
+
+    @property
+    def word_ends(self) -> list[WordEnd] | None:
+        """Ends of the words of `text` in `text` and in `pcm`, as far as the audio has arrived; None
+        if the graph does not tell them.
+        """
+        known = self._answer.word_ends if self._answer is not None else None
+        earlier = self._earlier_word_ends
+        return known if earlier is None or len(known or ()) >= len(earlier) else earlier
 
     @property
     def usage(self) -> UsageBody:

@@ -22,6 +22,25 @@ MIN_CLIP_MS = 100
 """Least length of a clip, as in OpenAI's service: shorter audio contains no word."""
 
 
+class BufferEmpty(BadInput):
+    code = "input_audio_buffer_commit_empty"
+
+
+def check_length(retained_ms: int, gateway: Gateway, settings: Settings) -> None:
+    """Check that `retained_ms` of buffered audio are enough for an item. Raises: BufferEmpty, which
+    says why audio is not read, if it is not.
+    """
+    if retained_ms >= MIN_CLIP_MS:
+        return
+    unread = ""
+    if not gateway.hears:
+        unread = " (this model takes text only)"
+    elif settings.audio.input.format is None:
+        unread = f" ({INPUT_FORMAT} is refused, so audio is not read)"
+    least = f"at least {MIN_CLIP_MS} ms are needed"
+    raise BufferEmpty(f"the input buffer holds {retained_ms} ms of audio; {least}{unread}")
+
+
 class ItemReader:
     """Converts items that the client sends into items of the conversation. Audio is read at the
     rate of the session's input format, and one clip is at most `limits.max_audio_s` long.

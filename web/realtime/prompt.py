@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleet.core.ids import RequestId
-from fleet.processing import AudioPart, Message
+from fleet.processing import AudioPart, Message, TextPart
 from web.gateway.gateway import ActiveRequest, Gateway
 from web.gateway.sampling import new_seed
 from web.schema.chat import AudioOptions, ChatOptions
@@ -48,6 +48,20 @@ class Prompt:
             for part in message.content
             if isinstance(part, AudioPart)
         ]
+
+    def renamed(self, name: str, new_name: str) -> "Prompt":
+        """Return the prompt with another name for the clip `name`."""
+
+        def part_of(part: TextPart | AudioPart) -> TextPart | AudioPart:
+            is_meant = isinstance(part, AudioPart) and part.name == name
+            return replace(part, name=new_name) if is_meant else part
+
+        def message_of(message: Message) -> Message:
+            if not isinstance(message.content, tuple):
+                return message
+            return replace(message, content=tuple(part_of(part) for part in message.content))
+
+        return replace(self, messages=tuple(message_of(message) for message in self.messages))
 
     def shortened(self) -> "Prompt | None":
         """Return the prompt without the oldest third of its turns, but with the instructions; None

@@ -29,6 +29,7 @@ from web.realtime.protocol.settings import (
     check_output_format,
     voice_name,
 )
+from web.realtime.recognitions import Recognitions
 from web.realtime.response_stream import (
     CANCELLED,
     ResponseEvent,
@@ -69,6 +70,7 @@ class ResponseManager:
         self.interrupted: ResponseStream | None = None
         """The response that the user's speech interrupted, while it may be resumed."""
         self.limit = DiscardLimit()
+        self.recognitions = Recognitions(context.conversation)
         self._out_of_band: dict[str, ResponseStream] = {}
         self._resending: list[ResponseStream] = []
         """Ended responses before `current` whose audio is still being sent to a client that
@@ -131,23 +133,24 @@ class ResponseManager:
 
     # speculation
 
-    def start_speculative(self, speech: Clip) -> None:
-        """Start a generation for the conversation and `speech`, the turn that may have ended. No
-        response begins before the turn has ended.
+    def start_speculative(self, speech: Clip) -> Generation | None:
+        """Start a generation for the conversation and `speech`, the turn that may have ended, and
+        return it; None if there can be no response. No response begins before the turn has ended.
         """
         self.discard_speculative()
         if self.active is not None:
-            return
+            return None
         settings = self._context.settings
         plan = self._default_plan(settings)
         if plan.spoken and settings.audio.output.format is None:
-            return
+            return None
         generation = self._generate(
             self._conversation.messages(settings.instructions, speech), settings, plan
         )
         self._speculative = SpeculativeResponse(
             generation=generation, version=self._conversation.version, settings=settings
         )
+        return generation
 
     def discard_speculative(self) -> None:
         speculative, self._speculative = self._speculative, None
@@ -323,6 +326,7 @@ class ResponseManager:
             or (old.plan.spoken and self._context.settings.audio.output.format is None)
         ):
             return
+        old.note_continued()
         num_chars = len(old.item.parts[0].text) if old.item is not None else 0
         plan = replace(
             old.plan,
@@ -331,7 +335,11 @@ class ResponseManager:
             metadata=None,
         )
         generation = Generation(
-            self._gateway, self._clock, old.generation.prompt, shorten=old.generation.shorten
+            self._gateway,
+            self._clock,
+            old.generation.prompt,
+            shorten=old.generation.shorten,
+            recognitions=self.recognitions,
         )
         generation.continue_from(old.generation)
         self._begin(plan, generation, TurnTimestamps(decided=self._clock.now()))
@@ -377,6 +385,7 @@ class ResponseManager:
             self._clock,
             self._prompt(messages, plan),
             shorten=settings.truncation == "auto",
+            recognitions=self.recognitions,
         )
         generation.on_heard = self._conversation.set_clip_transcript
         generation.start()

@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Literal
 
 import msgspec
-import numpy as np
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import RESPONSE, shown_id
@@ -20,10 +19,10 @@ from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.gateway.ignored_fields import warning_of
 from web.http.errors import error_type
-from web.realtime.audio.played_text import Span, find_silences, speech_until
 from web.realtime.audio.playhead import Playhead
 from web.realtime.context import EventQueue, SessionContext
 from web.realtime.conversation import Item, Part, PlayedSpeech
+from web.realtime.delivered_speech import DeliveredSpeech
 from web.realtime.generation import Generation
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.settings import OUTPUT_RATE_HZ
@@ -124,10 +123,15 @@ class ResponseStream:
         self.sent_chars = 0
         self._context, self._events = context, events
         self._conversation, self._clock = context.conversation, context.clock
+        self._delivered = DeliveredSpeech(
+            generation=generation,
+            voice=plan.voice,
+            skip_chars=plan.skip_chars,
+            skip_samples=plan.skip_samples,
+            rate=context.shared.rate,
+        )
         self._details: server.StatusDetails | None = None
         self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
-        self._truncated: PlayedSpeech | None = None
-        """Speech of an item under way at the time at which the client truncated it."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -149,7 +153,7 @@ class ResponseStream:
     @property
     def num_samples(self) -> int:
         """Samples of this response that have been generated."""
-        return max(0, len(self.generation.pcm) // BYTES_PER_SAMPLE - self.plan.skip_samples)
+        return self._delivered.num_samples
 
     @property
     def played_samples(self) -> int:
@@ -162,6 +166,12 @@ class ResponseStream:
     @property
     def _speech(self) -> PlayedSpeech | None:
         return self.item.parts[0].speech if self.item is not None else None
+
+    def played_audio(self, first: int, last: int) -> bytes:
+        """Return the audio from sample `first` up to sample `last`, PCM16."""
+        begin = (self.plan.skip_samples + first) * BYTES_PER_SAMPLE
+        end = (self.plan.skip_samples + last) * BYTES_PER_SAMPLE
+        return bytes(self.generation.pcm[begin:end])
 
     def start(self) -> None:
         self._context.send(server.ResponseCreated(response=self.body()))
@@ -193,8 +203,7 @@ class ResponseStream:
         """
         self._cancel_task()
         self.generation.stop()
-        self._close(CANCELLED, server.StatusDetails(type=CANCELLED, reason=reason))
-        self.truncate_text(played)
+        self._close(CANCELLED, server.StatusDetails(type=CANCELLED, reason=reason), played)
         self._events.emit((self, Milestone.ENDED))
 
     def truncate_text(self, played: int) -> None:
@@ -207,19 +216,19 @@ class ResponseStream:
         """
         if self.item is not None and self.plan.spoken:
             self._record_speech(self.playhead.sent)
-            self._truncated = self._speech
+
+    def note_continued(self) -> None:
+        """Record that another response continues this one from the played position. A later
+        truncation cannot add words any more.
+        """
+        if (speech := self._speech) is not None:
+            speech.limit = speech.played
 
     @property
     def _limit(self) -> int | None:
-        """Number of samples after which the client truncated the item under way; None if it did
-        not.
-        """
-        truncated = self._truncated
-        return (
-            truncated.played
-            if truncated is not None and truncated.played < truncated.sent
-            else None
-        )
+        """Number of samples after which the client truncated the item; None if it did not."""
+        speech = self._speech
+        return speech.limit if speech is not None else None
 
     def stop(self) -> None:
         """End the response and its generation without a further event, since the session is
@@ -266,9 +275,6 @@ class ResponseStream:
                 break
             await self.generation.wait_for_progress(wait_s)
         self._end()
-        if self.outcome == FAILED or self._limit is not None:
-            # The words of a failed response are ahead of audio that never arrives.
-            self.truncate_text(self.playhead.sent)
         self._events.emit((self, Milestone.ENDED))
 
     async def _resend(self) -> None:
@@ -346,9 +352,9 @@ class ResponseStream:
     def _send_samples(self, num_samples: int, now: float) -> None:
         self._open_item()
         first = self.playhead.sent
-        start = (self.plan.skip_samples + first) * BYTES_PER_SAMPLE
-        pcm = bytes(self.generation.pcm[start : start + num_samples * BYTES_PER_SAMPLE])
+        pcm = self.played_audio(first, first + num_samples)
         self.playhead.send(num_samples, now)
+        start = (self.plan.skip_samples + first) * BYTES_PER_SAMPLE
         self.generation.release(start + len(pcm))
         self._context.connection.send_audio(self.id, self.item_id, first, pcm)
         self._on_output_sent()
@@ -403,31 +409,34 @@ class ResponseStream:
         )
 
     def _end(self) -> None:
-        error = self.generation.error
+        error, sent = self.generation.error, self.playhead.sent
         if error is not None:
-            self._close(FAILED, _failure(error))
+            self._close(FAILED, _failure(error), sent)
         elif self.generation.finish_reason == "length":
-            self._close(
-                INCOMPLETE, server.StatusDetails(type=INCOMPLETE, reason="max_output_tokens")
-            )
+            details = server.StatusDetails(type=INCOMPLETE, reason="max_output_tokens")
+            self._close(INCOMPLETE, details, sent)
         else:
-            self._close(COMPLETED, None)
+            self._close(COMPLETED, None, sent)
 
-    def _close(self, outcome: Outcome, details: server.StatusDetails | None) -> None:
-        """Send the last events of the response, in their order."""
+    def _close(self, outcome: Outcome, details: server.StatusDetails | None, played: int) -> None:
+        """Send the last events of the response, in their order. Its item keeps the words within the
+        first `played` samples.
+        """
         self.outcome, self._details = outcome, details
         self._happened(ResponseInput.ENDED)
         if self.item is not None:
-            self._close_item(self.item)
+            self._close_item(self.item, played)
         self._context.send(server.ResponseDone(response=self.body()))
 
-    def _close_item(self, item: Item) -> None:
+    def _close_item(self, item: Item, played: int) -> None:
+        """Send the last events of the item: all text that was sent as what was said, and as the
+        item of the conversation what was played of it.
+        """
         text = self.text[: self.sent_chars]
         item.parts[0].text = text
         item.status = "completed" if self.outcome == COMPLETED else "incomplete"
         send = self._context.send
         if self.plan.spoken:
-            self._record_speech(self.playhead.sent)
             send(server.OutputAudioDone(response_id=self.id, item_id=self.item_id))
             send(server.TranscriptDone(response_id=self.id, item_id=self.item_id, transcript=text))
         else:
@@ -435,39 +444,31 @@ class ResponseStream:
         send(
             server.ContentPartDone(response_id=self.id, item_id=self.item_id, part=self._part(text))
         )
+        if self.plan.spoken:
+            played = self._record_speech(played)
+            # The words of a failed response are ahead of audio that never arrives.
+            if self.outcome in (CANCELLED, FAILED) or self._limit is not None:
+                self._conversation.cut(item, played)
         body = self._conversation.body(item)
         send(server.OutputItemDone(response_id=self.id, item=body))
         if self.plan.in_conversation and self._conversation.holds(item):
             previous = self._conversation.previous(item.id)
             send(server.ItemDone(previous_item_id=previous, item=body))
             self._conversation.version += 1
-        if self.generation.is_complete and self.plan.spoken and not self.plan.skip_samples:
-            speech_s = speech_until(self.num_samples, self._silences()) / OUTPUT_RATE_HZ
-            self._context.shared.rate.learn(self.plan.voice, text, speech_s)
+        if self.plan.spoken:
+            self._delivered.learn_rate(text)
 
     def _record_speech(self, played: int) -> int:
         """Store with the item its speech and the number of played samples, and return that number.
         The result is lower than `played` if the client truncated the item meanwhile.
         """
         assert self.item is not None
-        text, silent = self.text[: self.sent_chars], self._silences()
-        whole = speech_until(self.num_samples, silent)
-        if not self.generation.is_complete:
-            # The words are ahead of the audio, whose full length will never be known.
-            rate = self._context.shared.rate
-            whole = int(
-                rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ) * OUTPUT_RATE_HZ
-            )
-        played = played if self._limit is None else min(played, self._limit)
-        speech = PlayedSpeech(
-            text=text, whole=whole, sent=self.playhead.sent, played=played, silent=silent
-        )
+        limit = self._limit
+        played = played if limit is None else min(played, limit)
+        speech = self._delivered.speech(self.text[: self.sent_chars], self.playhead.sent, played)
+        speech.limit = limit
         self.item.parts[0].speech = speech
         return played
-
-    def _silences(self) -> list[Span]:
-        start = self.plan.skip_samples * BYTES_PER_SAMPLE
-        return find_silences(np.frombuffer(bytes(self.generation.pcm[start:]), "<i2"))
 
     def body(self) -> server.ResponseBody:
         plan = self.plan

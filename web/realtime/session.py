@@ -258,7 +258,7 @@ class Session:
         response, milestone = event
         match milestone:
             case Milestone.STARTED:
-                self.turns.transcribe_waiting()
+                self.turns.transcripts.send_waiting()
                 if response.plan.in_conversation:
                     self.stats.num_turns += 1
                     if not response.plan.spoken:

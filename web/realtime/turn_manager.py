@@ -1,5 +1,5 @@
 """Turns of the user in one voice session. Turns input audio into items; begins, interrupts and
-resumes responses; requests transcripts.
+resumes responses.
 
 Knows no protocol of a socket and no session.
 """
@@ -9,16 +9,13 @@ import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-import numpy as np
-
-from fleet.core.errors import BadInput, FleetError, InputTooLarge
-from fleet.processing.speech_presence import has_speech
+from fleet.core.errors import FleetError, InputTooLarge
 from fleet.processing.voice_activity import RATE_HZ
-from fleet.processing.voice_onset import VoicedSearch
-from web.http.errors import error_type
-from web.http.offload import prepare_in_thread
-from web.openai.transcription import transcribe
+from web.gateway.answer import BYTES_PER_SAMPLE
+from web.openai.recognition import transcribe
+from web.realtime.audio.echo import WINDOW_S
 from web.realtime.audio.input_buffer import AudioInputBuffer
+from web.realtime.audio.turn_audio import is_speech, trailing_silence
 from web.realtime.audio.turn_detector import (
     TurnEvent,
     TurnPaused,
@@ -28,14 +25,17 @@ from web.realtime.audio.turn_detector import (
     TurnStopped,
 )
 from web.realtime.context import SessionContext
-from web.realtime.conversation import Clip, Item, Part
+from web.realtime.conversation import NEW_SPEECH, Clip, Item, Part
+from web.realtime.echo_guard import EchoGuard
 from web.realtime.generation import Generation
-from web.realtime.items import MIN_CLIP_MS
+from web.realtime.items import MIN_CLIP_MS, check_length
+from web.realtime.partial_transcripts import PartialTranscript, PartialTranscripts
 from web.realtime.protocol import server_events as server
-from web.realtime.protocol.settings import INPUT_FORMAT, PcmFormat, Settings
+from web.realtime.protocol.settings import PcmFormat, Settings
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import TurnTimestamps
 from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, next_state
+from web.realtime.turn_transcripts import TurnTranscripts, clip_name
 
 log = logging.getLogger("fleet.web")
 
@@ -43,10 +43,6 @@ FALSE_ALARM_MS = 500
 """Length of voice below which a turn must be verified, since it may be a cough or a hum: the audio
 must contain speech, and, if it interrupted a response, words.
 """
-
-
-class BufferEmpty(BadInput):
-    code = "input_audio_buffer_commit_empty"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +64,7 @@ class TurnManager:
         self._max_s = context.gateway.config.limits.max_audio_s
         form = context.settings.audio.input.format or PcmFormat()
         self.buffer = AudioInputBuffer(form.rate, self._rules())
+        self.echo = EchoGuard(context, responses)
         self.state = TurnState.IDLE
         self.num_interruptions = 0
         self._appending = asyncio.Lock()
@@ -81,8 +78,13 @@ class TurnManager:
         """Timestamps of a turn that ended during a response which may not be interrupted. The
         response to the turn begins once that response has ended.
         """
-        self._untranscribed: list[str] = []
-        """Ids of the user's items to transcribe; a response that has not begun comes first."""
+        self.partials = PartialTranscripts(
+            context, lambda: self._language, self.buffer.peek, lambda: self._is_transcribed
+        )
+        self.transcripts = TurnTranscripts(
+            context, responses, self.partials, lambda: self._language
+        )
+        self.partials.listeners.append(self._on_partial)
         self._jobs: set[asyncio.Task[None]] = set()
 
     @property
@@ -109,6 +111,8 @@ class TurnManager:
             self.buffer.set_rate(form.rate)
         if form is None and before.audio.input.format is not None:
             self._discard_input()
+        if settings.audio.input != before.audio.input:
+            self.echo.reset()
         if settings.detection != before.detection:
             self.buffer.set_rules(self._rules())
             if not self.is_user_speaking:
@@ -145,8 +149,9 @@ class TurnManager:
             for number, piece in enumerate(self.buffer.split(pcm)):
                 if number:
                     await asyncio.sleep(0)
-                self.buffer.append(piece)
+                self.buffer.append(self.echo.pass_on(piece))
                 is_changed |= await self._classify_frames()
+                self.partials.add(self.buffer.position)
                 self.buffer.drop_silence()
         return is_changed
 
@@ -169,16 +174,7 @@ class TurnManager:
         """End the turn at the client's request, and add the buffered audio as an item. Raises:
         BufferEmpty.
         """
-        if self.buffer.retained_ms < MIN_CLIP_MS:
-            unread = ""
-            if not self._gateway.hears:
-                unread = " (this model takes text only)"
-            elif self._context.settings.audio.input.format is None:
-                unread = f" ({INPUT_FORMAT} is refused, so audio is not read)"
-            least = f"at least {MIN_CLIP_MS} ms are needed"
-            raise BufferEmpty(
-                f"the input buffer holds {self.buffer.retained_ms} ms of audio; {least}{unread}"
-            )
+        check_length(self.buffer.retained_ms, self._gateway, self._context.settings)
         self._responses.discard_speculative()
         turn = self._end(TurnInput.COMMITTED)
         pcm = self.buffer.take_all()
@@ -193,14 +189,14 @@ class TurnManager:
         """Return the timestamps of a turn that the client committed. The end of its speech is
         searched in its audio `pcm`.
         """
-        now, silent = self._clock.now(), _trailing_silence(pcm)
+        now, silent = self._clock.now(), trailing_silence(pcm)
         if silent is None:
             return TurnTimestamps(decided=now)
-        voiced_end, voiced_end_ms = (
-            self._received_at - silent / RATE_HZ,
-            _ms(self.buffer.position - silent),
+        return TurnTimestamps(
+            voiced_end=self._received_at - silent / RATE_HZ,
+            voiced_end_ms=_ms(self.buffer.position - silent),
+            decided=now,
         )
-        return TurnTimestamps(voiced_end=voiced_end, voiced_end_ms=voiced_end_ms, decided=now)
 
     def clear(self) -> None:
         self.buffer.clear()
@@ -228,15 +224,33 @@ class TurnManager:
         conversation is active.
         """
         if not self._hears_with_responses:
-            self.transcribe_waiting()
+            self.transcripts.send_waiting()
         if self._deferred is not None and self._responses.active is None:
             timestamps, self._deferred = self._deferred, None
             self._responses.respond(timestamps)
-        self.transcribe_waiting()
+        self.transcripts.send_waiting()
 
     def stop(self) -> None:
+        self.partials.stop()
+        self.transcripts.stop()
         for job in self._jobs:
             job.cancel()
+
+    @property
+    def partial_transcript(self) -> PartialTranscript | None:
+        """What was recognised so far in the turn under way; see `partials.listeners`."""
+        return self.partials.latest
+
+    @property
+    def _hears_with_responses(self) -> bool:
+        """True if the transcript of a turn comes with the response to it."""
+        return self._gateway.edges.heard is not None
+
+    @property
+    def _is_transcribed(self) -> bool:
+        """Return True if the client wants transcripts, and the graph recognises audio alone."""
+        wanted = self._context.settings.audio.input.transcription is not None
+        return wanted and self._hears_with_responses
 
     @property
     def _language(self) -> str | None:
@@ -245,7 +259,9 @@ class TurnManager:
 
     def _rules(self) -> TurnRules | None:
         return self._context.settings.rules(
-            self._gateway.config.voice.speculate_ms, int(self._max_s * 1000)
+            self._gateway.config.voice.speculate_ms,
+            int(self._max_s * 1000),
+            recognizes=self._hears_with_responses,
         )
 
     def _happened(self, happened: TurnInput) -> None:
@@ -254,7 +270,11 @@ class TurnManager:
     def _end(self, happened: TurnInput) -> Turn | None:
         """End the turn under way and return it; None without a turn."""
         self._happened(happened)
+        if happened is not TurnInput.STOPPED:
+            self.partials.stop()
         turn, self._turn = self._turn, None
+        if turn is not None and happened is TurnInput.DISCARDED:
+            self.transcripts.forget(turn.item_id)
         return turn
 
     def _on_event(self, event: TurnEvent) -> None:
@@ -265,13 +285,20 @@ class TurnManager:
                 self._on_pause(end)
             case TurnResumed():
                 self._happened(TurnInput.RESUMED)
+                self.partials.resume()
                 self._responses.discard_speculative()
             case TurnStopped():
                 self._on_stop(event)
 
     def _on_start(self, started: TurnStarted) -> None:
+        last, detector = self.buffer.position, self.buffer.detector
+        if self.echo.is_echo(self.buffer.peek(last - int(WINDOW_S * RATE_HZ), last)):
+            assert detector is not None, "only turn detection begins turns"
+            detector.reject()
+            return
         self._happened(TurnInput.STARTED)
         self._turn = Turn(item_id=server.new_id("item"), start=started.start)
+        self.partials.begin(self._turn.item_id, started.start)
         self._context.send(
             server.SpeechStarted(audio_start_ms=_ms(started.start), item_id=self._turn.item_id)
         )
@@ -283,20 +310,43 @@ class TurnManager:
 
     def _on_pause(self, end: int) -> None:
         self._happened(TurnInput.PAUSED)
-        detection, detector, turn = (
-            self._context.settings.detection,
-            self.buffer.detector,
-            self._turn,
-        )
+        generation = self._start_speculative(end)
+        if generation is not None and generation.hears(NEW_SPEECH):
+            self._spawn(self._read_pause(generation, end))
+            self.partials.pause(end, generation.transcript_of(NEW_SPEECH))
+        else:
+            self.partials.pause(end)
+
+    def _start_speculative(self, end: int) -> Generation | None:
+        detection, detector = self._context.settings.detection, self.buffer.detector
+        turn = self._turn
         if detection is None or detector is None or turn is None or not detection.create_response:
-            return
+            return None
         if self._responses.interrupted is not None and detector.voiced_ms < FALSE_ALARM_MS:
+            return None
+        return self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
+
+    async def _read_pause(self, generation: Generation, end: int) -> None:
+        """Read the words before the pause at `end`, which a speculative response brings."""
+        try:
+            text = "".join([delta async for delta in generation.transcript_of(NEW_SPEECH)])
+        except FleetError:
             return
-        self._responses.start_speculative(Clip(self.buffer.peek(turn.start, end)))
+        self._expect_end(end, text)
+
+    def _expect_end(self, end: int, text: str) -> None:
+        """Let the words before the pause at `end` decide when the turn ends."""
+        if (detector := self.buffer.detector) is not None:
+            detector.expect_end(end, text)
+
+    def _on_partial(self, partial: PartialTranscript) -> None:
+        if partial.is_pause:
+            self._expect_end(partial.end, partial.text)
 
     def _on_stop(self, stopped: TurnStopped) -> None:
         turn = self._end(TurnInput.STOPPED)
         assert turn is not None, "a turn that stops has started"
+        self.transcripts.keep(turn.item_id, self.partials.end())
         self._context.send(
             server.SpeechStopped(audio_end_ms=_ms(stopped.end), item_id=turn.item_id)
         )
@@ -305,68 +355,78 @@ class TurnManager:
         timestamps = TurnTimestamps(
             voiced_end=now - silent_s, voiced_end_ms=_ms(stopped.voiced_end), decided=now
         )
-        if not self._num_unverified and stopped.voiced_ms >= FALSE_ALARM_MS:
+        voiced = pcm[: BYTES_PER_SAMPLE * (stopped.voiced_end - turn.start)]
+        is_echo = self._responses.interrupted is not None and self.echo.is_echo(voiced, silent_s)
+        if is_echo:
+            self.echo.on_self_interruption()
+        may_be_false = is_echo or stopped.voiced_ms < FALSE_ALARM_MS
+        if not self._num_unverified and not may_be_false:
             self._end_turn(turn, pcm, timestamps)
             return
         self._num_unverified += 1
-        self._spawn(self._verify(turn, pcm, stopped, timestamps))
+        self._spawn(self._verify(turn, pcm, timestamps, may_be_false=may_be_false, is_echo=is_echo))
 
     async def _verify(
-        self, turn: Turn, pcm: bytes, stopped: TurnStopped, timestamps: TurnTimestamps
+        self,
+        turn: Turn,
+        pcm: bytes,
+        timestamps: TurnTimestamps,
+        *,
+        may_be_false: bool,
+        is_echo: bool,
     ) -> None:
         """Add a turn to the conversation unless it is a false alarm, and begin the response. If the
         user speaks again meanwhile, only the last turn begins a response. After a false alarm, the
         interrupted response is resumed.
 
-        Turns are verified in order.
+        A turn must contain speech; if it interrupted a response, words. Speech is found within
+        milliseconds. Only a short interruption waits for a transcript. Turns are verified in order.
         """
+        heard: str | None = None
         try:
             async with self._verifying:
-                is_turn = stopped.voiced_ms >= FALSE_ALARM_MS or await self._is_turn(pcm)
+                if not is_echo and may_be_false and self._responses.interrupted is not None:
+                    heard = await self._recognize(turn, pcm)
+                    is_turn = bool(heard)
+                else:
+                    is_turn = not is_echo and (not may_be_false or await is_speech(pcm))
         finally:
             self._num_unverified -= 1
         has_continued = self.is_user_speaking or self._num_unverified > 0
         if is_turn and has_continued:
             self._responses.forget_interrupted()
-            self._add_turn(turn.item_id, pcm, timestamps)
+            self._add_turn(turn.item_id, pcm, timestamps, heard)
             self._transcribe_if_idle()
         elif is_turn:
-            self._end_turn(turn, pcm, timestamps)
+            self._end_turn(turn, pcm, timestamps, heard)
         else:
+            self.transcripts.forget(turn.item_id)
             self._responses.discard_speculative()
             if not has_continued:
                 self._responses.resume_interrupted()
 
-    async def _is_turn(self, pcm: bytes) -> bool:
-        """Return True if the audio of a turn contains speech; if it interrupted a response, only if
-        the model recognizes words in it.
-
-        Speech is found within milliseconds. Only a short interruption waits for a transcript.
-        """
-        if self._responses.interrupted is not None:
-            return await self._has_words(pcm)
-        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32_768)
-        return await prepare_in_thread(False, has_speech, samples, RATE_HZ)
-
-    async def _has_words(self, pcm: bytes) -> bool:
-        """Return True if the transcript of the audio is not empty; False also if it cannot be
-        transcribed.
-        """
+    async def _recognize(self, turn: Turn, pcm: bytes) -> str:
+        """Return the transcript of a short interruption; "" also if it cannot be transcribed."""
         try:
-            return bool(await transcribe(self._gateway, Clip(pcm).recording, self._language))
+            known = await self.transcripts.recognized(turn.item_id)
+            if known is not None:
+                return known
+            return await transcribe(self._gateway, Clip(pcm).recording, self._language)
         except FleetError as error:
             log.warning(
                 "an interruption counts as a false alarm, since it could not be transcribed: %s",
                 error.message,
             )
-            return False
+            return ""
 
-    def _end_turn(self, turn: Turn, pcm: bytes, timestamps: TurnTimestamps) -> None:
+    def _end_turn(
+        self, turn: Turn, pcm: bytes, timestamps: TurnTimestamps, heard: str | None = None
+    ) -> None:
         detection = self._context.settings.detection
         is_answered = detection is not None and detection.create_response
         generation = self._responses.take_speculative()
         self._responses.forget_interrupted()
-        self._add_turn(turn.item_id, pcm, timestamps)
+        self._add_turn(turn.item_id, pcm, timestamps, heard)
         if generation is not None:
             generation.name_speech(clip_name(turn.item_id))
         if is_answered and self._responses.active is None:
@@ -374,90 +434,29 @@ class TurnManager:
         elif is_answered:
             self._deferred = timestamps
         self._transcribe_if_idle()
-        self._transcribe_with_response()
+        self.transcripts.send_with_response()
 
-    def _add_turn(self, item_id: str, pcm: bytes, timestamps: TurnTimestamps) -> None:
+    def _add_turn(
+        self, item_id: str, pcm: bytes, timestamps: TurnTimestamps, heard: str | None = None
+    ) -> None:
+        """Add the item of a turn. `heard` is its transcript, None if it is not known."""
         self._context.send(
             server.Committed(previous_item_id=self._conversation.last_id, item_id=item_id)
         )
         name = clip_name(item_id)
         item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])
         self._context.add_item(item, {name: Clip(pcm)})
+        if heard is not None:
+            self._conversation.set_transcript(item_id, 0, heard)
         self._responses.note_turn(item_id, timestamps)
         if self._context.settings.audio.input.transcription is not None:
-            self._untranscribed.append(item_id)
+            self.transcripts.add(item_id)
+        else:
+            self.transcripts.forget(item_id)
 
     def _transcribe_if_idle(self) -> None:
         if self._responses.active is None:
-            self.transcribe_waiting()
-
-    def transcribe_waiting(self) -> None:
-        """Request the transcripts of the user's turns that wait for them. Call this once a response
-        has begun, or if no response is active.
-        """
-        items, self._untranscribed = self._untranscribed, []
-        for item_id in items:
-            clip = self._conversation.clips.get(clip_name(item_id))
-            if clip is not None:
-                self._spawn(self._transcribe(item_id, clip))
-
-    @property
-    def _hears_with_responses(self) -> bool:
-        """True if the transcript of a turn comes with the response to it."""
-        return self._gateway.edges.heard is not None
-
-    def _transcribe_with_response(self) -> None:
-        """Send the transcripts that come with the response that has just begun."""
-        if self._hears_with_responses and self._responses.active is not None:
-            self.transcribe_waiting()
-
-    async def _heard(self, item_id: str, generation: Generation) -> str | None:
-        """Send the transcript that comes with a response as it arrives, and return it; None if the
-        response ends before it.
-        """
-        text = ""
-        try:
-            async for delta in generation.transcript_of(clip_name(item_id)):
-                text += delta
-                self._context.send(
-                    server.TranscriptionDelta(item_id=item_id, content_index=0, delta=delta)
-                )
-        except FleetError:
-            return None
-        return text
-
-    async def _transcribe(self, item_id: str, clip: Clip) -> None:
-        generation = self._responses.hearing(clip_name(item_id))
-        heard = await self._heard(item_id, generation) if generation is not None else None
-        if heard is not None:
-            if self._conversation.set_transcript(item_id, 0, heard):
-                self._send_transcript(item_id, clip, heard)
-            return
-        try:
-            text = await transcribe(self._gateway, clip.recording, self._language)
-        except FleetError as error:
-            detail = server.TranscriptionError(
-                type=error_type(error), code=error.code, message=error.message, param=error.param
-            )
-            self._context.send(
-                server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail)
-            )
-            return
-        if not self._conversation.set_transcript(item_id, 0, text):
-            return
-        if text:
-            self._context.send(
-                server.TranscriptionDelta(item_id=item_id, content_index=0, delta=text)
-            )
-        self._send_transcript(item_id, clip, text)
-
-    def _send_transcript(self, item_id: str, clip: Clip, text: str) -> None:
-        usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
-        self._context.send(
-            server.TranscriptionCompleted(
-                item_id=item_id, content_index=0, transcript=text, usage=usage
-            )
-        )
+            self.transcripts.send_waiting()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         job = asyncio.create_task(work)
@@ -470,19 +469,5 @@ class TurnManager:
             log.error("the processing of a user's turn failed", exc_info=error)
 
 
-def clip_name(item_id: str) -> str:
-    """Return the name of the audio of a spoken turn."""
-    return f"{item_id}.0"
-
-
 def _ms(position: int) -> int:
     return position * 1000 // RATE_HZ
-
-
-def _trailing_silence(pcm: bytes) -> int | None:
-    """Count the samples after the last voiced sample; None if no sample is voiced."""
-    backwards = np.frombuffer(pcm, "<i2")[::-1]
-    search = VoicedSearch(RATE_HZ)
-    for start in range(0, len(backwards), RATE_HZ):
-        search.feed(backwards[start : start + RATE_HZ].tobytes())
-    return search.floor if search.found else None

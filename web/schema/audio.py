@@ -4,22 +4,19 @@ deployment.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from fleet.core.errors import UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input, parse_json
-from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.audio import HINTS, SPEECH, TRANSCRIPTION
 
 FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]
-UNSERVED_FORMATS = {
-    "srt": "needs the time of each phrase",
-    "vtt": "needs the time of each phrase",
-    "diarized_json": "needs the speakers",
-}
-GRANULARITIES = "timestamp_granularities"
+TIMED_FORMATS = ("srt", "vtt")
+GRANULARITIES, PROMPT = "timestamp_granularities", "prompt"
+MAX_PROMPT_CHARS = 8192
 
 
 class SpeechBody(Body):
@@ -44,16 +41,23 @@ class TranscriptionForm(Body):
     """Text fields of the form of POST /v1/audio/transcriptions; the file is read separately.
 
     An empty `model` is the served model, since Open WebUI sends it if no model is chosen.
-    `language` is validated by the frontend.
+    `language` is validated by the frontend. `timestamp_granularities`: what
+    `verbose_json` has times of.
     """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
 
     model: str
     language: str | None = None
-    response_format: Literal["json", "text", "verbose_json"] = "json"
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Temperature | None = None
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
     stream: bool = False
+    timestamp_granularities: frozenset[Literal["word", "segment"]] = frozenset()
+
+    @property
+    def needs_times(self) -> bool:
+        return self.response_format in ("verbose_json", *TIMED_FORMATS)
 
 
 def parse_speech(body: bytes) -> SpeechBody:
@@ -66,40 +70,67 @@ def parse_speech(body: bytes) -> SpeechBody:
     return speech
 
 
-def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
+def parse_transcription(
+    fields: Sequence[tuple[str, str]], *, has_times: bool = False
+) -> TranscriptionForm:
     """Validate the text fields of a transcription form, given as (name, value) pairs; list fields
-    may be repeated.
+    may be repeated. `has_times`: the model recognises speech by itself: it gives the times of its
+    words, and takes a prompt.
 
     Raises: BadInput, UnsupportedValue naming the field.
     """
     last = dict(fields)
     kind = last.get("response_format", "")
-    if kind in UNSERVED_FORMATS:
-        message = (
-            f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, "
-            "text or verbose_json"
-        )
-        raise UnsupportedValue(f"response_format: {message}", param="response_format")
-    has_words = any(
-        _base(name) == GRANULARITIES and "word" in re.findall(r"\w+", value.lower())
-        for name, value in fields
-    )
-    if kind == "verbose_json" and has_words:
-        message = (
-            "word needs the time of each word, which this model does not give; use "
-            "segment, or leave it out"
-        )
-        raise UnsupportedValue(f"{GRANULARITIES}: {message}", param=GRANULARITIES)
+    granularities = {
+        value.lower()
+        for name, text in fields
+        if _base(name) == GRANULARITIES
+        for value in re.findall(r"\w+", text)
+    }
+    _check_format(last, kind, has_times=has_times)
+    if kind == "verbose_json":
+        _check_granularities(granularities, has_times=has_times)
+    if last.get(PROMPT) and not has_times:
+        raise UnsupportedValue(f"{PROMPT}: {HINTS}", param=PROMPT)
     TRANSCRIPTION.check(
         {
             _base(name): _json(value)
             for name, value in sorted(fields, key=lambda field: bool(field[1]))
+            if _base(name) != PROMPT
         }
     )
+    known = granularities & {"word", "segment"}
     try:
-        return TranscriptionForm.model_validate({**last, **_language(fields)})
+        return TranscriptionForm.model_validate({**last, **_language(fields), GRANULARITIES: known})
     except ValidationError as error:
         raise bad_input(error) from error
+
+
+def _check_format(last: Mapping[str, str], kind: str, *, has_times: bool) -> None:
+    """Raise UnsupportedValue for a format that the model, or a stream, does not have."""
+    if kind == "diarized_json":
+        cause = "needs the speakers, which this model does not give"
+    elif kind in TIMED_FORMATS and not has_times:
+        cause = "needs the time of each phrase, which this model does not give"
+    elif kind in TIMED_FORMATS and _json(last.get("stream", "")) is True:
+        cause = "is not streamed; send stream false"
+    else:
+        return
+    raise UnsupportedValue(
+        f"response_format: {kind} {cause}; use json, text or verbose_json", param="response_format"
+    )
+
+
+def _check_granularities(given: set[str], *, has_times: bool) -> None:
+    served = {"segment", "word"} if has_times else {"segment"}
+    if unserved := sorted(given - served):
+        cause = "word needs the time of each word, which this model does not give"
+        if unserved != ["word"]:
+            cause = f"{unserved[0][:SHOWN_CHARS]} is not served"
+        raise UnsupportedValue(
+            f"{GRANULARITIES}: {cause}; use {' or '.join(sorted(served))}, or leave it out",
+            param=GRANULARITIES,
+        )
 
 
 def ignored_of(form: TranscriptionForm) -> list[str]:

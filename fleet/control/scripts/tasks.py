@@ -318,8 +318,8 @@ def set_walk(
     walk: Walk | None,
 ) -> Call:
     """Decide the walk of `stage` from chunk `from_index` of its input `edge` on, in the role of the
-    conductor. `boundary`: id of the boundary's entry, which is deleted. `walk`: None if the stage
-    keeps its walk.
+    conductor. `boundary`: id of the boundary's entry, which is deleted. `walk`: the next walk, if
+    the stage changes its walk.
     """
     ...
 

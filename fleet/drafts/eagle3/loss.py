@@ -114,12 +114,6 @@ class DraftCounts:
             itertools.accumulate(self.acceptance_by_position, lambda product, rate: product * rate)
         )
 
-    @property
-    def loss_by_position(self) -> tuple[float, ...]:
-        return tuple(
-            total / max(rows, 1) for total, rows in zip(self.loss_sum, self.trained, strict=True)
-        )
-
 
 Number = TypeVar("Number", int, float)
 

@@ -50,7 +50,7 @@ class HeadMemory:
         """
         self._data = np.zeros(capacity_bytes, np.uint8)
         self.address = self._data.ctypes.data
-        self.is_shared = transfer.register(Memory(self.address, capacity_bytes))
+        transfer.register(Memory(self.address, capacity_bytes))
 
     @property
     def capacity_bytes(self) -> int:

@@ -137,7 +137,9 @@ class Checkpoints:
 
     def begin(self, records: TrainingRecords) -> None:
         """Use the training records of the worker's next incarnation, which may not write yet."""
-        self._records, self._writer, self.name = records, None, None
+        self._records = records
+        self._writer = None
+        self.name = None
         self.last = last_checkpoint(self._folder)
 
     @property

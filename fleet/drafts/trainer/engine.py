@@ -20,14 +20,13 @@ from typing import Any, cast
 import numpy as np
 
 from fleet.core.errors import (
-    BadInput,
     ConfigError,
     EngineStopped,
     FleetError,
     RedisUnreachable,
     SampleRefused,
 )
-from fleet.core.ids import RequestId, Walk
+from fleet.core.ids import NO_WALK, RequestId, Walk
 from fleet.drafts.figures.training import DraftVersion, TrainingFigures
 from fleet.drafts.trainer.checkpoints import Checkpoints, WrittenCheckpoint, WrittenVersion
 from fleet.drafts.trainer.folder import Overtaken
@@ -38,6 +37,7 @@ from fleet.drafts.trainer.schedule import TrainingSchedule
 from fleet.drafts.trainer.state import TrainedSamples
 from fleet.drafts.trainer.trainer import NotFinite, Trainer, WindowRecord
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.engine.turns import check_is_new
 from fleet.graphs.training import PUBLISH
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class _Arriving:
 
     request: EngineRequest
     parts: list[Arrays] = field(default_factory=list[Arrays])
-    walk: Walk = Walk("")
+    walk: Walk = NO_WALK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,9 @@ class TrainerEngine(Engine):
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         self._shares: tuple[float, ...] = ()
         self._acceptance: float | None = None
-        self._num_accepted = self._num_refused = self._num_saved = 0
+        self._num_accepted = 0
+        self._num_refused = 0
+        self._num_saved = 0
         self.background = self
         self.samples = self
 
@@ -147,10 +149,10 @@ class TrainerEngine(Engine):
 
     def submit(self, request: EngineRequest) -> None:
         """Expect the sample of a request. If there is no other unacknowledged sample, this trainer
-        first makes sure that it may write: another one may have trained meanwhile.
+        first makes sure that it may write, since another trainer may have trained meanwhile.
         """
-        if request.request_id in self._arriving or request.request_id in self._held.waiting:
-            raise BadInput(f"request {request.request_id} was submitted twice")
+        check_is_new(request.request_id, self._arriving)
+        check_is_new(request.request_id, self._held.waiting)
         if not self._arriving and not self._held.waiting:
             self._is_writer = False
         self._arriving[request.request_id] = _Arriving(request=request)

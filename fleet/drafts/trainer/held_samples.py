@@ -28,7 +28,7 @@ class WaitingSample:
 
 
 class HeldSamples:
-    """Samples that a trainer holds. `waiting`: those that are not acknowledged, by request.
+    """Samples that a trainer holds. `waiting`: unacknowledged samples by request.
 
     A sample is `received` until the trainer knows which samples its state contains; `sort` then
     counts it as contained, holds it out, or queues it for the buffer.

@@ -33,8 +33,8 @@ class TrainingRecords(Protocol):
 
     def add_version(self, version: DraftVersion, newest: int) -> DraftVersion | None:
         """Add a version, and return it with its number. If a version with the same bytes exists,
-        return the existing one. A version that has a number keeps it, unless another one has it.
-        `newest`: highest number that the folder knows, which a new number exceeds.
+        return the existing one. A version that has a number keeps it, unless another version has
+        it. `newest`: highest number that the folder knows, which a new number exceeds.
         """
         ...
 

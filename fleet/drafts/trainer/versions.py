@@ -63,7 +63,7 @@ def write_record(folder: Path, version: DraftVersion) -> None:
 
 def read_version(folder: Path) -> DraftVersion | None:
     """Return the record of a version in its folder; None if the record is missing or damaged, or
-    is that of another version.
+    belongs to another version.
     """
     try:
         version = decode_version((folder / VERSION_FILE).read_bytes())

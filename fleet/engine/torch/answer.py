@@ -10,14 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import EngineError
-from fleet.core.ids import Walk
+from fleet.core.ids import DECODE
 from fleet.engine.base import TOKEN, EngineOutput, EngineRequest
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.program import DraftedTask, GraphTask
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
-
-DECODE = Walk("decode")
 
 
 class TokenAnswer:

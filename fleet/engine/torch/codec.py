@@ -13,14 +13,14 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.core.errors import BadInput, ConfigError, EngineError, FleetError, failure_of
-from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.core.errors import ConfigError, EngineError, failure_of
+from fleet.core.ids import RequestId
+from fleet.engine.base import Arrays, EngineOutput, EngineRequest
+from fleet.engine.turns import RequestStream, TurnsEngine
 from fleet.engine.unread import UnreadPieces
 
 log = logging.getLogger(__name__)
 StateT = TypeVar("StateT")
-_BEFORE_ANY_INPUT = Walk("")
 
 
 class WindowDecoder(Protocol[StateT]):
@@ -103,21 +103,16 @@ class WindowPolicy:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Stream(Generic[StateT]):
+class _Stream(RequestStream, Generic[StateT]):
     """State of a request in the loop. `waiting_TQ`: frames fed and not yet decoded, and `unread`
     their pieces; `known`: samples decoded by an earlier owner, still to be returned.
     """
 
-    request_id: RequestId
     state: StateT
     waiting_TQ: NDArray[np.int32]
     known: NDArray[np.float32]
     num_windows: int = 0
     unread: UnreadPieces = field(default_factory=UnreadPieces)
-    walk: Walk = _BEFORE_ANY_INPUT
-    ended: bool = False
-    paused: bool = False
-    error: FleetError | None = None
 
     def only_end_left(self) -> bool:
         return self.error is not None or (self.ended and not len(self.waiting_TQ))
@@ -128,7 +123,7 @@ class _Stream(Generic[StateT]):
         return np.concatenate((known, wave[len(known) :])) if len(known) else wave
 
 
-class CodecEngine(Engine, Generic[StateT]):
+class CodecEngine(TurnsEngine[_Stream[StateT]], Generic[StateT]):
     """Engine that decodes codec frames to audio. Input arrays: `codes` int32 [frames, codebooks],
     any number of frames. Output arrays: `wave` float32 [samples].
 
@@ -139,54 +134,32 @@ class CodecEngine(Engine, Generic[StateT]):
     def __init__(
         self, decoder: WindowDecoder[StateT], policy: WindowPolicy, *, max_batch: int
     ) -> None:
+        super().__init__()
         self._decoder, self._policy = decoder, policy
         self._max_batch = 1 if policy.invariant else max_batch
         self._no_frames: NDArray[np.int32] = np.zeros((0, decoder.num_codebooks), np.int32)
-        # Least recently served first.
-        self._streams: dict[RequestId, _Stream[StateT]] = {}
 
-    def submit(self, request: EngineRequest) -> None:
-        """Add a request. Raises: BadInput if a request with this id is in the loop already."""
-        if request.request_id in self._streams:
-            raise BadInput(f"request {request.request_id} was submitted twice")
-        known = request.history.get("wave", np.zeros(0, np.float32))
-        self._streams[request.request_id] = _Stream(
+    def _open(self, request: EngineRequest) -> _Stream[StateT]:
+        return _Stream(
             request_id=request.request_id,
             state=self._decoder.open(),
             waiting_TQ=self._no_frames,
-            known=known,
+            known=request.history.get("wave", np.zeros(0, np.float32)),
         )
 
-    def feed(self, request_id: RequestId, piece: EngineInput) -> int:
-        stream = self._streams.get(request_id)
-        if stream is None:
-            return 0
-        assert not stream.ended, "input after the final one"
-        stream.walk, stream.ended = piece.walk, piece.final
-        try:
-            frames_TQ = self._frames(piece.arrays)
-            stream.unread.add(len(frames_TQ))
-            stream.waiting_TQ = np.concatenate((stream.waiting_TQ, frames_TQ))
-        except EngineError as error:
-            stream.error = error
-        return 0
+    def _read(self, stream: _Stream[StateT], arrays: Arrays) -> None:
+        frames_TQ = self._frames(arrays)
+        stream.unread.add(len(frames_TQ))
+        stream.waiting_TQ = np.concatenate((stream.waiting_TQ, frames_TQ))
 
     def num_unread(self, request_id: RequestId) -> int:
-        stream = self._streams.get(request_id)
+        stream = self._requests.get(request_id)
         if stream is None or not self._window_frames(stream):
             return 0
         return stream.unread.count(len(stream.waiting_TQ))
 
-    def pause(self, request_id: RequestId, *, paused: bool) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            stream.paused = paused
-
-    def is_ready(self) -> bool:
-        return any(self._can_step(stream) for stream in self._streams.values())
-
     def step(self) -> Sequence[EngineOutput]:
-        able = [stream for stream in self._streams.values() if self._can_step(stream)]
+        able = self._able()
         outputs = [self._end(stream) for stream in able if stream.only_end_left()]
         windows = [stream for stream in able if not stream.only_end_left()]
         if windows:
@@ -196,18 +169,8 @@ class CodecEngine(Engine, Generic[StateT]):
             )
         return outputs
 
-    def finish(self, request_id: RequestId) -> None:
-        self._streams.pop(request_id, None)
-
-    def abort(self, request_id: RequestId) -> None:
-        self._streams.pop(request_id, None)
-
     def check(self) -> None:
         self._decoder.check()
-
-    def stats(self) -> EngineStats:
-        ready = sum(self._can_step(stream) for stream in self._streams.values())
-        return EngineStats(running=len(self._streams), ready=ready)
 
     def _frames(self, arrays: Arrays) -> NDArray[np.int32]:
         """Return the codec frames of an input, int32 [frames, codebooks]. Raises: EngineError
@@ -239,8 +202,8 @@ class CodecEngine(Engine, Generic[StateT]):
             stream.num_windows, len(stream.waiting_TQ), ended=stream.ended
         )
 
-    def _can_step(self, stream: _Stream[StateT]) -> bool:
-        return not stream.paused and (stream.only_end_left() or self._window_frames(stream) > 0)
+    def _has_work(self, stream: _Stream[StateT]) -> bool:
+        return stream.only_end_left() or self._window_frames(stream) > 0
 
     def _kind(self, stream: _Stream[StateT]) -> Hashable:
         return (
@@ -290,21 +253,5 @@ class CodecEngine(Engine, Generic[StateT]):
     ) -> EngineOutput:
         stream.state, stream.waiting_TQ = state, stream.waiting_TQ[num_frames:]
         stream.num_windows += 1
-        del self._streams[stream.request_id]
-        final = stream.only_end_left()
-        if not final:
-            self._streams[stream.request_id] = stream
         arrays = {"wave": stream.replace_known(wave)}
-        return EngineOutput(
-            request_id=stream.request_id, walk=stream.walk, arrays=arrays, final=final
-        )
-
-    def _end(self, stream: _Stream[StateT]) -> EngineOutput:
-        """Remove a stream without frames to decode; return its last output: its error, or an empty
-        final output.
-        """
-        del self._streams[stream.request_id]
-        final = stream.error is None
-        return EngineOutput(
-            request_id=stream.request_id, walk=stream.walk, final=final, error=stream.error
-        )
+        return self._serve(stream, arrays, final=stream.only_end_left())

@@ -156,7 +156,9 @@ def _num_usable(scheduled: ScheduledRequest[TaskT], num_rows: int) -> int:
 
 def _continue_after(scheduled: ScheduledRequest[TaskT], num_imported: int) -> None:
     num_rows = _num_usable(scheduled, num_imported)
-    scheduled.computed = scheduled.begun = scheduled.reported = num_rows
+    scheduled.computed = num_rows
+    scheduled.begun = num_rows
+    scheduled.reported = num_rows
     try:
         scheduled.waiting += scheduled.task.on_computed(num_rows, num_rows, None)
     except FAILURES as error:

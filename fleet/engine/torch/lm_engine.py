@@ -18,7 +18,6 @@ from typing import Generic, cast
 
 import torch
 
-from fleet.core.errors import BadInput, OutOfPages
 from fleet.core.ids import RequestId
 from fleet.engine.base import (
     NUM_POSITIONS,
@@ -44,6 +43,7 @@ from fleet.engine.torch.program import DraftedTask, Program, TaskT
 from fleet.engine.torch.remote_layers import RemoteLayers
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest, failed, named, progress_of
 from fleet.engine.torch.session_transfer import SessionCopies
+from fleet.engine.turns import check_context, check_is_new
 
 log = logging.getLogger(__name__)
 
@@ -101,23 +101,12 @@ class LMEngine(Engine, Generic[TaskT]):
         """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput if the
         program refuses it or its id is in use.
         """
-        if request.request_id in self._requests:
-            raise BadInput(f"request {request.request_id} was submitted twice")
+        check_is_new(request.request_id, self._requests)
         self._captures.check(request)
-        most, pool_positions = (
-            int(request.params[NUM_POSITIONS]),
-            self.pool.num_pages * self.pool.page_size,
-        )
+        pool_positions = self.pool.num_pages * self.pool.page_size
         capacity = min(pool_positions, self.limits.max_positions or pool_positions)
-        if most > capacity:
-            what = ", what its KV pool holds" if capacity == pool_positions else ""
-            raise OutOfPages(
-                f"max_tokens: This model's maximum context length is {capacity} tokens{what}. "
-                "However, "
-                f"you requested {most} tokens, prompt and answer. Please reduce the length of "
-                "the messages or max_tokens.",
-                param="max_tokens",
-            )
+        what = ", what its KV pool holds" if capacity == pool_positions else ""
+        check_context(int(request.params[NUM_POSITIONS]), capacity, what)
         task = self.program.open(request)
         cached = self._cache.take(request.session)
         table = cached.table if cached is not None else self.pool.open_table()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from fleet.core.errors import FleetError, failure_of
-from fleet.core.ids import RequestId, Walk
+from fleet.core.ids import NO_WALK, RequestId, Walk
 from fleet.engine.base import EngineOutput, EngineRequest
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.pass_queue import PassEntry
@@ -14,7 +14,6 @@ from fleet.engine.torch.prefix import CachedPrefix
 from fleet.engine.torch.program import TaskT
 
 log = logging.getLogger(__name__)
-NO_WALK = Walk("")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

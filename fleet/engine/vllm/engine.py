@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fleet.core.errors import BadInput, EngineError, EngineStopped, FleetError, OutOfPages
-from fleet.core.ids import RequestId, Walk
+from fleet.core.errors import BadInput, EngineError, EngineStopped, FleetError
+from fleet.core.ids import DECODE, PREFILL, RequestId, Walk
 from fleet.engine.base import (
     NUM_POSITIONS,
     TOKEN,
@@ -33,6 +33,7 @@ from fleet.engine.base import (
     KVStats,
 )
 from fleet.engine.capabilities import KVBlocks, KVPagePool
+from fleet.engine.turns import check_context, check_is_new
 from fleet.engine.vllm.llm import (
     Draws,
     LlmOutput,
@@ -53,8 +54,6 @@ READ_TIMEOUT_S = 10.0
 """Time after which a prompt is computed here if the prefill half's blocks have not arrived. vLLM
 itself gives up an unreachable prefill half after 5 s.
 """
-
-PREFILL, DECODE = Walk("prefill"), Walk("decode")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -170,17 +169,12 @@ class VllmEngine(Engine):
         """Add a request. Raises: OutOfPages if vLLM's KV cache could never hold it; BadInput if its
         id is in use.
         """
-        if request.request_id in self._requests:
-            raise BadInput(f"request {request.request_id} was submitted twice")
-        most, capacity = int(request.params[NUM_POSITIONS]), self._started.max_positions
-        if most > capacity:
-            raise OutOfPages(
-                f"max_tokens: This model's maximum context length is {capacity} tokens, what "
-                "its KV cache holds. However, "
-                f"you requested {most} tokens, prompt and answer. Please reduce the length of "
-                "the messages or max_tokens.",
-                param="max_tokens",
-            )
+        check_is_new(request.request_id, self._requests)
+        check_context(
+            int(request.params[NUM_POSITIONS]),
+            self._started.max_positions,
+            ", what its KV cache holds",
+        )
         self._requests[request.request_id] = _VllmRequest(request=request)
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:

@@ -77,6 +77,7 @@ class RealtimeEvent(msgspec.Struct, frozen=True):
 
     type: str
     delta: str = ""
+    transcript: str = ""
     request_id: str = ""
     response_id: str | None = None
     session: _SessionId = _SessionId()

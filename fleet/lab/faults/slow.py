@@ -1,4 +1,4 @@
-"""Clients that read their answers at a few bytes a second for a while, and then the rest. Each
+"""Clients that read their answers at a few bytes a second for a while, and then the rest. Every
 answer must be the reference answer nevertheless, and the other clients' answers whole.
 """
 

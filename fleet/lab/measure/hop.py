@@ -18,7 +18,7 @@ from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run
 from fleet.control.notices import ChunkNotice
 from fleet.core.chunk import WireTensor
-from fleet.core.ids import Epoch, RequestId, RoleName
+from fleet.core.ids import Epoch, RequestId
 from fleet.lab.measure.calls import Caller, ProcessCall
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import Measurement, argument, whole_number
@@ -26,10 +26,10 @@ from fleet.lab.measure.pair import (
     BLOCK_MS,
     CONSUMER,
     PRODUCER,
-    WORKERS,
     ack_of,
     append_of,
     bare_redis,
+    links_of,
     ok,
     open_requests,
 )
@@ -118,9 +118,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     """
     with bare_redis() as server, connect(server.url, one_connection=True) as client:
         ping_us = tuple(_duration_us(client.ping) for _ in range(NUM_PINGS))
-        links = {
-            stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()
-        }
+        links = links_of(partial(RedisLink, client))
         ((request, epochs),) = open_requests(partial(run, client), links, 1)
         num_chunks = count + WARM_UP
         arguments = (server.url, request, epochs[PRODUCER], num_chunks)

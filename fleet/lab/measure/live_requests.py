@@ -10,7 +10,7 @@ requests and many.
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -25,7 +25,7 @@ from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, exchange, run
 from fleet.core.chunk import WireTensor
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.lab.measure import processes
 from fleet.lab.measure.errors import BenchError
@@ -38,17 +38,20 @@ from fleet.lab.measure.measurement import (
 )
 from fleet.lab.measure.pair import (
     CONSUMER,
-    EDGE,
     GATEWAY_ID,
-    LEASE_US,
     PRODUCER,
     WORKERS,
     BareRedis,
-    RunScript,
     ack_of,
     append_of,
     bare_redis,
+    claim_of,
+    links_of,
+    num_commands,
     ok,
+    register_workers,
+    submit_of,
+    workers_in,
 )
 from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, at_most
@@ -242,16 +245,12 @@ class _LiveRequests:
 
     def __init__(self, url: str) -> None:
         self._client = connect(url, one_connection=True)
-        self._links = {
-            stage: RedisLink(self._client, worker, RoleName(stage))
-            for stage, worker in WORKERS.items()
-        }
+        self._links = links_of(partial(RedisLink, self._client))
         self.opened: list[tuple[RequestId, Mapping[StageName, Epoch]]] = []
         self._num_chunks: list[int] = []
         self._next = 0
-        _register(
-            partial(run, self._client), [RoleName(stage) for stage in WORKERS], WORKERS.values()
-        )
+        workers = [(worker, RoleName(stage)) for stage, worker in WORKERS.items()]
+        register_workers(partial(run, self._client), workers)
 
     def __enter__(self) -> "_LiveRequests":
         return self
@@ -264,14 +263,9 @@ class _LiveRequests:
         while len(self.opened) < count:
             epochs: dict[RequestId, dict[StageName, Epoch]] = {}
             submitted = self._submit(min(OPENED_AT_ONCE, count - len(self.opened)))
-            for stage, worker in WORKERS.items():
+            for stage in WORKERS:
                 turn = self._links[stage].exchange((), free_slots=len(submitted), block_ms=0)
-                claims = [
-                    scripts.claim(
-                        worker, RoleName(stage), grant.entry, grant.request, stage, grant.epoch
-                    )
-                    for grant in turn.grants
-                ]
+                claims = [claim_of(stage, grant) for grant in turn.grants]
                 for grant, reply in zip(turn.grants, exchange(self._client, claims), strict=True):
                     ok(reply)
                     epochs.setdefault(grant.request, {})[stage] = grant.epoch
@@ -300,24 +294,9 @@ class _LiveRequests:
 
     def _submit(self, count: int) -> list[RequestId]:
         requests = [new_request_id() for _ in range(count)]
-        specs = [RequestSpec(id=request, graph="hop", prompt_ids=()) for request in requests]
-        calls = [
-            scripts.submit(
-                spec, None, bound=BOUND, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID
-            )
-            for spec in specs
-        ]
-        for reply in exchange(self._client, calls):
+        for reply in exchange(self._client, [submit_of(request, BOUND) for request in requests]):
             ok(reply)
         return requests
-
-
-def _register(call: RunScript, roles: Sequence[RoleName], workers: Iterable[WorkerId]) -> None:
-    """Register a gateway, and `workers` in `roles` in turn."""
-    call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
-    for number, worker in enumerate(workers):
-        role = roles[number % len(roles)]
-        call(scripts.register(worker, role, LEASE_US, {"kind": "bench"}))
 
 
 def _submission_costs(
@@ -343,8 +322,7 @@ class _Listed:
         self._client = connect(url, one_connection=True)
         self._graph = config.graph_declaration()
         self._roles = [role.name for role in config.roles()]
-        names = [f"{self._roles[n % len(self._roles)]}@bench:{n}:a" for n in range(count)]
-        _register(partial(run, self._client), self._roles, map(WorkerId, names))
+        register_workers(partial(run, self._client), workers_in(self._roles, count))
 
     def close(self) -> None:
         self._client.close()
@@ -370,11 +348,10 @@ class _Listed:
 
     def _use(self) -> tuple[float, int]:
         """Return the time of Redis in scripts (us), and the number of commands that it has run,
-        without those of this query.
+        without the commands of this query.
         """
         stats: Any = self._client.info("commandstats")
-        commands = sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")
-        return stats.get("cmdstat_evalsha", {"usec": 0})["usec"], commands
+        return stats.get("cmdstat_evalsha", {"usec": 0})["usec"], num_commands(stats)
 
 
 MEASUREMENT = Measurement(

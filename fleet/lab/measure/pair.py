@@ -5,17 +5,18 @@ both the producing and the consuming worker.
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import psutil
 
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.control.embedded import embedded_url
+from fleet.control.notices import Grant
 from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
@@ -73,29 +74,60 @@ def open_requests(
     """Submit `count` requests and claim the two tasks of each; return each request with the epochs
     of its tasks.
     """
-    call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
-    for stage, worker in WORKERS.items():
-        call(scripts.register(worker, stage, LEASE_US, {"kind": "bench"}))
+    register_workers(call, [(worker, RoleName(stage)) for stage, worker in WORKERS.items()])
     return [_open_request(call, links, count) for _ in range(count)]
 
 
 def _open_request(
     call: RunScript, links: Mapping[StageName, RedisLink], bound: int
 ) -> tuple[RequestId, Mapping[StageName, Epoch]]:
-    spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
-    ok(
-        call(
-            scripts.submit(
-                spec, None, bound=bound, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID
-            )
-        )
-    )
+    request = new_request_id()
+    ok(call(submit_of(request, bound)))
     epochs: dict[StageName, Epoch] = {}
-    for stage, worker in WORKERS.items():
+    for stage in WORKERS:
         grant = links[stage].exchange((), free_slots=1, block_ms=BLOCK_MS).grants[0]
-        ok(call(scripts.claim(worker, RoleName(stage), grant.entry, spec.id, stage, grant.epoch)))
+        ok(call(claim_of(stage, grant)))
         epochs[stage] = grant.epoch
-    return spec.id, epochs
+    return request, epochs
+
+
+def links_of(connect: Callable[[WorkerId, RoleName], RedisLink]) -> dict[StageName, RedisLink]:
+    """Return the links of the two workers to Redis, as `connect` makes them."""
+    return {stage: connect(worker, RoleName(stage)) for stage, worker in WORKERS.items()}
+
+
+def register_workers(call: RunScript, workers: Iterable[tuple[WorkerId, RoleName]]) -> None:
+    """Register a gateway, and workers in their roles."""
+    for worker, role in ((GATEWAY_ID, ""), *workers):
+        call(scripts.register(worker, role, LEASE_US, {"kind": "bench"}))
+
+
+def workers_in(roles: Sequence[RoleName], count: int) -> list[tuple[WorkerId, RoleName]]:
+    """Return ids of `count` workers, in the roles in turn."""
+    turns = [roles[n % len(roles)] for n in range(count)]
+    return [(WorkerId(f"{role}@bench:{n}:a"), role) for n, role in enumerate(turns)]
+
+
+def submit_of(request: RequestId, bound: int) -> scripts.Call:
+    """Return the script call that submits a request with one edge."""
+    spec = RequestSpec(id=request, graph="hop", prompt_ids=())
+    return scripts.submit(
+        spec, None, bound=bound, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID
+    )
+
+
+def claim_of(stage: StageName, grant: Grant) -> scripts.Call:
+    """Return the script call that claims a granted task for its worker."""
+    return scripts.claim(
+        WORKERS[stage], RoleName(stage), grant.entry, grant.request, stage, grant.epoch
+    )
+
+
+def num_commands(stats: Mapping[str, Any]) -> int:
+    """Return the number of commands that Redis has run, also in scripts, from the reply `stats` of
+    `INFO commandstats`, without the commands of this query.
+    """
+    return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")
 
 
 def ok(reply: Reply) -> None:

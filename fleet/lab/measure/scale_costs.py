@@ -23,7 +23,14 @@ from fleet.control.stream import ClientStream
 from fleet.core.ids import RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.pair import CONDUCTOR_ID, GATEWAY_ID, LEASE_US, RunScript, bare_redis, ok
+from fleet.lab.measure.pair import (
+    CONDUCTOR_ID,
+    GATEWAY_ID,
+    bare_redis,
+    ok,
+    register_workers,
+    workers_in,
+)
 from fleet.lab.measure.scale_costs_result import ScaleCosts, Sizes
 from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, measure_replay
 
@@ -85,23 +92,13 @@ def _roles(config: FleetConfig) -> list[RoleName]:
     return [role.name for role in config.roles()]
 
 
-def _register(call: RunScript, roles: Sequence[RoleName]) -> None:
-    """Register a gateway and a worker of each role."""
-    call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
-    for number, role in enumerate(roles):
-        call(
-            scripts.register(
-                WorkerId(f"{role}@bench:{number}:a"), role, LEASE_US, {"kind": "bench"}
-            )
-        )
-
-
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
     """Fence a gateway with `count` answers, wait until it has registered again with all of them,
     then let a second gateway resume them. Return both times, and the number of expired leases.
     """
     with bare_redis() as server, connect(server.url) as client:
-        _register(partial(run, client), _roles(config))
+        roles = _roles(config)
+        register_workers(partial(run, client), workers_in(roles, len(roles)))
         async with AsyncExitStack() as stack:
             first, second = [await FleetClient.connect(server.url, config) for _ in range(2)]
             for gateway in (first, second):
@@ -179,7 +176,8 @@ def _watch_ms(config: FleetConfig, waiting: int) -> float:
     stages = len(config.graph_declaration().stages)
     with bare_redis() as server, connect(server.url) as client:
         call = partial(run, client)
-        _register(call, _roles(config))
+        roles = _roles(config)
+        register_workers(call, workers_in(roles, len(roles)))
         for _ in range(math.ceil(waiting / stages)):
             ok(call(_submission(config, _spec(config))))
         driver = Driver(config, client, CONDUCTOR_ID)

@@ -14,16 +14,17 @@ from fleet.control import scripts
 from fleet.control.connect import connect, run
 from fleet.control.notices import ChunkNotice
 from fleet.core.chunk import WireTensor, encode_chunk
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName
+from fleet.core.ids import Epoch, RequestId, StageName
 from fleet.lab.measure.pair import (
     CONSUMER,
     PRODUCER,
-    WORKERS,
     BareRedis,
     RunScript,
     ack_of,
     append_of,
     bare_redis,
+    links_of,
+    num_commands,
     ok,
     open_requests,
 )
@@ -49,10 +50,7 @@ def measure_replay(streams: int, steps: int, tensor_bytes: int) -> Replay:
         ):
             # its size must only grow meanwhile
             producer.config_set("auto-aof-rewrite-percentage", 0)
-            links = {
-                stage: RedisLink(consumer, worker, RoleName(stage))
-                for stage, worker in WORKERS.items()
-            }
+            links = links_of(partial(RedisLink, consumer))
             call = partial(run, producer)
             opened = open_requests(call, links, streams)
             return _replay(server, call, producer.info, links, opened, steps, tensor_bytes)
@@ -70,7 +68,7 @@ def _replay(
     cpu_s, logged, commands, payload, received = (
         server.cpu_s(),
         _logged_bytes(info),
-        _num_commands(info),
+        num_commands(info("commandstats")),
         0,
         0,
     )
@@ -94,7 +92,7 @@ def _replay(
         payload_bytes=payload / num_chunks,
         redis_us=(server.cpu_s() - cpu_s) / num_chunks * 1e6,
         append_only_bytes=(_logged_bytes(info) - logged) / num_chunks,
-        commands=(_num_commands(info) - commands) / num_chunks,
+        commands=(num_commands(info("commandstats")) - commands) / num_chunks,
     )
 
 
@@ -119,11 +117,3 @@ def _logged_bytes(info: Callable[[str], Any]) -> int:
     """
     persistence = info("persistence")
     return int(persistence["aof_current_size"]) + int(persistence["aof_buffer_length"])
-
-
-def _num_commands(info: Callable[[str], Any]) -> int:
-    """Return the number of commands that Redis has run, also in scripts, without the commands of
-    this query.
-    """
-    stats = info("commandstats")
-    return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")

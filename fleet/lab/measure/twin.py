@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import EdgeName, RequestId, StageName, Walk
+from fleet.core.ids import NO_WALK, EdgeName, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import Arrays, EngineOutput, await_ready
 from fleet.graphs import ChunkPolicy, Edge, Graph
@@ -174,7 +174,7 @@ class SlowTwin:
     def _open(self, run: _TwinRun, spec: RequestSpec, blob: bytes | None) -> None:
         for edge in self._edges(spec):
             first_walk = (
-                self._graph.stage(edge.target).walks[0] if edge.target in self._built else Walk("")
+                self._graph.stage(edge.target).walks[0] if edge.target in self._built else NO_WALK
             )
             run.chunkers[edge.name, spec.id] = _Chunker(
                 edge=edge, policy=self._policy(edge), walk=first_walk

@@ -155,7 +155,7 @@ def read_question(path: Path) -> SpokenQuestion:
         samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
     except (OSError, soundfile.LibsndfileError) as error:
         raise BenchError(f"--wav {path}: {error}", param="--wav") from error
-    spoken = _until_last_voiced(soxr.resample(samples.mean(axis=1), rate_hz, PCM_RATE_HZ))
+    spoken = until_last_voiced(soxr.resample(samples.mean(axis=1), rate_hz, PCM_RATE_HZ))
     if not len(spoken):
         raise BenchError(f"--wav {path}: the file is silent; name one with speech", param="--wav")
     return SpokenQuestion(name=path.name, samples=(np.clip(spoken, -1, 1) * PEAK).astype("<i2"))
@@ -169,7 +169,7 @@ def spoken_questions(api: ApiClient, model: str, count: int) -> list[SpokenQuest
     for text in QUESTIONS[:count]:
         file = api.speech(SpeechCall(model=model, input=text))
         samples, _ = soundfile.read(BytesIO(file), dtype="int16")
-        spoken = _until_last_voiced(samples)
+        spoken = until_last_voiced(samples)
         if not len(spoken):
             raise BenchError(
                 f"the fleet speaks {text!r} as silence; name recordings with --wav", param="--wav"
@@ -178,7 +178,8 @@ def spoken_questions(api: ApiClient, model: str, count: int) -> list[SpokenQuest
     return questions
 
 
-def _until_last_voiced(samples: np.ndarray) -> np.ndarray:
+def until_last_voiced(samples: np.ndarray) -> np.ndarray:
+    """Return the samples without the silence after the last voiced one."""
     level = np.abs(samples)
     voiced = np.flatnonzero(level > QUIET * float(level.max(initial=0)))
     return samples[: voiced[-1] + 1] if len(voiced) else samples[:0]
@@ -366,8 +367,19 @@ def _measure(context: Context) -> VoiceResult:
         )
 
 
+def recordings_folder(options: BenchOptions) -> Path | None:
+    """Return the folder named by `--wav`: an existing one, or a name without the ending of a
+    file.
+    """
+    return next((path for path in options.wavs if path.is_dir() or not path.suffix), None)
+
+
 def _is_requested(options: BenchOptions) -> bool:
-    """Return True if one voice session is requested; `voice_sessions` measures several."""
+    """Return True if one voice session is requested; `voice_sessions` measures several, and
+    `assistant` what they say.
+    """
+    if recordings_folder(options) is not None:
+        return False
     implied = bool(options.sessions) or (bool(options.wavs) and not options.barge_in)
     return (options.voice or implied) and (options.sessions or 1) == 1
 
@@ -398,8 +410,8 @@ MEASUREMENT = Measurement(
             type=Path,
             action="append",
             default=[],
-            metavar="FILE",
-            help="a spoken question; repeatable",
+            metavar="PATH",
+            help="a spoken question, repeatable; or a folder for the recordings of --voice",
         ),
     ),
 )

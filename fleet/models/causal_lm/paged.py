@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from fleet.engine.torch.layout import AttentionParams, Layout
+from fleet.models.causal_lm.rope import Rotaries
 
 NAME = "fleet_paged"
 LAYOUT = "fleet_layout"
@@ -81,6 +82,18 @@ def paged_attention(
 
 def register() -> None:
     AttentionInterface.register(NAME, paged_attention)
+
+
+def run_layers(body: nn.Module, rotaries: Rotaries, rows_NH: Tensor, layout: Layout) -> Tensor:
+    """Run all layers and the final norm of `body`: embeddings [N, H] -> hidden states [N, H]."""
+    with rotaries.scaled_for(layout):
+        done = body(
+            inputs_embeds=rows_NH[None],
+            position_ids=layout.positions[None],
+            use_cache=False,
+            **{LAYOUT: layout},
+        )
+    return done.last_hidden_state[0]
 
 
 class BodyStub(nn.Module):

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.rows import side_by_side
-from fleet.models.causal_lm.paged import LAYOUT, BodyStub
+from fleet.models.causal_lm.paged import LAYOUT, BodyStub, run_layers
 from fleet.models.causal_lm.rope import Rotaries, read_scaling
 
 
@@ -66,15 +66,7 @@ class Parts:
 
     def body(self, rows_NH: Tensor, layout: Layout) -> Tensor:
         """Run all layers and the final norm: embeddings [N, H] -> hidden states [N, H]."""
-        positions = layout.positions[None]
-        with self._rotaries.scaled_for(layout):
-            done = self._body(
-                inputs_embeds=rows_NH[None],
-                position_ids=positions,
-                use_cache=False,
-                **{LAYOUT: layout},
-            )
-        return done.last_hidden_state[0]
+        return run_layers(self._body, self._rotaries, rows_NH, layout)
 
     def head(self, last_NH: Tensor) -> Tensor:
         """Return the logits of final hidden states: [N, H] -> [N, V]."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from fleet.models.checkpoint import INDEX
-from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, write_json
+from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, write_tokenizer
 
 SHARD_BYTES = 64 << 20
 """Size of a weight file. Small, so that the files of one span have few weights of other layers,
@@ -61,9 +61,9 @@ def write_sized_checkpoint(folder: Path, size: ModelSize, seed: int = 0) -> int:
         dtype="float32",
     )
     config.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    write_json(
-        folder / "tokenizer_config.json",
+    write_tokenizer(
+        tokenizer,
+        folder,
         {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"},
     )
     with torch.device("meta"):

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
-from fleet.models.causal_lm.paged import LAYOUT, BodyStub
+from fleet.models.causal_lm.paged import BodyStub, run_layers
 from fleet.models.causal_lm.rope import Rotaries, read_scaling
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.torch.model import SpanLayers, SpanRows
@@ -185,15 +185,7 @@ class SpanModel(SpanLayers):
         return self.model(inputs_embeds=last_SH[None], use_cache=False).logits[0]
 
     def _run(self, rows_NH: Tensor, layout: Layout) -> Tensor:
-        positions = layout.positions[None]
-        with self._rotaries.scaled_for(layout):
-            done = self._body(
-                inputs_embeds=rows_NH[None],
-                position_ids=positions,
-                use_cache=False,
-                **{LAYOUT: layout},
-            )
-        return done.last_hidden_state[0]
+        return run_layers(self._body, self._rotaries, rows_NH, layout)
 
 
 class NoLayout:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, write_json
+from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, speakable_ids, write_tokenizer
 from fleet.models.qwen3_omni.tiny_weights import CONSTANT, NEVER, Rules, fill_by_rules
 
 CHAT_TEMPLATE = """\
@@ -56,14 +56,13 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0, *, num_layers: int = 3) 
     _shape_head(model, speakable_ids(tokenizer), ids["<|im_end|>"])
     model.generation_config.eos_token_id = ids["<|im_end|>"]
     model.save_pretrained(out_dir)
-    tokenizer.save(str(out_dir / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "model_max_length": 32768,
     }
-    write_json(out_dir / "tokenizer_config.json", tokenizer_config)
+    write_tokenizer(tokenizer, out_dir, tokenizer_config)
     (out_dir / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     return out_dir
 

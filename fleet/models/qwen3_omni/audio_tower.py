@@ -24,11 +24,10 @@ class AudioTower:
 
     def __init__(self, reader: WeightReader, config: OmniConfig) -> None:
         prefix = reader.first_prefix(AUDIO_TOWER)
+        audio = config.thinker_config.audio_config
+        build = Qwen3OmniMoeAudioEncoder._from_config  # pyright: ignore[reportPrivateUsage]
         with no_init_weights():
-            tower = cast(
-                nn.Module,
-                Qwen3OmniMoeAudioEncoder._from_config(config.thinker_config.audio_config),  # pyright: ignore[reportPrivateUsage]
-            )
+            tower = cast(nn.Module, build(audio))
         weights = {name.removeprefix(prefix): reader.get(name) for name in reader.under(prefix)}
         tower.load_state_dict(weights, assign=True)
         like = next(iter(weights.values()))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import BadInput, EngineError
-from fleet.core.ids import Walk
+from fleet.core.ids import DECODE
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
@@ -40,7 +40,6 @@ from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
 from fleet.spans.protocol.layers import LayerSpan
 
-DECODE = Walk("decode")
 CODES = "codes"
 """Name of the output array with a frame's codes: int32 [1, Q]."""
 VOICE = "voice"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import BadInput
-from fleet.core.ids import Walk
+from fleet.core.ids import PREFILL
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import (
     AnsweringTask,
@@ -39,7 +39,6 @@ from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
 from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
 from fleet.spans.protocol.layers import LayerSpan
 
-PREFILL = Walk("prefill")
 WITH_ROWS = "with_rows"
 """Request parameter, present if the hidden states that enter the accept layer are wanted for the
 Talker.

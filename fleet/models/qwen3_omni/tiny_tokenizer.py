@@ -167,6 +167,12 @@ def write_tokenizer_config(
     write_json(out_dir / "chat_template.json", {"chat_template": chat_template})
 
 
+def write_tokenizer(tokenizer: Tokenizer, out_dir: Path, config: Mapping[str, object]) -> None:
+    """Write tokenizer.json and, with `config`, tokenizer_config.json."""
+    tokenizer.save(str(out_dir / "tokenizer.json"))
+    write_json(out_dir / "tokenizer_config.json", config)
+
+
 def write_processor_files(out_dir: Path) -> None:
     """Write the feature extractor, image and video processor configs, in the real checkpoint's
     layout.

@@ -22,8 +22,8 @@ class VoiceName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speech:
-    """Speech of a clause. `samples`: mono, -1 to 1. `word_ends`: for each word of the clause,
-    position of the sample after its last one; positions never decrease.
+    """Speech of a clause. `samples`: mono, -1 to 1. `word_ends`: position of the sample after the
+    last one of each word of the clause; positions never decrease.
     """
 
     samples: NDArray[np.float32]

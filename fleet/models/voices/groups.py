@@ -18,8 +18,8 @@ the position at which each word ends.
 def speak_groups(words: Sequence[str], speed: float, rate_hz: int, speak: SpeakGroup) -> Speech:
     """Speak words, given as phonemes, in one or more runs of a model.
 
-    Slower speech comes from the model's durations. These have a lower bound, with which faster
-    speech would take longer than it should, so faster speech is made from samples.
+    Slower speech comes from the model's durations. Their lower bound would make faster speech take
+    longer than it should, so faster speech is made from samples.
     """
     model_speed, factor = min(speed, 1.0), max(speed, 1.0)
     parts, ends, length = [np.zeros(0, np.float32)], [np.zeros(0)], 0

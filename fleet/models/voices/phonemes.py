@@ -26,7 +26,7 @@ def vocabulary() -> dict[str, int]:
 
 
 class Pronunciation:
-    """Pronunciation of English. `british`: by British rules."""
+    """Pronunciation of English. `british`: whether British rules apply."""
 
     def __init__(self, *, british: bool) -> None:
         self._g2p = G2P(british=british)

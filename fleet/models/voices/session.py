@@ -41,7 +41,8 @@ class OnnxModel:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.inter_op_num_threads = options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.intra_op_num_threads = 1
         options.use_deterministic_compute = True
         options.log_severity_level = 3
         providers = ["CPUExecutionProvider"]

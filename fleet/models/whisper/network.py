@@ -90,21 +90,45 @@ class TranscriptDecoder:
         """Append tokens to each window; return the logits after the last one of each: float32
         [windows, V]. Several tokens at once only begin a window.
         """
-        device = self._embed_VW.device
         counts = [len(of_window) for of_window in tokens]
-        ids = torch.tensor([one for of_window in tokens for one in of_window], device=device)
+        ids = [one for of_window in tokens for one in of_window]
         at = [
             cache.num_rows + n
             for cache, count in zip(caches, counts, strict=True)
             for n in range(count)
         ]
-        x_NW = self._embed_VW[ids] + self._positions_TW[torch.tensor(at, device=device)]
+        x_NW = self._embedded(ids, at)
         for number, layer in enumerate(self._layers):
             x_NW = layer(x_NW, caches, counts, number)
         for cache, count in zip(caches, counts, strict=True):
             cache.num_rows += count
-        last = torch.tensor(counts, device=device).cumsum(0) - 1
+        last = torch.tensor(counts, device=x_NW.device).cumsum(0) - 1
         return F.linear(self._norm(x_NW[last]), self._embed_VW).float()
+
+    def attention(
+        self, cache: WindowCache, tokens: Sequence[int], heads: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute a window's tokens again, all at once. Return the logits after each of them
+        (float32 [N, V]) and the attention of its row to the audio (float32 [heads, N, A]).
+
+        `heads`: layer and number of each head.
+        """
+        cache.num_rows = 0
+        x_NW = self._embedded(tokens, range(len(tokens)))
+        weights: dict[tuple[int, int], Tensor] = {}
+        for number, layer in enumerate(self._layers):
+            x_NW = layer.add_text(x_NW, [cache], [len(tokens)], number)
+            for head in (one for layer_number, one in heads if layer_number == number):
+                weights[number, head] = layer.audio_weights(x_NW, cache.audio[number, 0], head)
+            x_NW = layer.add_audio(x_NW, [cache], [len(tokens)], number)
+        cache.num_rows = len(tokens)
+        logits_NV = F.linear(self._norm(x_NW), self._embed_VW).float()
+        return logits_NV, torch.stack([weights[head] for head in heads])
+
+    def _embedded(self, ids: Sequence[int], positions: Sequence[int]) -> Tensor:
+        device = self._embed_VW.device
+        rows_NW = self._embed_VW[torch.tensor(ids, device=device)]
+        return rows_NW + self._positions_TW[torch.tensor(positions, device=device)]
 
 
 class _EncoderLayer:
@@ -136,11 +160,23 @@ class _DecoderLayer:
     def __call__(
         self, x_NW: Tensor, caches: Sequence[WindowCache], counts: Sequence[int], number: int
     ) -> Tensor:
+        x_NW = self.add_text(x_NW, caches, counts, number)
+        return self.add_audio(x_NW, caches, counts, number)
+
+    def add_text(
+        self, x_NW: Tensor, caches: Sequence[WindowCache], counts: Sequence[int], number: int
+    ) -> Tensor:
+        """Add what the rows attend to in their windows' text, and append them to the caches."""
         own = self._own(self._own_norm(x_NW)).split(list(counts))
         mixed = [
             self._attend_text(rows, cache, number) for rows, cache in zip(own, caches, strict=True)
         ]
-        x_NW = x_NW + self._own_out(torch.cat(mixed))
+        return x_NW + self._own_out(torch.cat(mixed))
+
+    def add_audio(
+        self, x_NW: Tensor, caches: Sequence[WindowCache], counts: Sequence[int], number: int
+    ) -> Tensor:
+        """Add what the rows attend to in their windows' audio, and the layer's MLP."""
         queries = self._query(self._audio_norm(x_NW)).split(list(counts))
         mixed = [
             self._attend_audio(rows, cache, number)
@@ -148,6 +184,12 @@ class _DecoderLayer:
         ]
         x_NW = x_NW + self._audio_out(torch.cat(mixed))
         return x_NW + self._mlp(x_NW)
+
+    def audio_weights(self, x_NW: Tensor, keys_HAD: Tensor, head: int) -> Tensor:
+        """Return how one head's attention is spread over the audio: float32 [N, A]."""
+        queries_HND = _heads(self._query(self._audio_norm(x_NW)), self._heads)[0]
+        scores_NA = queries_HND[head] @ keys_HAD[head].T
+        return (scores_NA.float() * keys_HAD.shape[-1] ** -0.5).softmax(-1)
 
     def _attend_text(self, rows: Tensor, cache: WindowCache, number: int) -> Tensor:
         end = cache.num_rows + len(rows)

@@ -6,6 +6,7 @@ Its transcripts are noise, but varied, and depend on the sound. The tokenizer is
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -21,7 +22,7 @@ from fleet.models.qwen3_omni.tiny_tokenizer import (
     NUM_TEXT_TOKENS,
     build_tokenizer,
     speakable_ids,
-    write_json,
+    write_tokenizer,
 )
 from fleet.models.qwen3_omni.tiny_weights import Rules, fill_by_rules
 
@@ -68,10 +69,7 @@ def write_tiny_whisper(folder: Path, seed: int = 0) -> Path:
         encoder_ffn_dim=128,
         decoder_ffn_dim=128,
         max_source_positions=WINDOW_S * 50,
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-        eos_token_id=ids["<|endoftext|>"],
-        bos_token_id=ids["<|endoftext|>"],
-        pad_token_id=ids["<|endoftext|>"],
+        **_special_ids(ids),
         suppress_tokens=None,
         begin_suppress_tokens=None,
     )
@@ -80,13 +78,12 @@ def write_tiny_whisper(folder: Path, seed: int = 0) -> Path:
     _shape_head(model, speakable_ids(tokenizer), ids)
     model.generation_config = _generation_config(ids)
     model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "WhisperTokenizer",
         "eos_token": "<|endoftext|>",
         "pad_token": "<|endoftext|>",
     }
-    write_json(folder / "tokenizer_config.json", tokenizer_config)
+    write_tokenizer(tokenizer, folder, tokenizer_config)
     WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(folder)
     return folder
 
@@ -104,12 +101,19 @@ def _whisper_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def _special_ids(ids: dict[str, int]) -> dict[str, Any]:
+    end = ids["<|endoftext|>"]
+    return {
+        "decoder_start_token_id": ids["<|startoftranscript|>"],
+        "eos_token_id": end,
+        "bos_token_id": end,
+        "pad_token_id": end,
+    }
+
+
 def _generation_config(ids: dict[str, int]) -> GenerationConfig:
     return GenerationConfig(
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-        eos_token_id=ids["<|endoftext|>"],
-        pad_token_id=ids["<|endoftext|>"],
-        bos_token_id=ids["<|endoftext|>"],
+        **_special_ids(ids),
         prev_sot_token_id=ids["<|startofprev|>"],
         no_timestamps_token_id=ids["<|notimestamps|>"],
         suppress_tokens=sorted(ids[text] for text in ("!", "?", *_SPECIAL[1:-1])),
@@ -118,6 +122,7 @@ def _generation_config(ids: dict[str, int]) -> GenerationConfig:
         lang_to_id={f"<|{language}|>": ids[f"<|{language}|>"] for language in LANGUAGES},
         task_to_id={name: ids[f"<|{name}|>"] for name in ("translate", "transcribe")},
         max_initial_timestamp_index=50,
+        alignment_heads=[[0, 1], [1, 0], [1, 3]],
         max_length=448,
     )
 

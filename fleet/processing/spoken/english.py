@@ -265,7 +265,8 @@ _SIGNS = (
     _rule(r"(?<=[A-Z])/(?=[A-Z])", lambda: " "),
     _rule(r"(?<=[A-Za-z])\s?/\s?(?=[A-Za-z])", lambda: " slash "),
     _rule(
-        r"(?<=\w)\.(?=(?:py|js|ts|txt|md|csv|json|yaml|yml|html|css|pdf|png|jpg|zip|exe|toml|sh)\b)",
+        r"(?<=\w)\.(?=(?:py|js|ts|txt|md|csv|json|yaml|yml|html|css"
+        r"|pdf|png|jpg|zip|exe|toml|sh)\b)",
         lambda: " dot ",
     ),
     _rule(r"(?:\.{3,}|…)\s?", lambda: "… "),

@@ -67,8 +67,8 @@ _INLINE = (
 EMOJI = (
     Rule(
         r"[0-9#*]\ufe0f?\u20e3|[™®\u200d\u200b\ufeff\ufe0e\ufe0f\u20e3\u2190-\u21ff"
-        r"\u2300-\u23ff\u2460-\u24ff\u2580-\u27bf\u2900-\u297f\u2b00-\u2bff\ue000-\uf8ff\U0001f000-\U0001faff"
-        r"\U000e0000-\U000e007f]+",
+        r"\u2300-\u23ff\u2460-\u24ff\u2580-\u27bf\u2900-\u297f\u2b00-\u2bff\ue000-\uf8ff"
+        r"\U0001f000-\U0001faff\U000e0000-\U000e007f]+",
         says(""),
     ),
 )

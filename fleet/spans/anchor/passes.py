@@ -106,7 +106,9 @@ class SpanPasses(PassQueue[TaskT]):
         self._log, self._copies = SpanLog(options.keep_bytes), SpanCopies()
         self._suspects: list[TaskT] = []
         self._break_noted = False
-        self._num_begun = self._num_completed = self._num_reported = 0
+        self._num_begun = 0
+        self._num_completed = 0
+        self._num_reported = 0
         self._like = torch.empty(0, dtype=pool.data.dtype, device=pool.data.device)
         self._tally = PassTally()
         self._earlier_bytes = 0, 0

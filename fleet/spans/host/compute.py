@@ -76,7 +76,9 @@ class SpanHost:
         self._returned = returned
         self._tables: dict[int, HostedTable] = {}
         self._used_pages: set[int] = set()
-        self.last_number = self.num_rows = self.num_rows_again = 0
+        self.last_number = 0
+        self.num_rows = 0
+        self.num_rows_again = 0
 
     @property
     def num_tables(self) -> int:

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.errors import ContextLengthExceeded
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import DECODE, EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
-from fleet.graphs.cascade import CLIP_ID, DECODE, SAID, TEXT, TRANSCRIPT
+from fleet.graphs.cascade import CLIP_ID, SAID, TEXT, TRANSCRIPT
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
 from fleet.processing.transcripts import Transcripts, insert_transcripts, literal_tokenizer
 from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput

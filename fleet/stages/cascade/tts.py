@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from fleet.core.errors import ConfigError
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import DECODE, EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine import voice
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.voice import VoiceEngine
-from fleet.graphs.cascade import AUDIO, DECODE
+from fleet.graphs.cascade import AUDIO
 from fleet.models.voices.load import load_voice
 from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.cascade.narration import ClauseSpeaker
@@ -42,7 +42,9 @@ class VoiceTask(TaskAdapter):
     """
 
     def __init__(self, spec: RequestSpec, options: BuildOptions, speaker: ClauseSpeaker) -> None:
-        self._spec, self._stage, self._speaker = spec, options.stage, speaker
+        self._spec = spec
+        self._stage = options.stage
+        self._speaker = speaker
         self._num_samples = 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fleet.core.ids import EdgeName, StageName, Walk
+from fleet.core.ids import DECODE, EdgeName, StageName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.codec import CodecEngine, WindowPolicy
-from fleet.graphs.qwen3_omni import DECODE
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
 from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ChunkOrderError
-from fleet.core.ids import EdgeName, Walk
+from fleet.core.ids import DECODE, PREFILL, EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import (
     NUM_POSITIONS,
@@ -17,7 +17,7 @@ from fleet.engine.base import (
     EngineOutput,
     EngineRequest,
 )
-from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
+from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import OmniConfig, read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
 from fleet.core.errors import ConfigError
-from fleet.core.ids import EdgeName
+from fleet.core.ids import PREFILL, EdgeName
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import installed_version, start
-from fleet.graphs.qwen3_omni import PREFILL, QWEN3_OMNI, THINKER
+from fleet.graphs.qwen3_omni import QWEN3_OMNI, THINKER
 from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import SALT, WITH_ROWS, Thinker

@@ -53,7 +53,7 @@ class Outbox:
         acks = [
             ack
             for task in self._tasks.values()
-            if task.ack_due
+            if task.ack_due and task.inbound
             for ack in task.take_acks(self._engine.num_unread(task.request))
         ]
         calls: list[PendingCall] = [(scripts.ack(acks), ignore_reply)] if acks else []

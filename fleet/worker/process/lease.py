@@ -5,7 +5,7 @@ for longer than a bound. The bound exceeds a lease, since a turn may take longer
 the loop's thread does meanwhile decides which bound applies. While it computes, a turn may take
 `max_step_s`. While it waits, `STUCK_S`, or in a step of the engine (which may wait for a GPU or
 another process) a multiple of the longest step so far. Before a long operation (loading) the loop
-sets a longer bound. Each progress is also a beat for the process's keeper, which kills the process
+sets a longer bound. Every progress is also a beat for the process's keeper, which kills the process
 later than this thread gives it up. The thread logs the stacks of all threads when it stops
 renewing, and when an operator orders a dump.
 """

@@ -35,10 +35,12 @@ class EdgeCredit:
         num_left, most = len(self._ends_bytes) - self.acked, self._credits
         if num_left <= 0:
             return False
+        if most.chunks is not None and num_left >= most.chunks:
+            return True
+        if most.num_bytes is None:
+            return False
         read_bytes = self._ends_bytes[self.acked - 1] if self.acked else 0
-        return (most.chunks is not None and num_left >= most.chunks) or (
-            most.num_bytes is not None and self._num_bytes - read_bytes >= most.num_bytes
-        )
+        return self._num_bytes - read_bytes >= most.num_bytes
 
     def enough(self) -> int:
         """Return the number of chunks that must be acknowledged until half of the credits is free

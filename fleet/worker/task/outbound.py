@@ -15,13 +15,11 @@ import numpy as np
 
 from fleet.config.credits import Credits
 from fleet.core.errors import ChunkOrderError
-from fleet.core.ids import Epoch, Walk
+from fleet.core.ids import NO_WALK, Epoch, Walk
 from fleet.engine.base import Arrays
 from fleet.graphs import ChunkPolicy, Edge
 from fleet.stages.base import EdgeItem
 from fleet.worker.task.credit import EdgeCredit
-
-NO_WALK = Walk("")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +138,7 @@ class OutboundEdge:
     ) -> None:
         self.edge = edge
         self._policy = policy
+        self._item_bytes = {name: np.dtype(dtype).itemsize for name, dtype in edge.tensors.items()}
         self.writes_markers = writes_markers
         logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
@@ -256,11 +255,10 @@ class OutboundEdge:
 
     def _num_bytes(self, arrays: Arrays) -> int:
         """Return the size of arrays as they are sent, in the edge's dtypes."""
-        dtypes = self.edge.tensors
-        return sum(
-            array.size * np.dtype(dtypes.get(name, array.dtype)).itemsize
-            for name, array in arrays.items()
-        )
+        num_bytes = 0
+        for name, array in arrays.items():
+            num_bytes += array.size * (self._item_bytes.get(name) or array.itemsize)
+        return num_bytes
 
     def _split(self, arrays: Arrays, num_rows: int) -> tuple[Arrays, Arrays]:
         if self.num_rows(arrays) <= num_rows:
@@ -333,7 +331,9 @@ class OutboundEdge:
         self._playback = self._playback or self._begin_playback(now_s)
         if self._playback is not None:
             self._playback.add_released(now_s, len(self._items), self.edge.item_ms / 1000)
-        self._items, self._figures, self.is_held = [], {}, False
+        self._items = []
+        self._figures = {}
+        self.is_held = False
         self.produced += 1
         self.credit.add_chunk(self._num_bytes(draft.arrays))
         return draft

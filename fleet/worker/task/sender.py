@@ -162,6 +162,6 @@ def _is_pulled(edge: OutboundEdge, name: str, data: bytes) -> bool:
 
 
 def _inline(edge: OutboundEdge, name: str, array: np.ndarray) -> tuple[WireTensor, bytes]:
-    dtype = edge.edge.tensors.get(name, str(array.dtype))
+    dtype = edge.edge.tensors.get(name) or str(array.dtype)  # which is slow
     data = np.ascontiguousarray(array, dtype=dtype).tobytes()
     return WireTensor(dtype=dtype, shape=array.shape, data=data), data

@@ -11,7 +11,7 @@ import numpy as np
 from fleet.config import FleetConfig
 from fleet.control.scripts import Ack, CreditWait
 from fleet.core.hand_off import HandOff
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
+from fleet.core.ids import NO_WALK, EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
@@ -199,8 +199,8 @@ class Task:
     def take_acks(self, num_unread: int) -> list[Ack]:
         """Return the acknowledgements that are due: after every stride of chunks, and at once at
         the end of an edge or of the task. `num_unread`: number of the pieces fed last that the
-        engine has yet to read. It reads only while the outputs have credit, so that a slow reader
-        of the answer holds back every stage before it.
+        engine has yet to read. The engine reads only while the outputs have credit, so that a slow
+        reader of the answer holds back every stage before it.
         """
         due: list[Ack] = []
         self.ack_due = False
@@ -301,7 +301,7 @@ def _open_outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundE
     logged = EdgeLog(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
         sizes_bytes=[chunk.num_bytes for chunk in chunks],
-        walks=[chunk.producer_walk or Walk("") for chunk in chunks],
+        walks=[chunk.producer_walk or NO_WALK for chunk in chunks],
         remote={
             chunk.index: chunk.epoch
             for chunk in chunks
@@ -320,7 +320,7 @@ def logged_output(logs: TaskLogs) -> LoggedOutput:
     """
     parts: dict[tuple[EdgeName, Walk], dict[str, list[np.ndarray]]] = {}
     for edge, chunk in ((edge, chunk) for edge, chunks in logs.outputs.items() for chunk in chunks):
-        of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})
+        of_walk = parts.setdefault((edge, chunk.producer_walk or NO_WALK), {})
         for name, tensor in chunk.tensors.items():
             if tensor.data is not None:
                 of_walk.setdefault(name, []).append(

@@ -177,7 +177,10 @@ def test_worker_commands_show_their_result(open_page: OpenPage, telemetry: FakeT
         page.once("dialog", dismiss)
         row.get_by_role("button", name=command).focus()
         page.keyboard.press("Enter")
-        wait_until(lambda: page.evaluate("1") and command in "".join(questions), "the dialog")  # noqa: B023
+        wait_until(
+            lambda: page.evaluate("1") and command in "".join(questions),  # noqa: B023
+            "the dialog",
+        )
     assert all("fleet worker talker" in text and "running tasks" in text for text in questions)
     assert telemetry.orders == [], "a dismissed command is not sent"
     page.once("dialog", lambda dialog: dialog.accept())

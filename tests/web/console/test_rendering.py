@@ -226,7 +226,8 @@ def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
 
 def test_curl_command_contains_the_request_body(gateway: ServedGateway) -> None:
     answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
-    text = "".join(html_audit.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
+    request = answer._request_id  # pyright: ignore[reportPrivateUsage]
+    text = "".join(html_audit.read(page_of(gateway, f"/requests/{request}")).text)
     assert (
         f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
     )

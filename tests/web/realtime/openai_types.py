@@ -3,7 +3,7 @@ errors.
 """
 
 from copy import deepcopy
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from openai import BaseModel
 from openai.types.realtime import RealtimeServerEvent
@@ -66,7 +66,7 @@ def _at_openais_rate(event: dict[str, Any]) -> dict[str, Any]:
 
 def _extras(value: object, at: str = "") -> list[str]:
     if isinstance(value, list):
-        return [found for inner in value for found in _extras(inner, at)]  # pyright: ignore[reportUnknownVariableType]
+        return [extra for inner in cast("list[object]", value) for extra in _extras(inner, at)]
     if not isinstance(value, BaseModel):
         return []
     found = [f"{at}{name}" for name in value.model_extra or {}]

@@ -40,7 +40,7 @@ async def test_secret_opens_its_session_from_any_origin(
     async with AsyncOpenAI(base_url=f"{locked.url}/v1", api_key="secret", max_retries=0) as client:
         secret = await client.realtime.client_secrets.create(
             session=SESSION,
-            expires_after={"anchor": "created_at", "seconds": 60},  # pyright: ignore[reportArgumentType]
+            expires_after={"anchor": "created_at", "seconds": 60},
         )
     assert secret.value.startswith("ek_") and secret.session.type == "realtime"
     ClientSecretCreateResponse.model_validate(secret.model_dump())

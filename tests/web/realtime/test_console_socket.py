@@ -270,22 +270,29 @@ async def test_lost_end_of_a_response_is_sent_again(gateway: ServedGateway) -> N
     assert bytes(again.audio[response]) == sine(Script().num_samples).tobytes()[2 * 1920 :]
 
 
+async def half_answered(page: SocketClient, gateway: ServedGateway) -> tuple[str, int]:
+    """Ask by voice, and wait until a part of the answer has come and the session is written; return
+    the response's id and the number of samples that have come.
+    """
+    await page.speak(question())
+    response = (await page.until("response.created"))["response"]["id"]
+    await page.until_audio(response, RATE_HZ)
+    wait_until(
+        lambda: (
+            page.session in gateway.client.voice.held
+            and len(gateway.client.voice.held[page.session].fields) == 3
+        ),
+        "written",
+    )
+    return response, len(page.audio[response]) // 2
+
+
 async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
         first.client.script = script
         async with opened(first) as page:
-            await page.speak(question())
-            response = (await page.until("response.created"))["response"]["id"]
-            await page.until_audio(response, RATE_HZ)
-            wait_until(
-                lambda: (
-                    page.session in first.client.voice.held
-                    and len(first.client.voice.held[page.session].fields) == 3
-                ),
-                "written",
-            )
-            had = len(page.audio[response]) // 2
+            response, had = await half_answered(page, first)
             async with opened(
                 second, session=page.session, response=response, samples=had
             ) as again:
@@ -309,8 +316,8 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response continues at another gateway after its first gateway is lost. While Redis refuses
-    writes, the other gateway cannot take the request over, and waits. It names its right to the
-    session, which the client may have continued at a third gateway meanwhile.
+    writes, the other gateway cannot take the request over, and waits. The gateway names its right
+    to the session, which the client may have continued at a third gateway meanwhile.
     """
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
         first.client.script = Script(
@@ -331,17 +338,7 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
 
         monkeypatch.setattr(first.client.requests, "resume", resume_later)
         async with opened(first) as page:
-            await page.speak(question())
-            response = (await page.until("response.created"))["response"]["id"]
-            await page.until_audio(response, RATE_HZ)
-            wait_until(
-                lambda: (
-                    page.session in first.client.voice.held
-                    and len(first.client.voice.held[page.session].fields) == 3
-                ),
-                "written",
-            )
-            had = len(page.audio[response]) // 2
+            response, had = await half_answered(page, first)
             async with opened(
                 second, session=page.session, response=response, samples=had
             ) as again:

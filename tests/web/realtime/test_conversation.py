@@ -2,6 +2,8 @@
 responses.
 """
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from fleet.core.errors import BadInput, NotFound
 from fleet.processing import AudioPart, Recording, TextPart
 from web.realtime.conversation import Clip, Conversation, Item, Part, PlayedSpeech
+from web.realtime.prompt import make_prompt
+from web.realtime.recognitions import Recognitions
 
 RATE_HZ = 24_000
 SECOND = bytes(2 * 16_000)
@@ -16,7 +20,8 @@ SECOND = bytes(2 * 16_000)
 
 def text(item_id: str, words: str, role: str = "user") -> Item:
     kind = "output_text" if role == "assistant" else "input_text"
-    return Item(id=item_id, role=role, parts=[Part(kind=kind, text=words)])  # pyright: ignore[reportArgumentType]
+    parts = [Part(kind=kind, text=words)]
+    return Item(id=item_id, role=role, parts=parts)  # pyright: ignore[reportArgumentType]
 
 
 def spoken(item_id: str, words: str, seconds: float) -> Item:
@@ -119,3 +124,42 @@ def test_old_speech_leaves_its_transcript() -> None:
     assert talk.messages("")[0].content == TextPart(
         text="good morning", where="messages[0].content"
     )
+
+
+@pytest.mark.parametrize("sends_transcripts", [True, False])
+async def test_prompt_waits_for_a_transcript_only_if_it_has_the_transcript(
+    sends_transcripts: bool,
+) -> None:
+    talk = Conversation(10, 60, sends_transcripts=sends_transcripts)
+    talk.add(*voiced("a"))
+    asked = make_prompt(
+        "m", talk.messages(""), spoken=False, voice="", max_output_tokens=None, session=None
+    )
+    recognitions = Recognitions(talk)
+    async with recognitions.recognizing("a.0"):
+        waiting = asyncio.create_task(recognitions.until_ended(asked.clip_names))
+        await asyncio.sleep(0)
+        assert waiting.done() != sends_transcripts
+        talk.set_transcript("a", 0, "good morning")
+    await waiting
+    assert recognitions.with_transcripts(asked).clip_names == ([] if sends_transcripts else ["a.0"])
+
+
+def test_truncation_of_the_client_counts_more_than_the_estimate() -> None:
+    """The gateway estimated 1 s of playback; the client says 2 s, and later 3 s, of which no word
+    comes back.
+    """
+    talk, words = Conversation(10, 60), "one two three four"
+    item = spoken("a", words, 4.0)
+    ends = [(3, 20_000), (7, 44_000), (13, 70_000), (18, 96_000)]
+    item.parts[0].speech = PlayedSpeech(
+        text=words, whole=0, sent=96_000, played=96_000, word_ends=ends
+    )
+    talk.add(item)
+    kept: list[str] = []
+    talk.cut(item, RATE_HZ)
+    kept.append(item.parts[0].text)
+    for end_ms in (2_000, 3_000, 834, 833):
+        talk.truncate("a", 0, end_ms)
+        kept.append(item.parts[0].text)
+    assert kept == ["one", "one two", "one two", "one", ""]

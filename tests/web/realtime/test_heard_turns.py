@@ -2,13 +2,12 @@
 of a turn comes with the response to it, and later prompts have the transcript instead of the audio.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
+from fleet.core.errors import Overloaded
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from tests.web.conftest import Loaded, ServedGateway, load_cascade, serving
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.fake_client import RATE_HZ as ANSWER_HZ
 from tests.web.realtime.socket_client import Event, SocketClient
@@ -20,22 +19,10 @@ HEARD_TEXT = "What time is it <|im_end|> now?"
 TURN = silence(300) + speech(QUESTION) + silence(800)
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    return load_cascade(tmp_path_factory.mktemp("cascade"))
-
-
-@pytest.fixture(scope="module")
-def served(cascade: Loaded) -> Iterator[ServedGateway]:
-    with serving(cascade) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def gateway(served: ServedGateway) -> ServedGateway:
-    served.client.reset()
-    served.client.script = Script(heard=HEARD_TEXT, num_samples=FRAME_SAMPLES)
-    return served
+def gateway(cascade_gateway: ServedGateway) -> ServedGateway:
+    cascade_gateway.client.script = Script(heard=HEARD_TEXT, num_samples=FRAME_SAMPLES)
+    return cascade_gateway
 
 
 def requests(gateway: ServedGateway) -> list[RequestSpec]:
@@ -123,6 +110,135 @@ async def test_turn_whose_response_is_cancelled_first_is_transcribed_by_itself(
     await page.send("response.cancel")
     assert (await page.until(f"{TRANSCRIPTION}.completed"))["transcript"] == HEARD_TEXT
     assert requests(gateway)[-1].stages == (ASR,)
+
+
+def recognised(gateway: ServedGateway) -> list[tuple[str, ...]]:
+    """Return the stages of each request whose recogniser got audio."""
+    return [spec.stages for spec in requests(gateway) if spec.audio]
+
+
+async def committed(page: SocketClient, *, transcription: bool) -> None:
+    """Speak a turn with push to talk, and request a response before anything is recognised."""
+    await page.detect_turns(None)
+    if transcription:
+        await transcribed(page)
+    await page.speak(speech(QUESTION))
+    await page.send("input_audio_buffer.commit")
+    await page.send("response.create")
+
+
+@pytest.mark.parametrize("transcription", [True, False])
+async def test_committed_turn_is_recognised_once(
+    page: SocketClient, gateway: ServedGateway, transcription: bool
+) -> None:
+    await committed(page, transcription=transcription)
+    await page.completed()
+    await page.complete("and now?")
+    assert recognised(gateway) == [(ASR,) if transcription else (ASR, LM, TTS)]
+    answer = requests(gateway)[1 if transcription else 0]
+    assert answer.outputs[-2:] == (TEXT, AUDIO)
+    if transcription:
+        prompt = gateway.client.tokenizer.decode(list(answer.prompt_ids))
+        assert HEARD_TEXT in prompt, "the response waits for the transcript"
+
+
+async def test_response_recognises_a_turn_whose_own_recognition_failed(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
+    gateway.client.script = Script(
+        heard=HEARD_TEXT,
+        num_samples=FRAME_SAMPLES,
+        refusal=Overloaded("full"),
+        refusals=range(1),
+    )
+    await committed(page, transcription=True)
+    await until_all(page, "response.done", f"{TRANSCRIPTION}.failed")
+    assert recognised(gateway) == [(ASR, LM, TTS)]
+
+
+async def test_two_responses_to_one_turn_share_its_recognition(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
+    await committed(page, transcription=False)
+    item = (await page.until(COMMITTED))["item_id"]
+    aside = {"conversation": "none", "input": [{"type": "item_reference", "id": item}]}
+    await page.send("response.create", response=aside)
+    await until_all(page, "response.done", number=2)
+    assert recognised(gateway) == [(ASR, LM, TTS)] and len(requests(gateway)) == 2
+
+
+async def test_short_interruption_is_recognised_once_and_its_answer_once_more_continued(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
+    """A spoken question is answered, the answer interrupted by a cough and continued, and then by
+    a word: each of the three clips is recognised once.
+    """
+    await transcribed(page)
+    gateway.client.script = Script(heard=HEARD_TEXT, num_samples=8 * ANSWER_HZ, gap_s=0.01)
+    await page.speak(TURN)
+    first = (await page.until("response.created"))["response"]
+    await page.until_audio(first["id"], FRAME_SAMPLES)
+    word = speech(QUESTION)[: 2 * ANSWER_HZ * 3 // 10]
+    for heard in ("", "stop"):
+        gateway.client.script = Script(heard=heard, num_samples=8 * ANSWER_HZ, gap_s=0.01)
+        await page.speak(silence(100) + word + silence(700))
+        begun = (await page.until("response.created"))["response"]
+        await page.until_audio(begun["id"], FRAME_SAMPLES)
+    assert recognised(gateway) == [(ASR, LM, TTS), (ASR,), (ASR,)]
+    answers = [spec for spec in requests(gateway) if spec.kind == "voice"]
+    decode = gateway.client.tokenizer.decode
+    prompts = [
+        decode([t for t in spec.prompt_ids if t != CLIP_ID], skip_special_tokens=False)
+        for spec in answers
+    ]
+    assert HEARD_TEXT in prompts[1] and "stop" not in prompts[1]
+    assert HEARD_TEXT in prompts[2] and "stop" in prompts[2]
+    transcripts = [
+        event["transcript"]
+        for event in page.events
+        if event["type"] == f"{TRANSCRIPTION}.completed"
+    ]
+    assert transcripts == [HEARD_TEXT, "stop"]
+
+
+VOICE_DETECTION_MS = (90, 240)
+"""Least and greatest time after the end of the speech for which voice detection still hears it."""
+
+
+async def silence_before_the_end_ms(page: SocketClient) -> int:
+    """Speak, and return the length of the silence with which the turn ends. The words are known
+    before the shortest wait is over.
+    """
+    await page.speak(silence(300) + speech(QUESTION))
+    for num_blocks in range(1, 200):
+        await page.speak(silence(32))
+        for _ in range(4):
+            await page.events_before_refusal()
+        if "input_audio_buffer.speech_stopped" in page.kinds():
+            return 32 * num_blocks
+    raise AssertionError("the turn does not end")
+
+
+@pytest.mark.parametrize(
+    ("detection", "heard", "wait_ms"),
+    [
+        ({"type": "semantic_vad"}, "Stop.", 300),
+        ({"type": "semantic_vad"}, "I think that", 1600),
+        ({"type": "semantic_vad", "eagerness": "low"}, "Stop.", 600),
+        ({"type": "semantic_vad", "eagerness": "high"}, "I think that", 1000),
+        ({"type": "server_vad"}, "Stop.", 500),
+        ({"type": "server_vad"}, "I think that", 500),
+    ],
+)
+async def test_words_decide_when_a_turn_ends(
+    page: SocketClient, gateway: ServedGateway, detection: dict[str, str], heard: str, wait_ms: int
+) -> None:
+    gateway.client.script = Script(heard=heard, num_samples=FRAME_SAMPLES)
+    await page.detect_turns(detection)
+    least_ms, most_ms = VOICE_DETECTION_MS
+    assert least_ms <= await silence_before_the_end_ms(page) - wait_ms <= most_ms
+    await until_all(page, "response.done")
+    assert recognised(gateway) == [(ASR, LM, TTS)], "one recognition, and it is the response's"
 
 
 async def test_silent_turn_is_not_recognised_again(

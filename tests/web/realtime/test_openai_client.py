@@ -22,7 +22,10 @@ async def connected(
     gateway: ServedGateway, **options: object
 ) -> AsyncIterator[AsyncRealtimeConnection]:
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
-        async with client.realtime.connect(model="omni", **options) as connection:  # pyright: ignore[reportArgumentType]
+        async with client.realtime.connect(
+            model="omni",
+            **options,  # pyright: ignore[reportArgumentType]
+        ) as connection:
             assert (await connection.recv()).type == "session.created"
             yield connection
 
@@ -45,9 +48,12 @@ def kinds(events: list[RealtimeServerEvent]) -> list[str]:
 
 
 async def say(connection: AsyncRealtimeConnection, text: str) -> None:
-    content = [{"type": "input_text", "text": text}]
     await connection.conversation.item.create(
-        item={"type": "message", "role": "user", "content": content}  # pyright: ignore[reportArgumentType]
+        item={
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": text}],
+        }
     )
 
 

@@ -4,7 +4,9 @@ client's session.
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -42,8 +44,20 @@ async def next_error(socket: ClientConnection) -> str:
     return str(event)
 
 
-async def next_event(socket: ClientConnection) -> dict[str, object]:
+async def next_event(socket: ClientConnection) -> dict[str, Any]:
     return json.loads(await socket.recv())
+
+
+@asynccontextmanager
+async def two_queued(small: ServedGateway) -> AsyncIterator[tuple[ClientConnection, ...]]:
+    """Connect two clients that wait in the queue."""
+    async with (
+        connect(address(small, "/console/ws")) as third,
+        connect(address(small, "/console/ws")) as fourth,
+    ):
+        assert (await next_event(third))["position"] == 1
+        assert (await next_event(fourth))["position"] == 2
+        yield third, fourth
 
 
 async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> None:
@@ -54,11 +68,11 @@ async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> N
         ):
             assert (await next_event(third))["position"] == 1
             queued = await next_event(fourth)
-            assert queued["type"] == "error" and queued["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
+            assert queued["type"] == "error" and queued["error"]["code"] == "session_queued"
             assert "place 2" in str(queued)
             async with connect(address(small, "/console/ws")) as fifth:
                 refused = await next_event(fifth)
-                assert refused["error"]["code"] == "rate_limit_exceeded"  # pyright: ignore[reportIndexIssue]
+                assert refused["error"]["code"] == "rate_limit_exceeded"
                 await fifth.wait_closed()
                 assert fifth.close_code == 1013
                 assert (fifth.close_reason or "").startswith(
@@ -77,13 +91,7 @@ async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> N
 
 async def test_client_that_leaves_the_queue_is_skipped(small: ServedGateway) -> None:
     async with opened(small) as first, opened(small):
-        async with (
-            connect(address(small, "/console/ws")) as third,
-            connect(address(small, "/console/ws")) as fourth,
-        ):
-            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))[
-                "position"
-            ] == 2
+        async with two_queued(small) as (third, fourth):
             await third.close()
             assert (await next_event(fourth))["position"] == 1
             await first.socket.close()
@@ -118,13 +126,7 @@ async def test_early_frames_of_all_clients_are_bounded_together(
 ) -> None:
     monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small) as first, opened(small):
-        async with (
-            connect(address(small, "/console/ws")) as third,
-            connect(address(small, "/console/ws")) as fourth,
-        ):
-            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))[
-                "position"
-            ] == 2
+        async with two_queued(small) as (third, fourth):
             for _ in range(60):
                 await third.send(SAMPLE)
                 await fourth.send(SAMPLE)

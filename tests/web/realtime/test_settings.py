@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput
+from web.realtime.audio.turn_end import WAITS, Eagerness
 from web.realtime.protocol.client_events import SessionUpdate, parse_event
 from web.realtime.protocol.session_update import read_patch
 from web.realtime.protocol.settings import (
-    EAGERNESS_MS,
     SemanticVad,
     ServerVad,
     Settings,
@@ -60,14 +60,17 @@ def test_absent_field_is_unchanged_and_null_is_off() -> None:
     assert updated(third, instructions="Be brief.").detection is None
 
 
-@pytest.mark.parametrize("eagerness", sorted(EAGERNESS_MS))
-def test_semantic_detection_sets_the_length_of_silence(eagerness: str) -> None:
+@pytest.mark.parametrize("eagerness", sorted(WAITS))
+def test_semantic_detection_sets_the_length_of_silence(eagerness: Eagerness) -> None:
     settings = with_input(
         Settings(), turn_detection={"type": "semantic_vad", "eagerness": eagerness}
     )
     assert isinstance(settings.detection, SemanticVad)
     rules = settings.rules(ON, OFF)
-    assert rules is not None and rules.silence_ms == EAGERNESS_MS[eagerness]
+    assert rules is not None and rules.silence_ms == WAITS[eagerness].unknown_ms
+    assert rules.waits == WAITS[eagerness] and rules.speculate_ms == ON
+    early = settings.rules(ON, OFF, recognizes=True)
+    assert early is not None and early.speculate_ms < WAITS["high"].complete_ms
 
 
 def test_fields_without_effect_leave_the_settings_as_they_are() -> None:

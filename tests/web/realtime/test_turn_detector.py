@@ -14,6 +14,7 @@ from web.realtime.audio.turn_detector import (
     TurnStarted,
     TurnStopped,
 )
+from web.realtime.audio.turn_end import WAITS
 
 
 def run(probabilities: list[float], rules: TurnRules) -> list[TurnEvent]:
@@ -65,6 +66,28 @@ def test_endless_turn_is_ended() -> None:
     assert all(end <= start for end, start in zip(ends, starts[1:], strict=False)), (
         "no audio is in two turns"
     )
+
+
+def test_words_before_a_pause_decide_when_the_turn_ends() -> None:
+    """The words are told after 256 ms of silence; a pause that is over has no effect."""
+    rules = TurnRules(silence_ms=512, speculate_ms=192, waits=WAITS["medium"])
+    for told, expected_ms in (("Stop.", 320), ("I think that", 1600), ("stop", 512)):
+        detector, ended = TurnDetector(rules), 0
+        probabilities = frames(320, 0.9) + frames(224, 0.0) + frames(320, 0.9) + frames(2000, 0.0)
+        pauses = list[int]()
+        for index, probability in enumerate(probabilities, 1):
+            end, events = index * FRAME_SAMPLES, detector.feed(probability, index * FRAME_SAMPLES)
+            pauses += [event.end for event in events if isinstance(event, TurnPaused)]
+            if index == (864 + 256) // FRAME_MS:
+                detector.expect_end(pauses[0], "I think that")
+                detector.expect_end(pauses[1], told)
+            if any(isinstance(event, TurnStopped) for event in events):
+                ended = end
+                break
+        assert ended // 16 - 864 == expected_ms, told
+    fixed = TurnDetector(TurnRules(silence_ms=512, speculate_ms=192))
+    fixed.feed(0.9, 512)
+    fixed.expect_end(0, "I think that")
 
 
 @given(

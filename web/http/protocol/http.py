@@ -101,7 +101,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     # the connection
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, transport: asyncio.Transport
+    ) -> None:
         self._slot = Connection(transport, get_remote_addr(transport), self)
         self.transport = transport
         self._head_since = self.loop.time()
@@ -126,7 +128,7 @@ class BoundedHttp(HttpToolsProtocol):
                     self._slot, "TLS handshakes that failed", f"the TLS handshake failed: {error}"
                 )
             secured = None
-        if secured is None or secured.is_closing() or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
+        if secured is None or secured.is_closing() or not self.parser:
             transport.abort()
             self._forget()
             return
@@ -150,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        if self._handshake is not None and self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
+        if self._handshake is not None and not self.flow:
             self._slot.raw.abort()
         else:
             super().shutdown()
@@ -172,10 +174,10 @@ class BoundedHttp(HttpToolsProtocol):
     # input
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is not None or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
+        if self._refusal is not None or not self.parser:
             self._discard(len(data))
             return
-        if self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
+        if not self.flow:
             self._early.append(data)
             return
         self._unset_keepalive_if_required()
@@ -290,7 +292,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._pace.num_bytes += len(body)
-        answered = self.cycle is not None and self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+        answered = bool(self.cycle and self.cycle.response_complete)
         self._size.add_body(len(body), discarded=answered)
         super().on_body(body)
 
@@ -357,7 +359,7 @@ class BoundedHttp(HttpToolsProtocol):
         """
         if self._ends_at is not None and now >= self._ends_at:
             self._slot.raw.abort()
-        elif self.flow is None:  # pyright: ignore[reportUnnecessaryComparison]
+        elif not self.flow:
             self._check_handshake(now)
         elif not self._check_sending(now):
             self._check_receiving(now)

@@ -37,8 +37,12 @@ class MessageSize:
     )
 
     def __init__(self) -> None:
-        self._read = self._framing = self._body_of_read = 0
-        self._url_bytes = self._field_bytes = self._num_fields = 0
+        self._read = 0
+        self._framing = 0
+        self._body_of_read = 0
+        self._url_bytes = 0
+        self._field_bytes = 0
+        self._num_fields = 0
         self._ended = False
         self.num_head_bytes = 0
         """Bytes read of an unfinished head."""
@@ -48,9 +52,11 @@ class MessageSize:
         """Bytes of a body that arrived after the answer to its request was sent."""
 
     def begin_message(self) -> None:
-        self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = (
-            self._framing
-        ) = 0
+        self._url_bytes = 0
+        self._field_bytes = 0
+        self._num_fields = 0
+        self.num_discarded = 0
+        self._framing = 0
 
     def add_url(self, num_bytes: int) -> ConnectionRefusal | None:
         self._url_bytes += num_bytes
@@ -112,7 +118,9 @@ class BodyPace:
 
     def begin(self, now: float) -> None:
         self._since = self._last = now
-        self._seen = self.num_bytes = self._total = 0
+        self._seen = 0
+        self.num_bytes = 0
+        self._total = 0
 
     def is_too_slow(self, now: float, timeout_s: float) -> bool:
         if self.num_bytes > self._seen:

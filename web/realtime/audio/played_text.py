@@ -1,7 +1,9 @@
-"""Estimate of the words of a spoken response that the client has played, from the share of the
-speech that was played; the history must contain no other words. Pure.
+"""The words of a spoken response that the client has played; the history must contain no other
+words. Pure.
 
-Silence before, between and after the words does not count as speech.
+Where the voice tells when its words end, `ended_words` finds them exactly. Otherwise they are
+estimated from the share of the speech that was played; silence before, between and after the words
+does not count as speech.
 """
 
 from collections.abc import Iterable
@@ -35,6 +37,17 @@ played word than contains an unplayed word.
 """
 MAX_WORD = 32
 WEIGHT = 0.3
+
+
+def ended_words(text: str, word_ends: Iterable[tuple[int, int]], played: int) -> str:
+    """Return the beginning of `text` up to the last word whose end the client has played.
+    `word_ends` has, for each word, the characters of `text` and the samples of the audio up to its
+    end; both never decrease.
+    """
+    if played <= 0:
+        return ""
+    num_chars = max((chars for chars, end in word_ends if end <= played), default=0)
+    return text if num_chars >= len(text) else text[: max(0, num_chars)].rstrip()
 
 
 class SpeakingRate:

@@ -5,6 +5,7 @@ model and no clock.
 from dataclasses import dataclass
 
 from fleet.processing.voice_activity import FRAME_MS, FRAME_SAMPLES, RATE_HZ
+from web.realtime.audio.turn_end import EndWaits, end_of_turn_ms
 
 MIN_VOICED_FRAMES = 2
 """Number of consecutive voiced frames with which a turn begins: a click fills only one frame."""
@@ -19,8 +20,9 @@ class TurnRules:
     """Parameters of turn detection. Units: milliseconds; `threshold` is a probability.
 
     `prefix_ms` is the audio before the first voiced frame that belongs to a turn. After
-    `silence_ms` of silence the turn ends. After `speculate_ms` of silence a speculative response
-    may start, to be discarded if speech continues; 0 starts none. A turn of `longest_ms` is ended
+    `silence_ms` of silence the turn ends; with `waits`, sooner or later if the words before the
+    silence are known (`expect_end`). After `speculate_ms` of silence a speculative response may
+    start, to be discarded if speech continues; 0 starts none. A turn of `longest_ms` is ended
     during speech, since no prompt holds a longer turn.
     """
 
@@ -29,6 +31,7 @@ class TurnRules:
     silence_ms: int = 500
     speculate_ms: int = 200
     longest_ms: int = 120_000
+    waits: EndWaits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,8 @@ class TurnDetector:
         self._floor = 0
         """Earliest position at which the next turn may begin: the end of the last turn."""
         self._paused_at: int | None = None
+        self._end_ms: int | None = None
+        """Silence that ends the pause under way, if its words are known."""
 
     @property
     def voiced_ms(self) -> int:
@@ -101,6 +106,20 @@ class TurnDetector:
             else self._in_silence(probability, end)
         )
 
+    def expect_end(self, paused_at: int, transcript: str) -> None:
+        """Let the words of the turn decide when it ends. `transcript` is what was said before the
+        pause whose event had the end `paused_at`; an earlier pause is over, and without effect.
+        """
+        if self.rules.waits is not None and paused_at == self._paused_at:
+            self._end_ms = end_of_turn_ms(transcript, self.rules.waits)
+
+    def reject(self) -> None:
+        """Drop a turn that has just begun without an event, since the voice is no person's. The
+        next turn may begin with the same audio.
+        """
+        self.speaking = False
+        self._voiced_run = self._quiet = 0
+
     def cut(self, end: int) -> None:
         """End the turn under way without an event. The next turn begins at `end` or later, since
         the audio before it was read or discarded.
@@ -108,7 +127,7 @@ class TurnDetector:
         self.speaking = False
         self._floor = end
         self._voiced_run = self._quiet = 0
-        self._paused_at = None
+        self._paused_at = self._end_ms = None
 
     def _in_silence(self, probability: float, end: int) -> list[TurnEvent]:
         self._voiced_run = self._voiced_run + 1 if probability >= self.rules.threshold else 0
@@ -128,7 +147,7 @@ class TurnDetector:
             self._voiced += 1
             self._quiet = 0
             if self._paused_at is not None:
-                self._paused_at = None
+                self._paused_at = self._end_ms = None
                 events.append(TurnResumed())
         elif self._quiet or probability < self.rules.threshold - HYSTERESIS:
             self._quiet += 1
@@ -139,7 +158,8 @@ class TurnDetector:
     def _find_end(self, end: int) -> list[TurnEvent]:
         quiet_ms = self._quiet * FRAME_MS
         too_long = (end - self._start) * 1000 >= self.rules.longest_ms * RATE_HZ
-        if (self._quiet and quiet_ms >= self.rules.silence_ms) or too_long:
+        silence_ms = self.rules.silence_ms if self._end_ms is None else self._end_ms
+        if (self._quiet and quiet_ms >= silence_ms) or too_long:
             turn_end = end if self._paused_at is None else self._paused_at
             stopped = TurnStopped(turn_end, end - self._quiet * FRAME_SAMPLES, self.voiced_ms)
             self.cut(turn_end)

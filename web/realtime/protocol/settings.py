@@ -12,13 +12,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fleet.core.errors import BadInput, UnsupportedValue
 from web.gateway.ignored_fields import warning_of
 from web.realtime.audio.turn_detector import TurnRules
+from web.realtime.audio.turn_end import WAITS
 from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
-EAGERNESS_MS = {"low": 1000, "medium": 600, "auto": 600, "high": 400}
-"""Length of the silence that ends a turn under `semantic_vad`, by eagerness. The model does not
-judge the words: a more eager setting just waits for a shorter silence.
+RECOGNIZE_MS = 96
+"""Silence after which a turn under `semantic_vad` is recognised, if the graph does so: its words
+are known when the shortest wait is over.
 """
 MAX_INSTRUCTIONS = 32_768
 VOICE_FIELD = "session.audio.output.voice"
@@ -110,9 +111,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def detection(self) -> TurnDetection | None:
         return self.audio.input.turn_detection
 
-    def rules(self, speculate_ms: int, longest_ms: int) -> TurnRules | None:
+    def rules(
+        self, speculate_ms: int, longest_ms: int, *, recognizes: bool = False
+    ) -> TurnRules | None:
         """Return the parameters of turn detection; None if the client commits its turns.
         `speculate_ms` and `longest_ms` are the deployment's values of these parameters.
+        `recognizes`: the words of a turn become known while it is under way.
         """
         match self.detection:
             case ServerVad() as vad:
@@ -124,9 +128,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     longest_ms=longest_ms,
                 )
             case SemanticVad() as semantic:
-                silence_ms = EAGERNESS_MS[semantic.eagerness]
+                waits = WAITS[semantic.eagerness]
                 return TurnRules(
-                    silence_ms=silence_ms, speculate_ms=speculate_ms, longest_ms=longest_ms
+                    silence_ms=waits.unknown_ms,
+                    speculate_ms=min(speculate_ms, RECOGNIZE_MS) if recognizes else speculate_ms,
+                    longest_ms=longest_ms,
+                    waits=waits,
                 )
             case None:
                 return None
@@ -218,7 +225,7 @@ def _choice(value: object) -> object:
         raise UnservedValue(error.message.removeprefix(f"{name}: ")) from error
     if not isinstance(value, dict):
         return value
-    return "none" if value.get("type") == "none" else "auto"  # pyright: ignore[reportUnknownMemberType]
+    return "none" if value.get("type") == "none" else "auto"
 
 
 ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]

@@ -32,7 +32,7 @@ SPEECH = FieldTable(
     CONTENT,
 )
 
-_HINTS = "this model takes no hints about a recording; clear it in the client"
+HINTS = "this model takes no hints about a recording; clear it in the client"
 
 TRANSCRIPTION = FieldTable(
     "POST /v1/audio/transcriptions",
@@ -41,15 +41,21 @@ TRANSCRIPTION = FieldTable(
     served("languages", "one language, as in language; several are refused"),
     refused_by_value(
         "timestamp_granularities",
-        "segment is accepted; word is refused with verbose_json; other formats have no times",
+        "segment and word with verbose_json; other formats have no such field; models without a "
+        "recogniser of their own refuse word",
     ),
-    refused("prompt keywords hotwords initial_prompt", _HINTS),
+    refused_by_value(
+        "prompt",
+        "text before the recording, for names and spellings; models without a recogniser of their "
+        "own refuse it",
+    ),
+    refused("keywords hotwords initial_prompt", HINTS),
     refused(
         "known_speaker_names known_speaker_references diarize diarization",
         "speakers are not distinguished; clear it",
     ),
     refused("include", "logprobs are not sent; remove it"),
-    refused("chunking_strategy", "a recording is transcribed in one piece; remove it"),
+    refused("chunking_strategy", "long recordings are divided at pauses by themselves; remove it"),
     refused(
         "vad_filter word_timestamps", "not served; turn it off in the client", accepted=(False,)
     ),

@@ -10,7 +10,11 @@ import sys
 import venv
 from pathlib import Path
 
-REQUIREMENTS = ("openai-agents[voice]==0.24.0", "livekit-plugins-openai==1.8.9")
+REQUIREMENTS = (
+    "openai-agents[voice]==0.24.0",
+    "livekit-plugins-openai==1.8.9",
+    "pipecat-ai==1.14.0",
+)
 
 
 def environment_of(requirement: str) -> Path:

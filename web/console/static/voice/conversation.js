@@ -122,7 +122,7 @@ export class Conversation {
     return {
       format: { type: "audio/pcm", rate: this.mic.rateHz || DEFAULT_RATE_HZ },
       transcription: { model: this.model },
-      turn_detection: pushToTalk ? null : { type: "server_vad" },
+      turn_detection: pushToTalk ? null : { type: "semantic_vad" },
     };
   }
 

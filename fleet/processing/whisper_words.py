@@ -1,0 +1,80 @@
+"""Words of a Whisper transcript: runs of tokens, with punctuation at the words that it belongs to.
+
+Source: transformers 5.23, models/whisper/tokenization_whisper.py (`_combine_tokens_into_words`).
+Knows no times.
+"""
+
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+UNSPACED = frozenset("zh ja th lo my yue".split())
+"""Languages that are written without spaces, of which each character is a word."""
+BEFORE, AFTER = "\"'“¡¿([{-", "\"'.。,，!！?？:：”)]}、"
+"""Punctuation that belongs to the word after it, and to the word before it."""
+REPLACEMENT = "\ufffd"
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """A word as it is written, with the blank before it: tokens `begin` to `end`. `spoken_end`: end
+    of the tokens that are spoken; punctuation follows them.
+    """
+
+    text: str
+    begin: int
+    end: int
+    spoken_end: int
+
+
+def words_of(tokens: Sequence[int], decode: Decode, language: str) -> list[TokenRun]:
+    """Divide text tokens into words. `language`: ISO code; "" for a language with spaces."""
+    runs = _characters(tokens, decode)
+    if language not in UNSPACED:
+        runs = _joined_to_words(runs)
+    return [run for run in _with_punctuation(runs) if run.text.strip()]
+
+
+def _characters(tokens: Sequence[int], decode: Decode) -> list[TokenRun]:
+    """Return the shortest runs of tokens that are whole characters."""
+    whole, offset, begin = decode(tokens), 0, 0
+    runs: list[TokenRun] = []
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[begin:end])
+        at = offset + text.find(REPLACEMENT)
+        if REPLACEMENT not in text or at >= len(whole) or whole[at] == REPLACEMENT:
+            runs.append(TokenRun(text, begin, end, end))
+            offset, begin = offset + len(text), end
+    return runs
+
+
+def _joined_to_words(runs: Sequence[TokenRun]) -> list[TokenRun]:
+    words: list[TokenRun] = []
+    for run in runs:
+        begins = run.text.startswith(" ") or run.text.strip() in string.punctuation
+        if begins or not words:
+            words.append(run)
+        else:
+            words[-1] = TokenRun(words[-1].text + run.text, words[-1].begin, run.end, run.end)
+    return words
+
+
+def _with_punctuation(words: Sequence[TokenRun]) -> list[TokenRun]:
+    """Join punctuation to its words; first what stands before a word, from the last word on."""
+    opened: list[TokenRun] = []
+    for word in reversed(words):
+        if opened and word.text.startswith(" ") and word.text.strip() in BEFORE:
+            after = opened.pop()
+            word = TokenRun(word.text + after.text, word.begin, after.end, after.spoken_end)
+        opened.append(word)
+    joined: list[TokenRun] = []
+    for word in reversed(opened):
+        before = joined[-1] if joined else None
+        if before is not None and not before.text.endswith(" ") and word.text in AFTER:
+            joined[-1] = TokenRun(
+                before.text + word.text, before.begin, word.end, before.spoken_end
+            )
+        else:
+            joined.append(word)
+    return joined

@@ -1,0 +1,74 @@
+"""Segments and words of one recognised window, from the details of its tokens."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+import numpy as np
+
+from fleet.engine.base import TOKEN, Arrays
+from fleet.engine.recognizer import BEGINS, LOGPROBS, NO_SPEECH, PLACE
+from fleet.processing.timed_text import Segment, TimedWord, WindowReport, segment_ranges
+from fleet.processing.whisper_words import Decode, TokenRun, words_of
+
+FRAMES_PER_S = 100
+
+
+class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
+    """Reader of the windows of one request. `end`: id from which tokens are no text. `rate_hz`:
+    rate of the samples that places count.
+    """
+
+    decode: Decode
+    end: int
+    rate_hz: int
+    temperature: float
+
+    def report(self, arrays: Arrays, language: str) -> WindowReport:
+        """Return the segments and words of a window; none for a window without details."""
+        if BEGINS not in arrays:
+            return WindowReport(language=language, segments=[], words=[])
+        tokens, begins_s = arrays[TOKEN].tolist(), arrays[BEGINS] / self.rate_hz
+        segments: list[Segment] = []
+        words: list[TimedWord] = []
+        for part in self._text_ranges(tokens):
+            runs = words_of([tokens[n] for n in part], self.decode, language)
+            found = [_timed(run, part.start, begins_s) for run in runs]
+            words += found
+            for each in segment_ranges(found):
+                begin, end = runs[each[0]].begin, runs[each[-1]].end
+                segments.append(
+                    Segment(
+                        seek=int(arrays[PLACE][0]) * FRAMES_PER_S // self.rate_hz,
+                        start=found[each[0]].start,
+                        end=found[each[-1]].end,
+                        text="".join(runs[n].text for n in each),
+                        tokens=[tokens[part.start + n] for n in range(begin, end)],
+                        **self._figures(arrays, tokens),
+                    )
+                )
+        return WindowReport(language=language, segments=segments, words=words)
+
+    def _text_ranges(self, tokens: Sequence[int]) -> list[range]:
+        """Return the runs of text tokens, which timestamps separate."""
+        runs = groupby(range(len(tokens)), lambda n: tokens[n] < self.end)
+        places = [list(run) for is_text, run in runs if is_text]
+        return [range(run[0], run[-1] + 1) for run in places]
+
+    def _figures(self, arrays: Arrays, tokens: Sequence[int]) -> Mapping[str, float]:
+        raw = self.decode([token for token in tokens if token < self.end]).encode()
+        return {
+            "temperature": self.temperature,
+            "avg_logprob": round(float(np.nanmean(arrays[LOGPROBS])), 4),
+            "compression_ratio": round(len(raw) / len(zlib.compress(raw)), 3),
+            "no_speech_prob": round(float(arrays[NO_SPEECH][0]), 4),
+        }
+
+
+def _timed(run: TokenRun, first: int, begins_s: np.ndarray) -> TimedWord:
+    """Return a word with its times. The token after its spoken ones exists: the end token is last,
+    if nothing else.
+    """
+    start, end = float(begins_s[first + run.begin]), float(begins_s[first + run.spoken_end])
+    return TimedWord(word=run.text.strip(), start=round(start, 3), end=round(end, 3))

@@ -1,0 +1,77 @@
+"""Length of the silence that ends a turn, by the words before it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from web.realtime.audio.turn_end import (
+    WAITS,
+    Eagerness,
+    SentenceEnd,
+    end_of_turn_ms,
+    ending_of,
+    wait_ms,
+)
+
+COMPLETE = """
+What time is it?|Turn off the lights in the kitchen.|Yes.|No.|Stop!|Okay.|Thanks.|Good morning!
+Where are you from?|What are you looking at?|I would like a cup of tea.|Yes, I will.
+Tell me what time it is.|I know who you are.|I hope not.|Maybe not.|Of course not.
+If it rains tomorrow, we stay at home.|If it rains tomorrow we stay at home.|After dinner.
+When does the train leave?|I need eggs, milk and bread.|I need eggs, milk, and bread.
+Set a timer for 15 minutes.|Wake me at 5:30.|Turn it off.|No, no, no.|Can you help me?
+Well, I think so too.|He said that he would come. I believed him.|That is all I have today.|Why?
+On Monday, March 3, 2025, we met.|Call my brother, please.|Could you repeat that, please?
+When you get home call me.|She asked me whether I was happy.|Ich komme morgen.|Merci beaucoup.
+We met in May.|It was Will.|Ask Will.|I saw it and I said no.
+"""
+UNFINISHED = """
+I went to the shop and|I went to the shop and.|So|Well,|Um|I think that|I would like to...
+Can you book a table for|Can you book a table for?|Please send it to my|The|I
+I was wondering|It is|My name is|I want|I need eggs, milk, bread.|apples, pears, plums
+If it rains tomorrow.|If my brother comes tomorrow.|When I was a little boy.|Because
+The first thing is, um,|I have two questions:|He is older than|I live near|She is very
+I met him. And|We could go by bus or|Yesterday I saw a|I don't know whether|Give me the
+Although it was late.|Ich komme morgen, weil|Je voudrais un|Turn on the lights in the
+We may|It was Bill and I
+"""
+UNKNOWN = """
+turn off the lights|I live in|My number is 555.|my number is 0171-333||...?!|what time is it
+"""
+
+
+def cases(table: str) -> list[str]:
+    return [case for line in table.strip("\n").splitlines() for case in line.split("|")]
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (COMPLETE, SentenceEnd.COMPLETE),
+        (UNFINISHED, SentenceEnd.UNFINISHED),
+        (UNKNOWN, SentenceEnd.UNKNOWN),
+    ],
+)
+def test_ending_of_a_transcript(table: str, expected: SentenceEnd) -> None:
+    assert {text: ending_of(text) for text in cases(table)} == dict.fromkeys(cases(table), expected)
+
+
+def test_nothing_is_known_before_the_first_transcript() -> None:
+    assert ending_of(None) is SentenceEnd.UNKNOWN
+
+
+@given(st.text(max_size=60) | st.sampled_from(cases(COMPLETE + UNFINISHED)), st.integers(0, 5000))
+def test_wait_depends_on_the_words_and_shrinks_with_the_silence(text: str, silent: int) -> None:
+    eager: list[Eagerness] = ["high", "medium", "low"]
+    whole = [end_of_turn_ms(text, WAITS[each]) for each in eager]
+    assert whole == sorted(whole) and len(set(whole)) == 3
+    assert WAITS["auto"] == WAITS["medium"]
+    assert wait_ms(silent, text, WAITS["low"]) == max(0, whole[2] - silent)
+    assert ending_of(text) is ending_of(f"  {text} ")
+
+
+@pytest.mark.parametrize("eagerness", ["low", "medium", "high"])
+def test_complete_sentence_ends_sooner_and_an_unfinished_one_later(eagerness: Eagerness) -> None:
+    texts = ("Turn it off.", "turn it off", "Turn it off and")
+    complete, unknown, unfinished = (end_of_turn_ms(text, WAITS[eagerness]) for text in texts)
+    assert 2 * complete <= unknown + 200 and 2 * unknown <= unfinished

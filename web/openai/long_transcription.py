@@ -1,0 +1,99 @@
+"""Transcription of a recording that one request cannot hold: it is decoded into a temporary file,
+cut at pauses, and each piece is a request of its own.
+
+A few pieces are recognised at a time, so memory does not grow with the recording. A request that
+loses its worker continues as any other, so each piece is in the transcript once.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from fleet.core.errors import Overloaded
+from fleet.core.ids import new_request_id
+from fleet.processing import RecognitionOptions, Recording
+from fleet.processing.spooled_audio import LONGEST_PIECE_S, SpooledAudio
+from fleet.processing.timed_text import shifted
+from web.gateway.answer import HeardPiece
+from web.gateway.gateway import Gateway
+from web.openai.recognition import is_spoken, prepare_transcription, reports_of, text_of
+
+log = logging.getLogger("fleet.web")
+
+PIECES_AHEAD = 4
+"""Pieces that are recognised at a time: a batch of the recogniser."""
+RETRY_S = 1.0
+
+
+class LongTranscription:
+    """The transcript of a decoded recording, piece by piece. Times and words count from its
+    beginning; the language of the first piece with speech is the language of all.
+    """
+
+    def __init__(self, gateway: Gateway, audio: SpooledAudio, hearing: RecognitionOptions) -> None:
+        self._gateway, self._audio = gateway, audio
+        self._hearing = replace(hearing, times=True)
+        self._longest_s = min(LONGEST_PIECE_S, gateway.config.limits.max_audio_s)
+        self._is_begun = False
+
+    @property
+    def seconds(self) -> float:
+        return round(self._audio.num_samples / self._audio.rate_hz, 3)
+
+    async def pieces(self) -> AsyncGenerator[HeardPiece]:
+        """Yield the text and reports of each piece with speech, in order. Raises: FleetError if one
+        fails; the others are aborted then, and when the caller leaves.
+        """
+        running: deque[asyncio.Task[HeardPiece]] = deque()
+        try:
+            for start, end in self._audio.pieces(self._longest_s):
+                running.append(asyncio.create_task(self._heard(start, end)))
+                if len(running) == PIECES_AHEAD or not self._hearing.language:
+                    yield self._joined(await running.popleft())
+            while running:
+                yield self._joined(await running.popleft())
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            self._audio.close()
+
+    def _joined(self, piece: HeardPiece) -> HeardPiece:
+        """Return a piece with the blank before it, and take its language for the next ones."""
+        if not self._hearing.language:
+            found = next((one.language for one in piece.reports if one.language), None)
+            self._hearing = replace(self._hearing, language=found)
+        blank = " " if self._is_begun and piece.text else ""
+        self._is_begun |= bool(piece.text)
+        return HeardPiece(blank + piece.text, reports=piece.reports)
+
+    async def _heard(self, start: int, end: int) -> HeardPiece:
+        samples = await asyncio.to_thread(self._audio.read, start, end)
+        recording = Recording(samples, self._audio.rate_hz)
+        while True:
+            try:
+                return await self._recognized(recording, start / self._audio.rate_hz)
+            except Overloaded as error:
+                if not self._is_begun and not start:
+                    raise
+                log.info("a piece of a long recording waits: %s", error.message)
+            await asyncio.sleep(RETRY_S)
+
+    async def _recognized(self, recording: Recording, begin_s: float) -> HeardPiece:
+        chat = await prepare_transcription(
+            self._gateway, recording, new_request_id(), self._hearing
+        )
+        if not await is_spoken(chat):
+            return HeardPiece("")
+        active = await self._gateway.submit_prepared(chat)
+        async with active.answer as answer:
+            pieces = [piece async for piece in answer.pieces()]
+        reports = tuple(shifted(report, begin_s) for report in reports_of(pieces))
+        return HeardPiece("".join(map(text_of, pieces)), reports=reports)
+
+
+async def spool_recording(gateway: Gateway, file: bytes) -> SpooledAudio:
+    """Decode the file of a transcription to disk. Raises: BadInput, InputTooLarge naming `file`."""
+    return await gateway.audio.spool(file, "file")

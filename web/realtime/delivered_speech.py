@@ -1,0 +1,66 @@
+"""The speech of a response, as an item of the conversation records it: the text, the audio and the
+times of the words. Knows no event and no client.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from web.gateway.answer import BYTES_PER_SAMPLE
+from web.gateway.answer_words import WordEnd
+from web.realtime.audio.played_text import Span, SpeakingRate, find_silences, speech_until
+from web.realtime.conversation import PlayedSpeech
+from web.realtime.generation import Generation
+from web.realtime.protocol.settings import OUTPUT_RATE_HZ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredSpeech:
+    """Speech of the response that delivers `generation` without its first `skip_chars` of text and
+    `skip_samples` of audio.
+
+    `rate`: learned speaking rates, for the estimate where the graph does not tell when words end.
+    """
+
+    generation: Generation
+    voice: str
+    skip_chars: int
+    skip_samples: int
+    rate: SpeakingRate
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this response that have been generated."""
+        return max(0, len(self.generation.pcm) // BYTES_PER_SAMPLE - self.skip_samples)
+
+    def speech(self, text: str, sent: int, played: int) -> PlayedSpeech:
+        """Return the record of the speech of `text`, of which `sent` samples were sent and `played`
+        samples played.
+        """
+        if (word_ends := self._word_ends()) is not None:
+            return PlayedSpeech(text=text, whole=0, sent=sent, played=played, word_ends=word_ends)
+        silent = self._silences()
+        whole = speech_until(self.num_samples, silent)
+        if not self.generation.is_complete:
+            # The words are ahead of the audio, whose full length will never be known.
+            whole_s = self.rate.whole_s(self.voice, text, whole / OUTPUT_RATE_HZ)
+            whole = int(whole_s * OUTPUT_RATE_HZ)
+        return PlayedSpeech(text=text, whole=whole, sent=sent, played=played, silent=silent)
+
+    def learn_rate(self, text: str) -> None:
+        """Learn the voice's speaking rate from a complete response, if the rate is needed."""
+        is_whole = self.generation.is_complete and not self.skip_samples
+        if is_whole and self.generation.word_ends is None:
+            speech = speech_until(self.num_samples, self._silences())
+            self.rate.learn(self.voice, text, speech / OUTPUT_RATE_HZ)
+
+    def _word_ends(self) -> list[WordEnd] | None:
+        known = self.generation.word_ends
+        if known is None:
+            return None
+        ends = [(chars - self.skip_chars, end - self.skip_samples) for chars, end in known]
+        return [end for end in ends if end[0] > 0]
+
+    def _silences(self) -> list[Span]:
+        start = self.skip_samples * BYTES_PER_SAMPLE
+        return find_silences(np.frombuffer(bytes(self.generation.pcm[start:]), "<i2"))

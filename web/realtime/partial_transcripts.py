@@ -1,0 +1,172 @@
+"""Transcripts of a turn that is still under way: its audio so far is recognised again and again.
+
+A later recognition may correct an earlier one, and clients only append. So they are sent the words
+on which the last two recognitions agree. Knows no conversation and no response.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+
+from fleet.core.errors import FleetError
+from fleet.processing.voice_activity import RATE_HZ
+from web.openai.recognition import transcribe
+from web.realtime.context import SessionContext
+from web.realtime.conversation import Clip
+
+log = logging.getLogger("fleet.web")
+
+REST_FACTOR = 2.0
+"""Pause after a recognition, in its durations: a third of one stage's time at most is spent on one
+turn.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialTranscript:
+    """What was recognised in a turn up to position `end`. `is_pause`: True if the user was silent
+    then, so that `text` is the whole transcript unless the turn goes on.
+
+    Units: samples at 16 kHz since the beginning of the session's input.
+    """
+
+    item_id: str
+    text: str
+    end: int
+    is_pause: bool = False
+
+
+class AgreedWords:
+    """The words of a growing transcript that two successive recognitions have in common. `text`
+    only grows.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._last: list[str] = []
+
+    def add(self, text: str) -> str:
+        """Add a recognition; return the text that is certain with it."""
+        words, last = re.findall(r"\s*\S+", text), self._last
+        self._last = words
+        count = next(
+            (n for n, pair in enumerate(zip(words, last, strict=False)) if pair[0] != pair[1]),
+            min(len(words), len(last)),
+        )
+        return self.finish("".join(words[:count]))
+
+    def finish(self, text: str) -> str:
+        """Return what `text` adds; "" if it contradicts what was said already."""
+        new = text[len(self.text) :] if text.startswith(self.text) else ""
+        self.text += new
+        return new
+
+
+class PartialTranscripts:
+    """Recogniser of the turn under way. At most one recognition runs at a time.
+
+    `peek`: returns the turn's audio between two positions. `is_wanted`: whether anybody reads the
+    transcripts. `listeners` are called with each one, in order; the last is `latest` until the turn
+    ends.
+    """
+
+    def __init__(
+        self,
+        context: SessionContext,
+        language: Callable[[], str | None],
+        peek: Callable[[int, int], bytes],
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        self.latest: PartialTranscript | None = None
+        self.listeners: list[Callable[[PartialTranscript], None]] = []
+        self._gateway, self._clock = context.gateway, context.clock
+        self._language, self._peek, self._is_wanted = language, peek, is_wanted
+        self._interval = context.gateway.config.voice.partial_ms * RATE_HZ // 1000
+        self._item_id = ""
+        self._start = self._heard_end = 0
+        self._rest_until = 0.0
+        self._job: asyncio.Task[str | None] | None = None
+        self._pause: asyncio.Task[str | None] | None = None
+
+    def begin(self, item_id: str, start: int) -> None:
+        """Begin a turn at position `start`."""
+        self.stop()
+        self._item_id, self._start, self._heard_end = item_id, start, start
+
+    def add(self, end: int) -> None:
+        """Recognise the turn up to position `end`, if enough was said since the last time."""
+        is_due = end - self._heard_end >= self._interval and self._clock.now() >= self._rest_until
+        if self._item_id and self._interval and self._job is None and is_due and self._is_wanted():
+            self._run(self._recognized(end), end, is_pause=False)
+
+    def pause(self, end: int, heard: AsyncIterator[str] | None = None) -> None:
+        """Recognise the turn up to a pause. `heard`: transcript of the turn, if a response that
+        has begun brings it.
+        """
+        if self._item_id and self._interval and self._is_wanted():
+            self._cancel()
+            work = self._recognized(end) if heard is None else _joined(heard)
+            self._run(work, end, is_pause=True)
+            self._pause = self._job if heard is None else None
+
+    def resume(self) -> None:
+        """The turn goes on after a pause."""
+        self._pause = None
+
+    def end(self) -> "asyncio.Task[str | None] | None":
+        """End the turn. Return the recognition of the pause with which it ended, if there is one:
+        the turn's whole transcript, None if it failed.
+        """
+        whole, self._pause = self._pause, None
+        if self._job is not whole:
+            self._cancel()
+        self._item_id, self.latest, self._job = "", None, None
+        return whole
+
+    def stop(self) -> None:
+        """End the turn without a transcript."""
+        if (whole := self.end()) is not None:
+            whole.cancel()
+
+    def _cancel(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+
+    def _run(self, work: Coroutine[None, None, str | None], end: int, *, is_pause: bool) -> None:
+        self._heard_end = end
+        item_id, began = self._item_id, self._clock.now()
+        job = asyncio.create_task(work)
+        self._job = job
+
+        def on_done(_: object) -> None:
+            if self._job is job:
+                self._job = None
+                now = self._clock.now()
+                self._rest_until = now + REST_FACTOR * (now - began)
+            text = None if job.cancelled() else job.result()
+            if text is not None and item_id == self._item_id:
+                self.latest = PartialTranscript(
+                    item_id=item_id, text=text, end=end, is_pause=is_pause
+                )
+                for listener in self.listeners:
+                    listener(self.latest)
+
+        job.add_done_callback(on_done)
+
+    async def _recognized(self, end: int) -> str | None:
+        try:
+            clip = Clip(self._peek(self._start, end))
+            return await transcribe(self._gateway, clip.recording, self._language())
+        except FleetError as error:
+            log.debug("a turn under way was not transcribed: %s", error.message)
+            return None
+
+
+async def _joined(deltas: AsyncIterator[str]) -> str | None:
+    try:
+        return "".join([delta async for delta in deltas])
+    except FleetError:
+        return None
