@@ -1,9 +1,9 @@
-"""Precision of a stage's weights, a setting of the stage: one of those that the model has, or
-`fastest`: the fastest one of float32, bfloat16 and int8 on this machine.
+"""Precision of a stage's weights, a setting of the stage: by name, or `fastest` for the fastest of
+float32, bfloat16 and int8 on this machine.
 
-The fastest one is measured once and recorded in the deployment's data folder. Every worker of the
-stage reads the record, now and after a restart: an answer that one of them begins and another
-one continues is computed in one precision.
+The fastest precision is measured once and recorded in the deployment's data folder. Every worker
+of the stage reads the record, now and after a restart, so that an answer which moves to another
+worker is computed in one precision.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def with_precision(options: BuildOptions) -> tuple[BuildOptions, int]:
     number of bits of rounded weights, 0 for weights in that dtype. Without the setting, the options
     are returned as they are.
 
-    Raises: ConfigError if the setting is invalid, or excluded by another one.
+    Raises: ConfigError if the setting is invalid, or excluded by another setting.
     """
     given = options.own.extra.get(PRECISION)
     if given is None:
