@@ -46,8 +46,8 @@ class WindowJob:
     `samples`: speech from the beginning of the window on; silence follows up to `num_samples`, the
     window's size. `known`: tokens sampled by an earlier owner, with which the window begins.
     `language`: language of the clip as far as it is known. `timed`: True if more of the clip
-    follows, so that the model has to mark how far it has heard. `place`: number of the clip, and
-    the window's first sample in it, which key the sampling noise.
+    follows, or its times are asked for, so that the model has to mark how far it has heard.
+    `place`: number of the clip, and the window's first sample in it, which key the sampling noise.
     """
 
     samples: Samples
@@ -228,7 +228,7 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
             params=task.request.params,
             known=known,
             language=task.language or task.request.params.get(LANGUAGE, ""),
-            timed=len(task.clips[0]) > longest,
+            timed=len(task.clips[0]) > longest or DETAILS in task.request.params,
             place=(task.number, task.begin),
         )
         if self._model.end_token in known[-1:]:

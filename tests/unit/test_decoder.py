@@ -71,7 +71,7 @@ def own_pool() -> Iterator[DecoderPool]:
 
 
 async def test_streamed_file_arrives_while_it_is_decoded(pool: DecoderPool) -> None:
-    """The samples are those of the whole file as PCM16, and no reply holds more than seconds."""
+    """The whole file as PCM16, in replies of at most 5 s."""
     rng = np.random.default_rng(4)
     wave = (0.3 * rng.standard_normal(40 * 22_050)).astype(np.float32)
     buffer = io.BytesIO()
