@@ -83,8 +83,8 @@ def resolve(hub: Hub, name: HubName, field: str = "checkpoint") -> Path:
 
 def select(hub: Hub, paths: Iterable[str]) -> list[str]:
     """Return the files that a stage reads: configuration, tokenizer, weights as safetensors, each
-    once, and what the hub's extra patterns match. Files in other sub-folders, pickles and weights in
-    other formats are left out.
+    once, and what the hub's extra patterns match. Files in other sub-folders, pickles and weights
+    in other formats are left out.
     """
     of_part: dict[str, list[str]] = {part: [] for part in ("", *hub.parts)}
     for path in paths:
