@@ -18,6 +18,7 @@ def stage_options(
     *,
     numerics: str = "fast",
     engine: str = "torch",
+    stage_engine: str | None = None,
     min_positions: int = 2,
     capture_share: float | None = None,
     **settings: Any,
@@ -25,7 +26,8 @@ def stage_options(
     """Return the build options of a stage, in the first graph that has a stage of this name.
 
     `min_positions`: positions of the longest prompt that the deployment admits plus one answer
-    token. `settings`: fields of `BuildOptions`, or keys of the stage's configuration section.
+    token. `stage_engine`: engine of this stage alone. `settings`: fields of `BuildOptions`, or keys
+    of the stage's configuration section.
     """
     graph = next(
         graph for graph in GRAPHS.values() if any(each.name == stage for each in graph.stages)
@@ -38,7 +40,7 @@ def stage_options(
             "numerics": numerics,
             "engine": engine,
             "limits": {"max_prompt_tokens": min_positions - 1},
-            "stages": {stage: SMALL_POOL | settings},
+            "stages": {stage: SMALL_POOL | {"engine": stage_engine} | settings},
             "training": training,
         }
     )

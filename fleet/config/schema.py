@@ -260,7 +260,7 @@ class FleetConfig(Strict):
     def stage(self, name: StageName) -> StageConfig:
         return self.stages.get(name, StageConfig())
 
-    def engine_of(self, name: StageName) -> Literal["torch", "vllm", "fake"]:
+    def engine_of(self, name: StageName) -> Literal["torch", "vllm", "ctranslate2", "fake"]:
         return "fake" if self.engine == "fake" else self.stage(name).engine or self.engine
 
     def graph_declaration(self) -> Graph:

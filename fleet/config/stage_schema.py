@@ -189,7 +189,7 @@ class StageConfig(Strict):
     are divided.
     """
 
-    engine: Literal["torch", "vllm"] | None = None
+    engine: Literal["torch", "vllm", "ctranslate2"] | None = None
     vllm: VllmConfig = VllmConfig()
     checkpoint: Text | None = None
 

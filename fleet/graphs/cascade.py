@@ -50,7 +50,8 @@ CASCADE = Graph(
             builder="fleet.stages.cascade.asr:build",
             walks=(DECODE,),
             reads_prompt_audio=True,
-            settings=("short_windows",),
+            settings=("short_windows", "compute_type"),
+            engines=("torch", "ctranslate2"),
             default_sampling={"max_tokens": 224},  # a chat's temperature is not the recogniser's
             checkpoint_folder="asr",
         ),

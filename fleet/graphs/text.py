@@ -17,6 +17,7 @@ def language_model(builder: str, checkpoint_folder: str = "") -> Stage:
         walks=(PREFILL, DECODE),
         main=True,
         verifies_drafts=True,
+        settings=("precision",),
         engines=("torch", "vllm"),
         default_sampling={"temperature": 0.0, "max_tokens": 1024},
         checkpoint_folder=checkpoint_folder,

@@ -29,6 +29,7 @@ from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, Logged
 from fleet.stages.draft_heads import new_head_config
 from fleet.stages.lm_setup import answering_stage, prepare_stage, vllm_options
 from fleet.stages.options import BuildOptions
+from fleet.stages.precision import with_precision
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
@@ -63,8 +64,11 @@ def build_language_model(
     """Build the language model's stage of any graph around an `adapter` of its requests. Raises: as
     `build`.
     """
+    options, weight_bits = with_precision(options)
     engine, names, route = (
-        (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
+        (*_vllm_engine(options), None)
+        if options.engine == "vllm"
+        else _torch_engine(options, weight_bits=weight_bits)
     )
     positions = read_num_positions(options.checkpoint)
     model = LanguageModel(
@@ -100,7 +104,9 @@ def count_layers(checkpoint: Path) -> int:
     return int(read_config(checkpoint).num_hidden_layers)
 
 
-def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
+def _torch_engine(
+    options: BuildOptions, *, weight_bits: int
+) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
     setup = prepare_stage(options)
     folder, end_ids, where, anchor = (
         options.checkpoint,
@@ -111,7 +117,14 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], Route
     if anchor is None:
         weights = setup.reader(lambda _: False)  # `transformers` reads them
         weights.check()
-        model = CausalLM(folder, end_ids, device=where.device, dtype=where.dtype, tiled=where.tiled)
+        model = CausalLM(
+            folder,
+            end_ids,
+            device=where.device,
+            dtype=where.dtype,
+            tiled=where.tiled,
+            weight_bits=weight_bits,
+        )
         return setup.loop(model), tuple(weights.under("")), None
     try_division(folder, tiled=where.tiled)
     program = CausalAnchor(

@@ -32,6 +32,16 @@ TOGETHER: tuple[Case, ...] = (
         "did you mean left_context?",
     ),
     (
+        "an engine of another stage",
+        "graph: cascade\nstages: {lm: {engine: ctranslate2}}",
+        "stages.lm.engine: ctranslate2 does not serve lm; use torch or vllm",
+    ),
+    (
+        "invariant numerics of CTranslate2",
+        "graph: cascade\nnumerics: invariant\nstages: {asr: {engine: ctranslate2}}",
+        "stages.asr.engine: ctranslate2 has no invariant numerics; use torch, or numerics: fast",
+    ),
+    (
         "a setting of the fake engine",
         "stages: {talker: {extra: {step_ms: 80}}}",
         "stages.talker.extra.step_ms: the builder of talker reads no settings with engine "

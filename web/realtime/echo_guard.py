@@ -5,6 +5,8 @@ Input that resembles what was played just before begins no turn. If a response i
 own echo all the same, the session becomes half duplex: input is silent while a response is audible.
 """
 
+import logging
+
 import numpy as np
 
 from fleet.processing.voice_activity import RATE_HZ
@@ -13,7 +15,10 @@ from web.realtime.audio.echo import ECHO_SCORE, MAX_DELAY_S, MAX_LEAD_S, echo_sc
 from web.realtime.context import SessionContext
 from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 from web.realtime.response_manager import ResponseManager
+from web.realtime.session_views import shown_id
 from web.realtime.states import ResponseActivity
+
+log = logging.getLogger("fleet.web")
 
 
 class EchoGuard:
@@ -36,6 +41,12 @@ class EchoGuard:
 
     def on_self_interruption(self) -> None:
         """Make the session half duplex, since a response was interrupted by its echo."""
+        if not self.is_half_duplex:
+            log.info(
+                "session %s: a response was interrupted by its own echo; input counts as silence "
+                "while a response is audible",
+                shown_id(self._context.settings.id),
+            )
         self.is_half_duplex = True
 
     def reset(self) -> None:

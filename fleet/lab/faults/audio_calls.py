@@ -1,5 +1,5 @@
 """Speech and transcription calls under faults. Such a call cannot be resumed, so its client sends
-the call again if its gateway is lost; the answer must be that of the undisturbed fleet.
+the call again if its gateway is lost; the answer must equal the undisturbed one.
 """
 
 import itertools

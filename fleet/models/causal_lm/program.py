@@ -26,6 +26,7 @@ from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
+from fleet.models.causal_lm.quantized import quantize
 from fleet.models.causal_lm.rope import read_scaling
 from fleet.models.causal_lm.span_load import load_span
 from fleet.spans.protocol.layers import LayerSpan
@@ -134,8 +135,9 @@ class CausalLM(CausalProgram):
     """Program of a causal language model with all layers in this process. Supports any architecture
     whose layers all use the attention interface of `transformers`.
 
-    `tiled`: numerics are invariant. Raises: ConfigError for other architectures, and for
-    mixture-of-experts models if `tiled`.
+    `tiled`: numerics are invariant. `weight_bits`: 8 or 4 for linear layers with rounded
+    weights, 0 for weights in `dtype`.
+    Raises: ConfigError for other architectures, and for mixture-of-experts models if `tiled`.
     """
 
     def __init__(
@@ -146,6 +148,7 @@ class CausalLM(CausalProgram):
         device: torch.device,
         dtype: torch.dtype,
         tiled: bool,
+        weight_bits: int = 0,
     ) -> None:
         config, self._folder = read_config(folder), folder
         kind = config.model_type
@@ -158,6 +161,8 @@ class CausalLM(CausalProgram):
         ):
             cast(nn.Module, model).to(device)
             fuse_norms(model)
+        if weight_bits:
+            quantize(model, weight_bits)
         with refusing(folder, f"{kind} cannot be served"):
             self._parts = Parts(model)
             self.kv_shape = probe(config, self._parts, device)

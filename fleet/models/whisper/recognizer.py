@@ -1,12 +1,11 @@
-"""Whisper behind the recogniser's batch loop: forced prefix, language detection, suppressed tokens,
+"""Whisper in torch behind the recogniser's batch loop: language detection, suppressed tokens,
 timestamps.
 
-Source: transformers 5.23, models/whisper/generation_whisper.py (prefix, language, prompt) and
-generation/logits_process.py (`WhisperTimeStampLogitsProcessor`).
+Source: transformers 5.23, generation/logits_process.py (`WhisperTimeStampLogitsProcessor`).
 """
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.core.errors import BadInput, ConfigError
+from fleet.core.errors import ConfigError
 from fleet.engine.recognizer import (
-    LANGUAGE,
-    PROMPT,
-    HeardWindow,
-    RecognizerModel,
     WindowDetails,
     WindowJob,
 )
@@ -30,22 +25,17 @@ from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.models.checkpoint import CheckpointReader
 from fleet.models.whisper.alignment import token_begins
 from fleet.models.whisper.config import read_sizes
-from fleet.models.whisper.features import HOP_SAMPLES, RATE_HZ, LogMel
+from fleet.models.whisper.features import LogMel
 from fleet.models.whisper.network import PREFIX, SpeechEncoder, TranscriptDecoder, WindowCache
-from fleet.processing.tokenizer import load_tokenizer, token_ids
-from fleet.processing.whisper_tokens import WhisperTokens, read_whisper_tokens
+from fleet.models.whisper.transcriber import (
+    SAMPLES_PER_POSITION,
+    SHORT_WINDOWS_S,
+    WhisperTranscriber,
+)
+from fleet.processing.whisper_tokens import WhisperTokens
 
 SALT = zlib.crc32(b"asr")
 """Number of this stage in sampling noise."""
-SHORT_WINDOWS_S = (8, 20)
-"""Sizes of windows for speech that leaves much of the model's own window empty. An 8 s window costs
-a fifth of one of 30 s, with the same transcript (20 sentences, WER 0.6 instead of 0.0 %).
-"""
-SAMPLES_PER_POSITION = 2 * HOP_SAMPLES
-MIN_ADVANCE_S = 1.0
-"""Shortest part of a timed window that counts. A window whose last timestamp lies before is taken
-as heard to its end, so that a clip takes a bounded number of windows.
-"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -68,10 +58,8 @@ class WhisperWindow:
         return self.tokens[self.num_forced :]
 
 
-class WhisperRecognizer(RecognizerModel[WhisperWindow]):
-    """The network with its tokens. `window_sizes_s`: seconds of each window size; the model's own
-    window is always among them.
-    """
+class WhisperRecognizer(WhisperTranscriber[WhisperWindow]):
+    """The network in torch."""
 
     def __init__(
         self,
@@ -81,45 +69,15 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         window_sizes_s: Sequence[int] = SHORT_WINDOWS_S,
     ) -> None:
         sizes = read_sizes(folder)
+        super().__init__(folder, sizes, window_sizes_s)
         self._encoder, self._decoder = (
             SpeechEncoder(reader, sizes),
             TranscriptDecoder(reader, sizes),
         )
         self._mel = LogMel(sizes.num_mels, where.device)
-        self._tokens = read_whisper_tokens(folder)
-        self._tokenizer = load_tokenizer(folder)
-        self._positions = sizes.text_positions
         self._heads, self._filter_width = sizes.alignment_heads, sizes.filter_width
         self._device = where.device
-        longest = sizes.audio_positions * SAMPLES_PER_POSITION
-        shorter = {size for size_s in window_sizes_s if (size := size_s * RATE_HZ) < longest}
-        self._window_sizes = (*sorted(shorter), longest)
         self._suppressed_V = _minus_inf(self._tokens.suppressed, self._decoder.num_tokens, where)
-
-    @property
-    def rate_hz(self) -> int:
-        return RATE_HZ
-
-    @property
-    def window_sizes(self) -> Sequence[int]:
-        return self._window_sizes
-
-    @property
-    def end_token(self) -> int:
-        return self._tokens.end
-
-    def check_request(self, params: Mapping[str, str]) -> None:
-        """Raise BadInput for a language that the checkpoint does not know, or a prompt if it has no
-        token for one.
-        """
-        if params.get(LANGUAGE):
-            self._tokens.language_id(params[LANGUAGE])
-        if params.get(PROMPT) and self._tokens.start_of_previous is None:
-            raise BadInput(
-                "prompt: this recogniser's checkpoint has no token that begins a prompt; leave it "
-                "out",
-                param="prompt",
-            )
 
     @torch.inference_mode()
     def open(self, job: WindowJob) -> WhisperWindow:
@@ -136,9 +94,6 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         window.prefix = (*self._prompt(job), *self._prefix(language, timed=job.timed))
         window.logits = self._decoder.next_logits([cache], [[*window.prefix, *window.sampled]])
         return window
-
-    def max_tokens(self, job: WindowJob) -> int:
-        return self._positions - len(self._prompt(job)) - len(self._prefix(0, timed=False))
 
     @torch.inference_mode()
     def advance(self, windows: Sequence[WhisperWindow]) -> None:
@@ -158,20 +113,6 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
             window.logits = None
             # Logits that are not finite have no best token.
             window.tokens.append(token if token >= 0 else self._tokens.end)
-
-    def hear(self, job: WindowJob, tokens: Sequence[int]) -> HeardWindow:
-        """Return a window's tokens. In a timed window, tokens after the last pair of timestamps
-        belong to a sentence that the window cut; the next window begins at the first of the pair.
-        """
-        end, first = self._tokens.end, self._tokens.timestamp_begin
-        kept = list(tokens[:-1] if tokens and tokens[-1] == end else tokens)
-        pairs = [at for at in range(1, len(kept)) if kept[at - 1] >= first and kept[at] >= first]
-        ends_single = [token >= first for token in kept[-2:]] == [False, True]
-        if job.timed and pairs and not ends_single:
-            at = (kept[pairs[-1] - 1] - first) * SAMPLES_PER_POSITION
-            if MIN_ADVANCE_S * RATE_HZ <= at < len(job.samples):
-                return HeardWindow(tokens=(*kept[: pairs[-1] + 1], end), num_samples=at)
-        return HeardWindow(tokens=(*kept, end), num_samples=len(job.samples))
 
     @torch.inference_mode()
     def details(self, window: WhisperWindow, tokens: Sequence[int]) -> WindowDetails:
@@ -200,10 +141,6 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
             no_speech=no_speech,
         )
 
-    def language_of(self, tokens: Sequence[int]) -> str:
-        languages = self._tokens.languages.items()
-        return next((code for code, token in languages if token in tokens[:1]), "")
-
     def check(self) -> None:
         check_device(self._device)
 
@@ -213,24 +150,6 @@ class WhisperRecognizer(RecognizerModel[WhisperWindow]):
         cache.num_rows = 0
         ids = torch.tensor(sorted(self._tokens.languages.values()), device=self._device)
         return int(ids[logits_V[ids].argmax()])
-
-    def _prompt(self, job: WindowJob) -> list[int]:
-        """Return the tokens of the request's prompt: its end, if it is too long."""
-        text, start = job.params.get(PROMPT, "").strip(), self._tokens.start_of_previous
-        if not text or start is None:
-            return []
-        ids = token_ids(self._tokenizer, " " + text, "prompt")
-        plain = [token for token in ids if token < self._tokens.end]
-        return [start, *plain[-(self._positions // 2 - 1) + 1 :]]
-
-    def _prefix(self, language: int | None, *, timed: bool) -> list[int]:
-        tokens = self._tokens
-        named = (
-            [language, tokens.transcribe]
-            if language is not None and tokens.transcribe is not None
-            else []
-        )
-        return [tokens.start, *named, *([] if timed else [tokens.no_timestamps])]
 
     def _mask(self, logits_V: Tensor, job: WindowJob, sampled: Sequence[int]) -> None:
         """Set the logits of tokens that may not follow to -inf."""

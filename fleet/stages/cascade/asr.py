@@ -4,6 +4,7 @@ out, one item per window of speech.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,7 +26,9 @@ from fleet.graphs.cascade import (
     TIMES_PARAM,
     TRANSCRIPT,
 )
-from fleet.models.whisper.recognizer import SHORT_WINDOWS_S, load_recognizer
+from fleet.models.whisper.on_ctranslate2 import COMPUTE_TYPES, ConvertedRecognizer
+from fleet.models.whisper.recognizer import load_recognizer
+from fleet.models.whisper.transcriber import SHORT_WINDOWS_S, WhisperTranscriber
 from fleet.processing.speech_presence import has_speech
 from fleet.processing.timed_text import encode_report
 from fleet.processing.tokenizer import load_tokenizer
@@ -39,7 +42,9 @@ from fleet.stages.sampling import sampling_of
 Samples = NDArray[np.float32]
 PARAMS = {LANGUAGE_PARAM: LANGUAGE, PROMPT_PARAM: PROMPT, TIMES_PARAM: DETAILS}
 """Parameters of a request, and the engine's parameters of the same meaning."""
-WINDOWS = "short_windows"
+AnyModel = WhisperTranscriber[Any]
+CTRANSLATE2 = "ctranslate2"
+WINDOWS, COMPUTE_TYPE = "short_windows", "compute_type"
 INCOMPLETE = "\ufffd"
 
 
@@ -47,26 +52,14 @@ def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Setting `extra.short_windows` = false recognises every clip in windows of 30
     s, as the published model does. Raises: ConfigError if the checkpoint or an option is unusable.
     """
-    where = open_device(
-        device=options.device,
-        dtype=options.dtype,
-        numerics=options.config.numerics,
-        threads=options.own.threads,
-    )
-    short = options.own.extra.get(WINDOWS, True)
-    if not isinstance(short, bool):
-        raise options.refusal(f"extra.{WINDOWS}", f"{short!r} is neither true nor false")
-    model, names = load_recognizer(
-        options.checkpoint,
-        where,
-        window_sizes_s=SHORT_WINDOWS_S if short else (),
-        progress=options.progress,
+    model, names, one_by_one = (
+        _on_ctranslate2(options) if options.engine == CTRANSLATE2 else _on_torch(options)
     )
     load_voice_activity()
     engine = RecognizerEngine(
         model,
         max_batch=options.own.max_batch,
-        one_by_one=where.tiled,
+        one_by_one=one_by_one,
         has_speech=lambda samples: has_speech(samples, model.rate_hz),
     )
     tokenizer = load_tokenizer(options.checkpoint)
@@ -81,6 +74,49 @@ def build(options: BuildOptions) -> BuiltStage:
         adapter=lambda spec, blob: RecognizerTask(spec, blob, vocabulary),
         weight_names=names,
     )
+
+
+def _on_torch(options: BuildOptions) -> tuple[AnyModel, tuple[str, ...], bool]:
+    if COMPUTE_TYPE in options.own.extra:
+        raise options.refusal(
+            f"extra.{COMPUTE_TYPE}", "only engine ctranslate2 reads it; set dtype for torch"
+        )
+    where = open_device(
+        device=options.device,
+        dtype=options.dtype,
+        numerics=options.config.numerics,
+        threads=options.own.threads,
+    )
+    model, names = load_recognizer(
+        options.checkpoint,
+        where,
+        window_sizes_s=_window_sizes_s(options),
+        progress=options.progress,
+    )
+    return model, names, where.tiled
+
+
+def _on_ctranslate2(options: BuildOptions) -> tuple[AnyModel, tuple[str, ...], bool]:
+    if options.device_kind != "cpu":
+        raise options.refusal("device", f"ctranslate2 computes on cpu, not on {options.device}")
+    compute_type = options.own.extra.get(COMPUTE_TYPE, COMPUTE_TYPES[0])
+    if compute_type not in COMPUTE_TYPES:
+        cause = f"{compute_type!r} is none of {', '.join(COMPUTE_TYPES)}"
+        raise options.refusal(f"extra.{COMPUTE_TYPE}", cause)
+    model = ConvertedRecognizer(
+        options.checkpoint,
+        threads=options.own.threads or 1,
+        compute_type=str(compute_type),
+        window_sizes_s=_window_sizes_s(options),
+    )
+    return model, (), False
+
+
+def _window_sizes_s(options: BuildOptions) -> Sequence[int]:
+    short = options.own.extra.get(WINDOWS, True)
+    if not isinstance(short, bool):
+        raise options.refusal(f"extra.{WINDOWS}", f"{short!r} is neither true nor false")
+    return SHORT_WINDOWS_S if short else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
-RECOGNIZE_MS = 128
+RECOGNIZE_MS = 96
 """Silence after which a turn under `semantic_vad` is recognised, if the graph does so: its words
 are known when the shortest wait is over.
 """
