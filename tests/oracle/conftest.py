@@ -3,6 +3,7 @@ longer than the comparisons.
 """
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from tests.oracle.cases import CASES, expected, make_frontend, spec_of
 from tests.oracle.oracle import Oracle, OracleAnswer
 from tests.oracle.twins import Built, speaking_stages
 from tests.run_cache import compute_once
+
+collect_ignore = [] if find_spec("ctranslate2") else ["test_whisper_ctranslate2.py"]
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,11 @@
-"""The recogniser on CTranslate2 compared with the one in torch, which equals `generate()`."""
+"""The recogniser on CTranslate2 compared with the one in torch, which equals `generate()`.
+Collected where the extra `ctranslate2` is installed.
+"""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,16 +14,16 @@ from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineRequest
-from fleet.engine.recognizer import DETAILS, RecognizerEngine, Samples
+from fleet.engine.recognizer import DETAILS, RecognizerEngine, Samples, WindowJob
 from fleet.graphs.cascade import ASR
 from fleet.models.whisper.on_ctranslate2 import CONVERTED, ConvertedRecognizer, ConvertedWindow
 from fleet.models.whisper.recognizer import WhisperRecognizer, load_recognizer
 from fleet.models.whisper.tiny import write_tiny_whisper
+from fleet.stages.base import BuiltStage
 from fleet.stages.cascade.asr import build
 from tests.oracle.test_whisper import NUM_TOKENS, SENTENCE, job_of, noise, on_cpu, run_windows
 from tests.stage_options import stage_options
 
-pytest.importorskip("ctranslate2", reason="the extra fleet-serving[ctranslate2] is not installed")
 pytestmark = pytest.mark.one_file_in(4, "engines")
 
 ENGLISH = {"language": "en"}
@@ -41,8 +44,8 @@ def model(folder: Path) -> ConvertedRecognizer:
     return ConvertedRecognizer(folder, threads=1, compute_type="float32")
 
 
-def run(model: ConvertedRecognizer, jobs: Sequence[object]) -> list[ConvertedWindow]:
-    windows = [model.open(job) for job in jobs]  # pyright: ignore[reportArgumentType]
+def run(model: ConvertedRecognizer, jobs: Sequence[WindowJob]) -> list[ConvertedWindow]:
+    windows = [model.open(job) for job in jobs]
     while going := [
         window
         for window in windows
@@ -77,14 +80,17 @@ def test_windows_sampled_together_have_the_tokens_of_torch(
 
 
 def transcribed(
-    model: ConvertedRecognizer, clips: Sequence[Samples], known: Sequence[int] = (), **how: object
+    model: ConvertedRecognizer,
+    clips: Sequence[Samples],
+    known: Sequence[int] = (),
+    temperature: float = 0.0,
 ) -> list[int]:
     engine = RecognizerEngine(model, max_batch=4)
     request = RequestId("a")
     engine.submit(
         EngineRequest(
             request_id=request,
-            sampling=Sampling(max_tokens=24, **how),  # pyright: ignore[reportArgumentType]
+            sampling=Sampling(max_tokens=24, temperature=temperature),
             params=ENGLISH | {DETAILS: "yes"},
             history={TOKEN: np.array(known, np.int32)} if known else {},
         )
@@ -126,13 +132,17 @@ def test_language_of_a_tiny_vocabulary_must_be_named(model: ConvertedRecognizer)
         model.check_request({"language": "klingon"})
 
 
+def stage_of(folder: Path, **settings: Any) -> BuiltStage:
+    options = stage_options(stage=ASR, checkpoint=folder, stage_engine="ctranslate2", **settings)
+    return build(options)
+
+
 def test_stage_runs_on_the_engine_that_the_deployment_names(folder: Path) -> None:
-    how = {"stage": ASR, "checkpoint": folder, "stage_engine": "ctranslate2"}
-    assert build(stage_options(**how)).engine.stats().running == 0  # pyright: ignore[reportArgumentType]
+    assert stage_of(folder).engine.stats().running == 0
     with pytest.raises(ConfigError, match="compute_type.*'int3' is none of int8"):
-        build(stage_options(**how, extra={"compute_type": "int3"}))  # pyright: ignore[reportArgumentType]
+        stage_of(folder, extra={"compute_type": "int3"})
     with pytest.raises(ConfigError, match="computes on cpu, not on cuda:0"):
-        build(stage_options(**how, device="cuda:0"))  # pyright: ignore[reportArgumentType]
+        stage_of(folder, device="cuda:0")
     with pytest.raises(ConfigError, match="only engine ctranslate2 reads it"):
         build(stage_options(stage=ASR, checkpoint=folder, extra={"compute_type": "int8"}))
 

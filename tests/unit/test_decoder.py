@@ -4,6 +4,7 @@ file's content.
 
 import asyncio
 import base64
+import io
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 from fleet.core.errors import BadInput, FleetError
 from fleet.processing import decoder_pool, decoding
@@ -66,6 +68,26 @@ def own_pool() -> Iterator[DecoderPool]:
     pool = DecoderPool()
     yield pool
     pool.close()
+
+
+async def test_streamed_file_arrives_while_it_is_decoded(pool: DecoderPool) -> None:
+    """The samples are those of the whole file as PCM16, and no reply holds more than seconds."""
+    rng = np.random.default_rng(4)
+    wave = (0.3 * rng.standard_normal(40 * 22_050)).astype(np.float32)
+    buffer = io.BytesIO()
+    soundfile.write(buffer, wave, 22_050, format="FLAC")
+    file, pieces = buffer.getvalue(), list[bytes]()
+    job = DecodeJob.of([("file", file)], rate_hz=RATE_HZ, max_audio_s=60.0, streams=True)
+    assert await pool.decode(job, pieces.append) == []
+    (whole,) = await pool.decode(DecodeJob.of([("file", file)], rate_hz=RATE_HZ, max_audio_s=60.0))
+    heard = np.frombuffer(b"".join(pieces), "<i2")
+    assert len(heard) == len(whole) and len(pieces) >= 10
+    assert np.abs(heard / 32_768 - whole.clip(-1, 1)).max() <= 1 / 32_768
+    assert max(map(len, pieces)) <= 2 * 5 * RATE_HZ
+    short = DecodeJob.of([("file", file)], rate_hz=RATE_HZ, max_audio_s=20.0, streams=True)
+    assert short.memory_bytes == job.memory_bytes, "memory does not grow with the recording"
+    with pytest.raises(BadInput, match="longer than 20 s"):
+        await pool.decode(short, lambda _: None)
 
 
 @cache

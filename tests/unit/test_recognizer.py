@@ -12,7 +12,14 @@ from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
-from fleet.engine.recognizer import CLIP, HeardWindow, RecognizerEngine, RecognizerModel, WindowJob
+from fleet.engine.recognizer import (
+    CLIP,
+    HeardWindow,
+    RecognizerEngine,
+    RecognizerModel,
+    WindowDetails,
+    WindowJob,
+)
 from fleet.engine.repetition import MAX_UNIT, MIN_REPEATS, MIN_TOKENS, looped_tokens
 
 END, ENGLISH, GERMAN = 0, 1, 2
@@ -76,6 +83,12 @@ class ScriptedModel(RecognizerModel[ScriptedWindow]):
 
     def max_tokens(self, job: WindowJob) -> int:
         return 200
+
+    def details(self, window: ScriptedWindow, tokens: Sequence[int]) -> WindowDetails:
+        count = len(tokens)
+        return WindowDetails(
+            begins=np.arange(count), logprobs=np.zeros(count, np.float32), no_speech=0.0
+        )
 
     def advance(self, windows: Sequence[ScriptedWindow]) -> None:
         self.batches.append(len(windows))

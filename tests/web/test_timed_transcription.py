@@ -11,7 +11,7 @@ import pytest
 import soundfile
 from openai.types.audio import TranscriptionVerbose
 
-from fleet.core.errors import EngineError
+from fleet.core.errors import EngineError, Overloaded
 from fleet.graphs.cascade import ASR
 from fleet.processing.spooled_audio import SpooledAudio, pcm16
 from fleet.processing.timed_text import Segment, TimedWord, WindowReport
@@ -21,6 +21,7 @@ from tests.web.realtime.speech_samples import RATE_HZ, spoken
 from tests.web.test_bad_input import error_of
 from tests.web.test_disconnect import wait_for_abort
 from tests.web.test_transcription import PATH, params, write_down
+from web.openai import long_transcription
 
 TEXT = "It is <7:30> & late. Good night."
 WORDS = [
@@ -197,13 +198,30 @@ def test_failure_of_a_piece_fails_the_transcription_and_ends_the_others(
     assert len(gateway.client.submitted) == 1, "the language of the first piece is not known"
 
 
+def test_later_piece_waits_for_a_place(
+    gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first piece is refused at once; a later one is tried again, and is there once."""
+    monkeypatch.setattr(long_transcription, "RETRY_S", 0.01)
+    gateway.client.script = Script(heard=TEXT, refusal=Overloaded("no place"), refusals=range(2, 6))
+    answer = write_down(gateway, pcm_file(long_recording()))
+    num_pieces = len(gateway.client.submitted)
+    assert answer.json()["text"] == " ".join([TEXT] * num_pieces)
+    assert gateway.client.num_asked == num_pieces + 4
+    gateway.client.reset()
+    gateway.client.script = Script(heard=TEXT, refusal=Overloaded("no place"))
+    assert write_down(gateway, pcm_file(long_recording())).status_code == 429
+    assert gateway.client.num_asked == 1
+
+
 def test_recording_beyond_the_limit_of_long_ones_is_refused(cascade: Loaded) -> None:
     limits = cascade.config.limits.model_copy(update={"max_transcription_s": 10.0})
     config = cascade.config.model_copy(update={"limits": limits})
     short = Loaded(checkpoint=cascade.checkpoint, config=config, frontend=cascade.frontend)
     with serving(short) as gateway:
         error = error_of(write_down(gateway, pcm_file(long_recording())), 413)
-    assert error["param"] == "file" and "10 s" in str(error["message"])
+    assert error["param"] == "file"
+    assert "longer than 10 s (limits.max_transcription_s)" in str(error["message"])
     assert not gateway.client.submitted
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fleet.config.schema import Limits
 from fleet.control.client import Applicant
+from fleet.core.errors import InputTooLarge
 from fleet.processing import ChatRequest, Frontend, Recording
 from fleet.processing.audio import decode_blocks, decode_parts, needs_decoder
 from fleet.processing.base import AudioSource, Samples
@@ -96,9 +97,12 @@ class AudioPreparation:
                 await self._pool.decode(job, audio.append)
             else:
                 await asyncio.to_thread(_spool_plain, file, where, audio, max_s)
-        except BaseException:
+        except BaseException as error:
             audio.close()
-            raise
+            if not isinstance(error, InputTooLarge):
+                raise
+            cause = f"the recording is longer than {max_s:g} s (limits.max_transcription_s)"
+            raise InputTooLarge(f"{where}: {cause}", param=where) from error
         return audio
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ from fleet.config.schema import FleetConfig
 from fleet.control.client import Applicant, ClientStream, VoiceHold
 from fleet.core.clock import now_us
 from fleet.core.errors import (
-    BadInput,
     ConfigError,
     FleetError,
     InputTooLarge,
@@ -39,21 +38,18 @@ from web.gateway.answer import AnswerContext, AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.fleet_port import FleetPort
 from web.gateway.live_captures import NO_STORE, LiveCaptures
+from web.gateway.messages import is_large, messages_of
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
-from web.http.offload import INLINE_BYTES, prepare_in_thread
+from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.refused_work import current_sender
 from web.schema.chat import (
-    AudioUrlPartBody,
     ChatBody,
     ChatOptions,
-    MessageBody,
-    PartBody,
     StreamOptions,
-    TextPartBody,
     voice_name,
 )
 
@@ -174,8 +170,10 @@ class Gateway:
         """
         self.check_model(body.model)
         self.outputs(spoken="audio" in body.wants)
-        messages = await self._messages(body)
-        chat = await self.prepare_chat(body, messages, request_id, stored=stored_body(body))
+        self.check_num_messages(len(body.messages))
+        messages = await messages_of(body, self.client.voice.transcript)
+        stored = await read_input(is_large(body), stored_body, body)
+        chat = await self.prepare_chat(body, messages, request_id, stored=stored)
         return await self.submit_prepared(chat)
 
     async def prepare_chat(
@@ -370,38 +368,6 @@ class Gateway:
             )
             raise InputTooLarge(f"messages: {reason}", param="messages")
 
-    async def _messages(self, body: ChatBody) -> tuple[Message, ...]:
-        self.check_num_messages(len(body.messages))
-        return tuple(
-            [await self._message(message, index) for index, message in enumerate(body.messages)]
-        )
-
-    async def _message(self, message: MessageBody, index: int) -> Message:
-        where = f"messages[{index}]"
-        role = "system" if message.role == "developer" else message.role
-        content = message.content
-        if message.audio is not None and content is None:
-            content = await self.client.voice.transcript(message.audio.id)
-            if content is None:
-                where_audio = f"{where}.audio.id"
-                raise BadInput(
-                    f"{where_audio}: no such answer, or it has expired; send its transcript as "
-                    "content instead",
-                    param=where_audio,
-                )
-        if content is None:
-            raise BadInput(f"{where}.content: this field is required", param=f"{where}.content")
-        if isinstance(content, str):
-            return Message(
-                role=role,
-                name=message.name or "",
-                content=TextPart(text=content, where=f"{where}.content"),
-            )
-        parts = tuple(
-            _part(part, f"{where}.content[{number}]") for number, part in enumerate(content)
-        )
-        return Message(role=role, name=message.name or "", content=parts)
-
     @staticmethod
     def _sampling_of(spec: RequestSpec, stage: StageName) -> Sampling:
         return spec.sampling.get(stage, Sampling())
@@ -490,11 +456,3 @@ def model_name(config: FleetConfig) -> str:
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.name if folder.name not in ("", "auto") else config.graph
-
-
-def _part(part: PartBody, where: str) -> TextPart | AudioPart:
-    if isinstance(part, TextPartBody):
-        return TextPart(text=part.text, where=f"{where}.text")
-    if isinstance(part, AudioUrlPartBody):
-        return AudioPart(data=part.audio_url.url, where=f"{where}.audio_url.url")
-    return AudioPart(data=part.input_audio.data, where=f"{where}.input_audio.data")

@@ -35,7 +35,6 @@ from web.http.offload import parse_body
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import encode_whole
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
-from web.schema.fields.chat import CHAT
 from web.schema.responses import (
     AnswerMessage,
     AudioDelta,
@@ -271,4 +270,4 @@ def _check_format(body: ChatBody) -> None:
 
 def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:
     unused = ["audio"] if body.audio is not None and not active.chat.spoken else []
-    return sorted([*(given.where for given in CHAT.ignored(body)), *unused])
+    return sorted([*(given.where for given in body.ignored), *unused])

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from fleet.core.errors import Overloaded
+from fleet.core.errors import NoWorker, Overloaded, RedisUnreachable
 from fleet.core.ids import new_request_id
 from fleet.processing import RecognitionOptions, Recording
 from fleet.processing.spooled_audio import LONGEST_PIECE_S, SpooledAudio
@@ -24,7 +24,10 @@ log = logging.getLogger("fleet.web")
 
 PIECES_AHEAD = 4
 """Pieces that are recognised at a time: a batch of the recogniser."""
-RETRY_S = 1.0
+RETRY_S, MAX_TRIES = 1.0, 300
+"""Pause between two tries of a piece that finds no place or no worker, and their number: the pieces
+before it are not given up for that. The first piece fails as any request does.
+"""
 
 
 class LongTranscription:
@@ -72,14 +75,15 @@ class LongTranscription:
     async def _heard(self, start: int, end: int) -> HeardPiece:
         samples = await asyncio.to_thread(self._audio.read, start, end)
         recording = Recording(samples, self._audio.rate_hz)
-        while True:
+        for num_left in reversed(range(MAX_TRIES)):
             try:
                 return await self._recognized(recording, start / self._audio.rate_hz)
-            except Overloaded as error:
-                if not self._is_begun and not start:
+            except (NoWorker, Overloaded, RedisUnreachable) as error:
+                if not start or not num_left:
                     raise
                 log.info("a piece of a long recording waits: %s", error.message)
             await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last try returns or raises")
 
     async def _recognized(self, recording: Recording, begin_s: float) -> HeardPiece:
         chat = await prepare_transcription(

@@ -96,7 +96,9 @@ class PartialTranscripts:
         self._item_id, self._start, self._heard_end = item_id, start, start
 
     def add(self, end: int) -> None:
-        """Recognise the turn up to position `end`, if enough was said since the last time."""
+        """Recognise the turn up to position `end`, if enough was said since the last time. Not
+        called in silence, which may become a pause: its recognition must not wait for this one.
+        """
         is_due = end - self._heard_end >= self._interval and self._clock.now() >= self._rest_until
         if self._item_id and self._interval and self._job is None and is_due and self._is_wanted():
             self._run(self._recognized(end), end, is_pause=False)

@@ -151,7 +151,8 @@ class TurnManager:
                     await asyncio.sleep(0)
                 self.buffer.append(self.echo.pass_on(piece))
                 is_changed |= await self._classify_frames()
-                self.partials.add(self.buffer.position)
+                if self.buffer.detector is not None and not self.buffer.detector.is_quiet:
+                    self.partials.add(self.buffer.position)
                 self.buffer.drop_silence()
         return is_changed
 

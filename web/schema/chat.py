@@ -5,6 +5,7 @@ check.
 """
 
 import re
+from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic_core import from_json
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
 from web.schema.fields.chat import CHAT
+from web.schema.fields.table import Given
 from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
 
 MAX_SEED = 2**63 - 1
@@ -274,11 +276,14 @@ class ChatBody(ChatOptions):
     functions: list[object] | None = None
     function_call: object = None
 
+    @cached_property
+    def ignored(self) -> tuple[Given, ...]:
+        """The fields that have a value but no effect."""
+        return tuple(CHAT.ignored(self))
+
     def warned(self) -> list[str]:
         """Return the names of ignored fields in this request that the answer warns about."""
-        return [
-            given.where for given in CHAT.ignored(self) if given.row is not None and given.row.warns
-        ]
+        return [given.where for given in self.ignored if given.row is not None and given.row.warns]
 
 
 def parse_chat(body: bytes) -> ChatBody:
@@ -288,6 +293,7 @@ def parse_chat(body: bytes) -> ChatBody:
     """
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
+    _ = chat.ignored  # found here, in the thread of a large body
     for name in ("tool_choice", "function_call"):
         check_tool_choice(name, getattr(chat, name))
     return chat

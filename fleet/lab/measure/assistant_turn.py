@@ -66,13 +66,14 @@ class TurnFiles:
 
 @dataclass(slots=True)
 class _Received:
-    """What a session has sent so far. `decided_s`: end of the user's turn in seconds of the
-    recording.
+    """What a session has sent so far. Units: `decided_s`, the end of the user's turn, and
+    `restarted_s`, the end of the last cancelled answer, in seconds of the recording.
     """
 
     card: SoundCard
     heard: str | None = None
     decided_s: float = 0.0
+    restarted_s: float = 0.0
     pcm: bytearray = field(default_factory=bytearray)
     answer: str = ""
     status: str = ""
@@ -106,6 +107,7 @@ class _Received:
         self.status, self.failure = event.response.status, event.response.failure
         if self.status == "cancelled":
             self.card.flush()
+            self.restarted_s = self.card.num_samples / PCM_RATE_HZ
             self.pcm.clear()
             self.answer = self.status = ""
 
@@ -137,7 +139,7 @@ def ask_assistant(
     write_wav(files.answer, np.frombuffer(bytes(received.pcm), "<i2"))
     if received.status not in COMPLETE:
         raise BenchError(f"the answer to {question.text!r} was not completed: {received.failure}")
-    ended_s, voiced_s = read_latency_s(files.recording)
+    ended_s, voiced_s = read_latency_s(files.recording, received.restarted_s)
     return AssistantTurn(
         question=question.text,
         heard=received.heard or "",

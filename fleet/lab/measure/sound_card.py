@@ -102,16 +102,18 @@ class SoundCard:
         return block
 
 
-def read_latency_s(path: Path) -> tuple[float, float]:
+def read_latency_s(path: Path, since_s: float = 0.0) -> tuple[float, float]:
     """Read a recording of one question and its answer; return the times of the question's last and
-    of the answer's first voiced sample, in seconds of the recording.
+    of the answer's first voiced sample, in seconds of the recording. `since_s`: end of earlier
+    answers, which the question interrupted.
 
     Raises: BenchError if one of them is silent, or the answer begins before the question ends.
     """
     read, rate_hz = soundfile.read(path, dtype="int16", always_2d=True)
     question, answer = read.astype(np.int16).T
     end = len(question) - _first_voiced(question[::-1], rate_hz, f"{path}: the microphone")
-    begin = _first_voiced(answer, rate_hz, f"{path}: the loudspeaker")
+    first = round(since_s * rate_hz)
+    begin = first + _first_voiced(answer[first:], rate_hz, f"{path}: the loudspeaker")
     if begin < end:
         raise BenchError(f"{path}: the answer begins {(end - begin) / rate_hz:.2f} s too early")
     return end / rate_hz, begin / rate_hz

@@ -4,6 +4,7 @@ out, one item per window of speech.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,8 +27,8 @@ from fleet.graphs.cascade import (
     TRANSCRIPT,
 )
 from fleet.models.whisper.on_ctranslate2 import COMPUTE_TYPES, ConvertedRecognizer
-from fleet.models.whisper.recognizer import WhisperRecognizer, load_recognizer
-from fleet.models.whisper.transcriber import SHORT_WINDOWS_S
+from fleet.models.whisper.recognizer import load_recognizer
+from fleet.models.whisper.transcriber import SHORT_WINDOWS_S, WhisperTranscriber
 from fleet.processing.speech_presence import has_speech
 from fleet.processing.timed_text import encode_report
 from fleet.processing.tokenizer import load_tokenizer
@@ -41,6 +42,7 @@ from fleet.stages.sampling import sampling_of
 Samples = NDArray[np.float32]
 PARAMS = {LANGUAGE_PARAM: LANGUAGE, PROMPT_PARAM: PROMPT, TIMES_PARAM: DETAILS}
 """Parameters of a request, and the engine's parameters of the same meaning."""
+AnyModel = WhisperTranscriber[Any]
 CTRANSLATE2 = "ctranslate2"
 WINDOWS, COMPUTE_TYPE = "short_windows", "compute_type"
 INCOMPLETE = "\ufffd"
@@ -74,7 +76,7 @@ def build(options: BuildOptions) -> BuiltStage:
     )
 
 
-def _on_torch(options: BuildOptions) -> tuple[WhisperRecognizer, tuple[str, ...], bool]:
+def _on_torch(options: BuildOptions) -> tuple[AnyModel, tuple[str, ...], bool]:
     if COMPUTE_TYPE in options.own.extra:
         raise options.refusal(
             f"extra.{COMPUTE_TYPE}", "only engine ctranslate2 reads it; set dtype for torch"
@@ -94,7 +96,7 @@ def _on_torch(options: BuildOptions) -> tuple[WhisperRecognizer, tuple[str, ...]
     return model, names, where.tiled
 
 
-def _on_ctranslate2(options: BuildOptions) -> tuple[ConvertedRecognizer, tuple[str, ...], bool]:
+def _on_ctranslate2(options: BuildOptions) -> tuple[AnyModel, tuple[str, ...], bool]:
     if options.device_kind != "cpu":
         raise options.refusal("device", f"ctranslate2 computes on cpu, not on {options.device}")
     compute_type = options.own.extra.get(COMPUTE_TYPE, COMPUTE_TYPES[0])

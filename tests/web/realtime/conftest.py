@@ -20,3 +20,13 @@ async def client(gateway: ServedGateway) -> AsyncIterator[SocketClient]:
     """A client of the OpenAI-compatible voice socket, after its session has begun."""
     async with opened(gateway, "/v1/realtime") as client:
         yield client
+
+
+@pytest.fixture(params=["shared_gateway", "shared_cascade"])
+def any_gateway(request: pytest.FixtureRequest) -> ServedGateway:
+    """The gateway of a graph that hears by itself, and that of a graph with a recogniser, with
+    their fake control planes reset.
+    """
+    served: ServedGateway = request.getfixturevalue(request.param)
+    served.client.reset()
+    return served

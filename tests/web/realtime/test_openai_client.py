@@ -7,6 +7,7 @@ import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from openai import AsyncOpenAI
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from openai.types.realtime import RealtimeServerEvent
@@ -15,6 +16,13 @@ from tests.support import wait_until
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.realtime.speech_samples import QUESTION, blocks, silence, speech
+
+pytestmark = pytest.mark.one_in(2, "OpenAI's client of voice sockets")
+
+
+@pytest.fixture
+def gateway(any_gateway: ServedGateway) -> ServedGateway:
+    return any_gateway
 
 
 @asynccontextmanager

@@ -20,12 +20,6 @@ AGENTS, LIVEKIT, PIPECAT = REQUIREMENTS
 HEARD_TEXT = "What day comes after Monday?"
 
 
-@pytest.fixture(params=["gateway", "cascade_gateway"])
-def any_gateway(request: pytest.FixtureRequest) -> ServedGateway:
-    """A gateway of a graph that hears by itself, and one of a graph with a recogniser."""
-    return request.getfixturevalue(request.param)
-
-
 def run_client(script: str, requirement: str, *arguments: str) -> str:
     """Run a script of the folder `clients` in the environment of `requirement`; return its
     output.

@@ -96,6 +96,11 @@ class TurnDetector:
         """Silence that ends the pause under way, if its words are known."""
 
     @property
+    def is_quiet(self) -> bool:
+        """Return True if the last frame of the turn under way was silent."""
+        return self.speaking and self._quiet > 0
+
+    @property
     def voiced_ms(self) -> int:
         return self._voiced * FRAME_MS
 
