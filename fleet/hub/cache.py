@@ -83,8 +83,8 @@ def resolve(hub: Hub, name: HubName, field: str = "checkpoint") -> Path:
 
 def select(hub: Hub, paths: Iterable[str]) -> list[str]:
     """Return the files that a stage reads: configuration, tokenizer, weights as safetensors, each
-    once, and those of the hub's extra patterns. Files in other sub-folders, pickles and weights in
-    other formats are left out.
+    once, and what the hub's extra patterns match. Files in other sub-folders, pickles and weights
+    in other formats are left out.
     """
     of_part: dict[str, list[str]] = {part: [] for part in ("", *hub.parts)}
     for path in paths:
@@ -109,7 +109,7 @@ def _is_needed(hub: Hub, file: str, files: Collection[str]) -> bool:
 
 
 def _weights(files: Collection[str]) -> set[str]:
-    """Return the weight files among those of one folder. Some models have the same weights twice,
+    """Return a folder's weight files. Some models have the same weights twice,
     for example in a second dtype.
     """
     weights = {file for file in files if file.endswith(".safetensors") and "/" not in file}

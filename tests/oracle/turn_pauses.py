@@ -1,9 +1,9 @@
 """Measure the end of turns on spoken pauses: `python -m tests.oracle.turn_pauses WHISPER VOICE...`.
 
-`WHISPER` is a folder with a recogniser, each `VOICE` a folder with a voice. Sentences that no rule
-was made for are spoken; at each mark the speech so far is recognised, as a session does when the
-user pauses, and the words decide how long the turn waits. A pause within a sentence that lasts
-longer than this is a false end. Compared with a fixed silence of 500 ms.
+`WHISPER` is a folder with a recogniser, each `VOICE` a folder with a voice. Sentences are spoken;
+at each mark the speech so far is recognised, as a session does when the user pauses, and the words
+decide how long the turn waits. A pause within a sentence that lasts longer is a false end.
+Compared with a fixed silence of 500 ms; silence is counted in whole frames of voice detection.
 """
 
 import math
@@ -19,6 +19,7 @@ import soxr
 from fleet.graphs.cascade import ASR
 from fleet.models.voices.base import VoiceModel
 from fleet.models.voices.load import load_voice
+from fleet.processing.voice_activity import FRAME_MS
 from fleet.stages.base import BuiltStage
 from fleet.stages.cascade.asr import build as build_stage
 from tests.oracle.test_whisper_base import RATE_HZ, Samples, transcribe
@@ -32,7 +33,7 @@ the logarithm. Pauses under 200 ms are none.
 """
 HUSH_S = 0.1
 """Silence after which the speech so far is recognised."""
-HELD_OUT = """
+SENTENCES = """
 I would like to book | a flight to Lisbon | for the second week of May.
 Could you explain | how a heat pump works?
 My sister lives in | a small village | near the coast.
@@ -90,7 +91,7 @@ def spoken_pauses(model: VoiceModel, name: str, sentence: str) -> Iterator[tuple
 def pauses(stage: BuiltStage, voices: list[Path]) -> Iterator[Pause]:
     for model in map(load_voice, voices):
         for name in [each.name for each in model.voices()]:
-            for sentence in HELD_OUT.strip().splitlines():
+            for sentence in SENTENCES.strip().splitlines():
                 for clip, is_end in spoken_pauses(model, name, sentence):
                     pause = Pause(heard=transcribe(stage, [clip])[0], is_end=is_end)
                     kind = "end  " if is_end else "pause"
@@ -110,15 +111,20 @@ def share_longer(silence_ms: float) -> float:
     return min(1.0, above(silence_ms) / above(200))
 
 
+def in_frames(silence_ms: float) -> int:
+    return math.ceil(silence_ms / FRAME_MS) * FRAME_MS
+
+
 def main(whisper: Path, voices: list[Path]) -> None:
     stage = build_stage(stage_options(stage=ASR, checkpoint=whisper, max_batch=4))
     found = list(pauses(stage, voices))
     ends, inner = [p for p in found if p.is_end], [p for p in found if not p.is_end]
     print(f"{len(ends)} ends, {len(inner)} pauses within a sentence")
-    print(f"fixed {FIXED_MS} ms: false ends {share_longer(FIXED_MS):.1%}, wait {FIXED_MS} ms")
+    fixed = in_frames(FIXED_MS)
+    print(f"fixed {FIXED_MS} ms: false ends {share_longer(fixed):.1%}, wait {fixed} ms")
     for eagerness, waits in WAITS.items():
-        took = [end_of_turn_ms(pause.heard, waits) for pause in ends]
-        false = [share_longer(end_of_turn_ms(pause.heard, waits)) for pause in inner]
+        took = [in_frames(end_of_turn_ms(pause.heard, waits)) for pause in ends]
+        false = [share_longer(in_frames(end_of_turn_ms(pause.heard, waits))) for pause in inner]
         print(
             f"semantic, {eagerness}: false ends {statistics.mean(false):.1%}, wait median "
             f"{statistics.median(took):.0f} ms, mean {statistics.mean(took):.0f} ms"

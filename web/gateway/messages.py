@@ -21,8 +21,8 @@ def is_large(body: ChatBody) -> bool:
 async def messages_of(
     body: ChatBody, transcript: Callable[[str], Awaitable[str | None]]
 ) -> tuple[Message, ...]:
-    """Return the messages of a body. `transcript`: returns that of an earlier spoken answer by its
-    id, None if it is unknown.
+    """Return the messages of a body. `transcript`: returns what an earlier spoken answer said, by
+    its id; None if it is unknown.
 
     Raises: BadInput naming a message without content; Overloaded as in `read_in_thread`.
     """

@@ -47,7 +47,7 @@ QUESTIONS = (
     ("What do bees make?", ("honey",)),
     ("What is frozen water called?", ("ice",)),
     ("How many legs does a spider have?", ("eight",)),
-    ("Which language do people speak in Spain?", ("spanish",)),
+    ("What is two plus three?", ("five",)),
 )
 """Questions, and the words of which a right answer has at least one."""
 SENTENCES = (

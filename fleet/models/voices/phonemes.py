@@ -21,7 +21,7 @@ _UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeErr
 
 @cache
 def vocabulary() -> dict[str, int]:
-    """Return the id of each phoneme. The phonemes and ids are those of Kokoro 1.0."""
+    """Return the id of each phoneme. Kokoro 1.0 defines the phonemes and ids."""
     return json.loads((ASSETS / "vocab.json").read_text(encoding="utf-8"))
 
 

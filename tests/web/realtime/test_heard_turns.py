@@ -222,7 +222,7 @@ async def silence_before_the_end_ms(page: SocketClient) -> int:
 @pytest.mark.parametrize(
     ("detection", "heard", "wait_ms"),
     [
-        ({"type": "semantic_vad"}, "Stop.", 300),
+        ({"type": "semantic_vad"}, "Stop.", 320),
         ({"type": "semantic_vad"}, "I think that", 1600),
         ({"type": "semantic_vad", "eagerness": "low"}, "Stop.", 600),
         ({"type": "semantic_vad", "eagerness": "high"}, "I think that", 1000),

@@ -23,7 +23,9 @@ Set a timer for 15 minutes.|Wake me at 5:30.|Turn it off.|No, no, no.|Can you he
 Well, I think so too.|He said that he would come. I believed him.|That is all I have today.|Why?
 On Monday, March 3, 2025, we met.|Call my brother, please.|Could you repeat that, please?
 When you get home call me.|She asked me whether I was happy.|Ich komme morgen.|Merci beaucoup.
-We met in May.|It was Will.|Ask Will.|I saw it and I said no.
+Which one would you recommend?|Choose between tea and coffee.|It is between us.
+I like it, though.|Tell me a story about a dragon.|We met in May.
+It was Will.|I know Will.|I saw it and I said no.
 """
 UNFINISHED = """
 I went to the shop and|I went to the shop and.|So|Well,|Um|I think that|I would like to...
@@ -33,10 +35,11 @@ If it rains tomorrow.|If my brother comes tomorrow.|When I was a little boy.|Bec
 The first thing is, um,|I have two questions:|He is older than|I live near|She is very
 I met him. And|We could go by bus or|Yesterday I saw a|I don't know whether|Give me the
 Although it was late.|Ich komme morgen, weil|Je voudrais un|Turn on the lights in the
-We may|It was Bill and I
+What is the difference between a lake?|We may|It was Bill and I
 """
 UNKNOWN = """
-turn off the lights|I live in|My number is 555.|my number is 0171-333||...?!|what time is it
+turn off the lights|I live in|Could you explain?|Tell my brother.|I bought apples, pears.|
+My number is 555.|my number is 0171-333||...?!|what time is it
 """
 
 

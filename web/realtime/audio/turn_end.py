@@ -45,7 +45,7 @@ class EndWaits:
                 return self.unfinished_ms
 
 
-MEDIUM = EndWaits(complete_ms=300, unknown_ms=500, unfinished_ms=1600)
+MEDIUM = EndWaits(complete_ms=320, unknown_ms=500, unfinished_ms=1600)
 WAITS: Mapping[Eagerness, EndWaits] = {
     "low": EndWaits(complete_ms=600, unknown_ms=1000, unfinished_ms=3000),
     "medium": MEDIUM,
@@ -84,8 +84,16 @@ OPEN_AFTER_STATEMENT = PREPOSITIONS | AUXILIARIES | TRANSITIVES
 "I know what it is."
 """
 QUESTION_WORDS = frozenset("what where who whom which why when how whose".split())
-PARTICLES = frozenset("in on over".split())
-"""Last words of a complete sentence ("Come in.") or of an unfinished one ("I live in")."""
+MAYBE_OPEN = frozenset(
+    "in on over explain describe remind suggest recommend offer choose order reserve use keep hold "
+    "follow reach visit invite allow remove add create include require consider discuss compare "
+    "mention provide contain cause prefer enjoy avoid seen done made taken given".split()
+)
+"""Last words of a complete sentence ("Come in.", "Can you explain?") or of an unfinished one ("I
+live in", "Can you explain how")."""
+ADDRESSED = frozenset("tell ask remind show give send".split())
+MAX_ADDRESSED_WORDS = 3
+"""Longest sentence that may have only said whom it addresses, not what: "Tell my brother"."""
 LONE_OPENERS = frozenset("so well actually basically also then plus anyway".split())
 """Words that, alone, begin a sentence."""
 SUBORDINATORS = frozenset("when after before once until whenever since while as".split())
@@ -98,6 +106,11 @@ CLAUSE_BEGINNING = re.compile(
     r"does|did|is|are|tell|give|show|send|turn|call|take|go|ask|open|close|play|set|make|put)\b"
 )
 ANSWERS = frozenset("yes no yeah yep nope okay ok right sure thanks please and or".split())
+CLOSERS = ANSWERS | frozenset(
+    "though too then today tomorrow now again maybe sir madam mom dad everyone honestly actually "
+    "really instead anyway however already".split()
+)
+"""Single words that end a sentence after a comma."""
 LIST_ITEM_WORDS = 3
 """Longest item of an enumeration, in words."""
 MIN_DICTATED_DIGITS = 3
@@ -139,7 +152,7 @@ def ending_of(transcript: str | None) -> SentenceEnd:
     )
     if is_open:
         return SentenceEnd.UNFINISHED
-    is_unclear = words[-1] in PARTICLES or _is_dictated(sentence)
+    is_unclear = _may_be_open(words) or _is_dictated(sentence) or _is_short_list(sentence)
     return SentenceEnd.UNKNOWN if is_unclear or not _END.search(text) else SentenceEnd.COMPLETE
 
 
@@ -151,13 +164,28 @@ def _is_name(word: str) -> bool:
 def _ends_open(words: list[str]) -> bool:
     """Return True if the last word needs another one after it."""
     last, before = words[-1], words[:-1]
-    if last in OPEN_WORDS:
+    if last in OPEN_WORDS or ("between" in before and _lacks_second(words)):
         return True
     if not before:
         return last in LONE_OPENERS
     if before[0] in ANSWERS and last in AUXILIARIES:
         return False
     return last in OPEN_AFTER_STATEMENT and not QUESTION_WORDS.intersection(before)
+
+
+def _lacks_second(words: list[str]) -> bool:
+    """Return True if the last "between" of a sentence has only one of its two parts: "between a
+    lake".
+    """
+    after = words[len(words) - words[::-1].index("between") :]
+    return not {"and", "them", "us", "both"}.intersection(after)
+
+
+def _may_be_open(words: list[str]) -> bool:
+    is_addressed_only = words[0] in ADDRESSED and len(words) <= MAX_ADDRESSED_WORDS
+    return is_addressed_only or (
+        words[-1] in MAYBE_OPEN and not QUESTION_WORDS.intersection(words[:-1])
+    )
 
 
 def _is_open_clause(sentence: str, words: list[str]) -> bool:
@@ -182,6 +210,18 @@ def _is_open_list(sentence: str) -> bool:
     if len(items) < 3 or not all(0 < len(item) <= LIST_ITEM_WORDS for item in tail):
         return False
     return not any(item[0] in ANSWERS or any(map(str.isdigit, item)) for item in tail)
+
+
+def _is_short_list(sentence: str) -> bool:
+    """Return True if the sentence ends in two items that may be the beginning of an enumeration: "I
+    bought apples, pears."
+    """
+    items = [_WORD.findall(part) for part in sentence.split(",")]
+    if len(items) != 2 or not all(items):
+        return False
+    last, has_clause = items[1], len(items[0]) > 1
+    is_item = len(last) == 1 and len(last[0]) > 1 and last[0] not in CLOSERS
+    return is_item and has_clause and sentence.rstrip().endswith(".")
 
 
 def _is_dictated(sentence: str) -> bool:
