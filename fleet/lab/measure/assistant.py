@@ -31,7 +31,7 @@ from fleet.lab.measure.speakers import (
     read_corpus,
     write_wav,
 )
-from fleet.lab.measure.voice import SILENCE_MS, recordings_folder, until_last_voiced
+from fleet.lab.measure.voice import recordings_folder, until_last_voiced
 from fleet.lab.measure.word_errors import word_errors, words_of
 from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, Summary, at_least, at_most, summarise
@@ -122,7 +122,7 @@ class AssistantResult(Result, frozen=True, kw_only=True):
         names = dict.fromkeys(part.name for turn in self.turns for part in turn.parts)
         rows = [
             ("first voiced sample after the end of speech", _voice_ms(self.turns)),
-            (f"  after the decision ({SILENCE_MS} ms of silence)", _decided_ms(self.turns)),
+            ("  after the end of the turn was decided", _decided_ms(self.turns)),
             *((f"  fleet's report: {name}", self.part_ms(name)) for name in names),
             ("two speakers at a time, after the end of speech", _voice_ms(self.pairs)),
         ]

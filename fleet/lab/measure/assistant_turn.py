@@ -27,7 +27,7 @@ from fleet.lab.client.realtime import (
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.sound_card import SoundCard, read_latency_s
 from fleet.lab.measure.speakers import SpokenPrompt, write_wav
-from fleet.lab.measure.voice import SILENCE_MS, EventReader
+from fleet.lab.measure.voice import EventReader
 
 INSTRUCTIONS = "You are a helpful assistant. Answer in one short sentence."
 MAX_TOKENS = 64
@@ -181,8 +181,8 @@ def _converse(session: RealtimeSession, events: EventReader, received: _Received
 
 
 def _settings(model: str) -> str:
-    detection = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
-    audio = {"turn_detection": detection, "transcription": {"model": model}}
+    # As the Voice page asks.
+    audio = {"turn_detection": {"type": "semantic_vad"}, "transcription": {"model": model}}
     session = {
         "type": "realtime",
         "instructions": INSTRUCTIONS,
