@@ -119,8 +119,7 @@ def ask_assistant(
     files: TurnFiles,
     begin: Callable[[], object] = lambda: None,
 ) -> AssistantTurn:
-    """Ask one question in a session of its own. `begin`: called once the session
-    is open.
+    """Ask one question in a session of its own. `begin`: called once the session is open.
 
     Raises: ApiError, BenchError.
     """

@@ -1,11 +1,25 @@
 """Fixtures: clients connected to the gateway's two voice sockets."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.web.conftest import ServedGateway
+from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import SocketClient, opened
+
+
+@pytest.fixture(scope="module")
+def clock() -> ManualClock:
+    """The clock of a gateway whose time the tests of one file set."""
+    return ManualClock()
+
+
+@pytest.fixture(scope="module")
+def timed_cascade(cascade: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
+    """A gateway of the graph `cascade` with this clock."""
+    with serving(cascade, clock=clock) as gateway:
+        yield gateway
 
 
 @pytest.fixture

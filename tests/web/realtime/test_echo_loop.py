@@ -1,12 +1,10 @@
 """A client without echo cancellation: its loudspeaker's sound returns through its microphone."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import SocketClient
@@ -26,14 +24,8 @@ Samples = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(scope="module")
-def shared_gateway(cascade: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
-    with serving(cascade, clock=clock) as gateway:
-        yield gateway
+def shared_gateway(timed_cascade: ServedGateway) -> ServedGateway:
+    return timed_cascade
 
 
 class Room:

@@ -34,11 +34,6 @@ TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 @pytest.fixture(scope="module")
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(scope="module")
 def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
     """A gateway that sends audio up to a second ahead of playback, which stands still until the
     test advances the clock.

@@ -4,7 +4,6 @@ prompt keep exactly the words whose end was played.
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 from tests.support import wait_until
 from tests.web.build import build, tensor_chunk
-from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.fake_client import RATE_HZ as ANSWER_HZ
 from tests.web.realtime.manual_clock import ManualClock
@@ -58,14 +57,8 @@ def test_words_are_the_same_however_the_chunks_are_cut() -> None:
 
 
 @pytest.fixture(scope="module")
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(scope="module")
-def shared_gateway(cascade: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
-    with serving(cascade, clock=clock) as gateway:
-        yield gateway
+def shared_gateway(timed_cascade: ServedGateway) -> ServedGateway:
+    return timed_cascade
 
 
 def spoken_script(words: list[tuple[str, int]]) -> Script:
