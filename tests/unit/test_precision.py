@@ -18,6 +18,7 @@ from fleet.models.causal_lm.quantized import (
     MOST_ROWS,
     Int4Linear,
     Int8Linear,
+    JoinedPart,
     PortableInt8Linear,
     int8_layer,
     quantize,
@@ -94,6 +95,23 @@ def test_processors_without_a_kernel_of_their_own_take_the_portable_layer(
         assert type(int8_layer(nn.Linear(8, 4))) is kind
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_joined_layers_give_their_own_outputs_in_any_order_and_for_any_rows(bias: bool) -> None:
+    names, sizes = ("q_proj", "k_proj", "v_proj"), (48, 16, 8)
+    parent = nn.Module()
+    for name, size in zip(names, sizes, strict=True):
+        setattr(parent, name, nn.Linear(32, size, bias=bias))
+    alone: dict[str, nn.Module] = {name: Int8Linear(getattr(parent, name)) for name in names}
+    quantize(parent, 8)
+    first, second = torch.randn(1, 5, 32), torch.randn(1, 2, 32)
+    order = [("q_proj", first), ("v_proj", first), ("q_proj", first), ("k_proj", second)]
+    order += [("k_proj", first), ("q_proj", second), ("v_proj", second), ("k_proj", second)]
+    with torch.inference_mode():
+        for name, rows in order:
+            got = getattr(parent, name)(rows)
+            assert torch.equal(got, alone[name](rows)) and got.is_contiguous()
+
+
 @pytest.mark.parametrize(("bits", "kind"), [(8, Int8Linear), (4, Int4Linear)])
 def test_every_linear_layer_is_replaced_and_tied_embeddings_stay(
     bits: int, kind: type[nn.Module], folder: Path
@@ -102,6 +120,7 @@ def test_every_linear_layer_is_replaced_and_tied_embeddings_stay(
     program: Any = CausalLM(folder, frozenset(), **where, weight_bits=bits)
     kinds = {type(part) for part in program._parts._body.modules()}
     assert kind in kinds and nn.Linear not in kinds
+    assert (JoinedPart in kinds) == (bits == 8)
     model = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 4))
     model[1].weight = model[0].weight
     quantize(model, bits)
