@@ -63,7 +63,7 @@ class Int8Linear(nn.Module):
         self._packed = _pack_int8(weight_OH)
         self._scale_O, self._zero_O = scale_O, torch.zeros(len(scale_O), dtype=torch.int32)
         self._sum_O = weight_OH.sum(1).mul(scale_O).mul_(_MIDDLE_LEVEL // _BASE)
-        self.bias_O = cast("nn.Parameter | None", linear.bias)
+        self.bias_O = _bias(linear)
 
     def forward(self, rows: Tensor) -> Tensor:
         rows_NH = rows.reshape(-1, rows.shape[-1]).float()
@@ -88,7 +88,7 @@ class PortableInt8Linear(nn.Module):
         weight_OH, scale_O = _rounded_to_int8(linear, torch.bfloat16)
         self.weight_OH = nn.Buffer(weight_OH)
         self.scale_O = nn.Buffer(scale_O)
-        self.bias_O = cast("nn.Parameter | None", linear.bias)
+        self.bias_O = _bias(linear)
 
     def forward(self, rows: Tensor) -> Tensor:
         rows_NH = rows.reshape(-1, rows.shape[-1]).contiguous()
@@ -117,7 +117,7 @@ class Int4Linear(nn.Module):
         self.scale_zero_GO2 = nn.Buffer(
             torch.stack([scale_OG, zero_OG], -1).transpose(0, 1).contiguous()
         )
-        self.bias_O = cast("nn.Parameter | None", linear.bias)
+        self.bias_O = _bias(linear)
 
     def forward(self, rows: Tensor) -> Tensor:
         rows_NH = rows.reshape(-1, rows.shape[-1]).contiguous()
@@ -172,7 +172,7 @@ class JoinedLinear:
         weight_OH = torch.cat([layer.weight.detach() for layer in layers])
         joined = nn.Linear(weight_OH.shape[1], len(weight_OH), bias=False, device="meta")
         joined.weight = nn.Parameter(weight_OH, requires_grad=False)
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+        biases: list[Tensor] = [bias for layer in layers if (bias := _bias(layer)) is not None]
         if biases:
             joined.bias = nn.Parameter(torch.cat(biases).detach(), requires_grad=False)
         self._layer, self._sizes = int8_layer(joined), [layer.out_features for layer in layers]
@@ -219,11 +219,15 @@ def _join_layers(parent: nn.Module) -> None:
         layers = [
             child for name in names if type(child := getattr(parent, name, None)) is nn.Linear
         ]
-        kinds = {(layer.in_features, layer.bias is None) for layer in layers}
+        kinds = {(layer.in_features, _bias(layer) is None) for layer in layers}
         if len(layers) == len(names) and len(kinds) == 1:
             joined = JoinedLinear(layers)
             for number, name in enumerate(names):
                 setattr(parent, name, JoinedPart(joined, number))
+
+
+def _bias(linear: nn.Linear) -> nn.Parameter | None:
+    return cast("nn.Parameter | None", linear.bias)
 
 
 def _with_bias(out_NO: Tensor, bias_O: Tensor | None, rows: Tensor) -> Tensor:
