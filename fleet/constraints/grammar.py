@@ -1,4 +1,4 @@
-"""Constraints as llguidance's grammars. Source: llguidance 1.9 (`LLMatcher`)."""
+"""Constraints as llguidance's grammars. Source: llguidance 1.7 (`LLMatcher`)."""
 
 import json
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Which tokens may follow in an answer that has to keep a rule.
 
-Source: llguidance 1.9 (`LLMatcher`), https://github.com/guidance-ai/llguidance.
+Source: llguidance 1.7 (`LLMatcher`), https://github.com/guidance-ai/llguidance.
 Legend: V vocabulary.
 """
 
