@@ -83,7 +83,7 @@ def create_app(
     )
     app.state.closing = gateway.closing
     app.state.detach_all = client.requests.detach_all
-    app.state.close = gateway.audio.close
+    app.state.close = gateway.close
     app.state.stop_captures = gateway.captures.stop
     return app
 

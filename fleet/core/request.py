@@ -3,10 +3,21 @@ keyed by stage name.
 """
 
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
 from fleet.core.ids import EdgeName, RequestId, StageName
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """Rule for the whole text of an answer. `kind` is the language of `text`: a JSON schema (for
+    any object, `{"type": "object"}`), a regular expression, or a grammar in the form of Lark or of
+    llama.cpp (GBNF).
+    """
+
+    kind: Literal["json", "regex", "grammar"]
+    text: str
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,7 +26,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `max_tokens` counts as
     `max_new_tokens` of `transformers` does, the end token included. `seed` keys the counter-based
     noise (seed, stage, codebook, index). Before `min_tokens` no end token is sampled and stop
-    strings do not count; with `ignore_eos` no end token is ever sampled.
+    strings do not count; with `ignore_eos` no end token is ever sampled. With a `constraint` only
+    tokens that keep its rule are sampled, and the answer ends where the rule allows no more.
     """
 
     temperature: float = 0.0
@@ -29,6 +41,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     seed: int = 0
     stop: tuple[str, ...] = ()
+    constraint: Constraint | None = None
 
     def may_end(self, num_drawn: int) -> bool:
         """Return True if the next token, after `num_drawn` sampled tokens, may be an end token."""

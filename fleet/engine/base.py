@@ -8,12 +8,13 @@ C-contiguous).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId, Walk
@@ -55,6 +56,8 @@ class EngineRequest:
     such names (a hidden-state sample) the engine samples no token and returns these hidden states
     of every position, history included, float32 [n, width]. Such requests are computed only in time
     that other requests leave free.
+    `open_rule`: returns a new rule for the tokens of the answer; None without one. The engine adds
+    every token to the rule, history included.
     """
 
     request_id: RequestId
@@ -63,6 +66,28 @@ class EngineRequest:
     history: Arrays = field(default_factory=dict[str, np.ndarray])
     session: str = ""
     captured: tuple[str, ...] = ()
+    open_rule: "Callable[[], TokenRule] | None" = None
+
+
+class TokenRule(Protocol):
+    """Rule for the tokens of one answer. Legend: V vocabulary."""
+
+    @property
+    def error(self) -> FleetError | None:
+        """Reason for which the rule cannot be kept any more: a token broke it, or it is too
+        complex. The answer then fails.
+        """
+        ...
+
+    def allowed(self, drafts: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Return which ids may follow the answer and `drafts`: bool [V]; None if the token does not
+        count, because the drafts break the rule or the rule has an `error`.
+        """
+        ...
+
+    def add(self, token: int) -> None:
+        """Append a token to the answer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,15 @@ from pathlib import Path
 
 import msgspec
 
+from fleet.constraints.grammar import check_rule
 from fleet.core.errors import BadInput
 from fleet.processing.audio import decode_blocks, decode_parts
 from fleet.processing.decoding import (
     OUT_OF_MEMORY,
     DecodeJob,
     DecodeReply,
+    Job,
+    RuleJob,
     read_message,
     write_message,
 )
@@ -37,7 +40,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used_bytes = _address_space()
     while (message := read_message(jobs)) is not None:
-        job = msgspec.msgpack.decode(message, type=DecodeJob)
+        job = msgspec.msgpack.decode(message, type=Job)
         del message
         _limit(resource.RLIMIT_CPU, _cpu_s() + job.cpu_s)
         _limit(
@@ -53,10 +56,14 @@ def main() -> None:
         _limit(resource.RLIMIT_AS, None)
 
 
-def _replies(job: DecodeJob) -> Iterator[DecodeReply]:
+def _replies(job: Job) -> Iterator[DecodeReply]:
     """Yield the replies to a job; the last one has no `pcm`."""
     try:
-        yield from _streamed(job) if job.streams else _whole(job)
+        if isinstance(job, RuleJob):
+            check_rule(job.constraint, job.where)
+            yield DecodeReply()
+        else:
+            yield from _streamed(job) if job.streams else _whole(job)
     except BadInput as error:
         yield DecodeReply(code=error.code, message=error.message, param=error.param)
 

@@ -23,6 +23,8 @@ from fleet.processing.decoding import (
     OUT_OF_MEMORY,
     DecodeJob,
     DecodeReply,
+    Job,
+    RuleJob,
     read_message,
     write_message,
 )
@@ -59,8 +61,8 @@ ENVIRONMENT = (
 
 
 class DecoderPool:
-    """Pool of decoder processes that decodes the audio of at most `size` requests at a time;
-    further jobs wait in order of arrival.
+    """Pool of decoder processes that works on at most `size` jobs at a time; further jobs wait in
+    order of arrival.
     """
 
     def __init__(self, size: int = MAX_PROCESSES) -> None:
@@ -78,7 +80,15 @@ class DecoderPool:
 
         Raises: BadInput, InputTooLarge naming the field.
         """
-        call = _Call(job, on_pcm)
+        return await self._finish(_Call(job, on_pcm))
+
+    async def check_rule(self, job: RuleJob) -> None:
+        """Check the rule of an answer in a process of the pool. Raises: BadInput naming the
+        field.
+        """
+        await self._finish(_Call(job, lambda _: None))
+
+    async def _finish(self, call: "_Call") -> list[Samples]:
         waiting = asyncio.get_running_loop().run_in_executor(self._threads, self._run, call)
         try:
             return await waiting
@@ -124,7 +134,7 @@ class DecoderPool:
 class _Call:
     """Job and the process that works on it; `cancel` may come from another thread at any time."""
 
-    def __init__(self, job: DecodeJob, on_pcm: Callable[[bytes], None]) -> None:
+    def __init__(self, job: Job, on_pcm: Callable[[bytes], None]) -> None:
         self._job, self._on_pcm = job, on_pcm
         self._lock = threading.Lock()
         self._decoder: _Decoder | None = None
@@ -142,7 +152,7 @@ class _Call:
                 return []
             self._decoder = decoder
         try:
-            reply = decoder.decode(self._job, self._on_pcm)
+            reply = decoder.run(self._job, self._on_pcm)
         finally:
             with self._lock:
                 self._decoder = None
@@ -156,34 +166,24 @@ class _Call:
 
     def _failure(self, status: int) -> FleetError:
         """Return the error for a process that ended during the job."""
-        job, where = self._job, self._job.files[0].where
+        job, where, words = self._job, self._job.where, self._job.words
         log.warning(
-            "decoder process ended with status %d while decoding %s (%d audio files); the "
-            "request fails",
+            "decoder process ended with status %d while %s of %s; the request fails",
             status,
+            words.task,
             where,
-            len(job.files),
         )
         if status == -signal.SIGXCPU:
-            limit = (
-                f"{job.cpu_s} s of CPU time, the limit for {job.max_audio_s:g} s of audio "
-                "(limits.max_audio_s)"
-            )
+            limit = words.cpu_limit
         elif status == OUT_OF_MEMORY:
             limit = f"{job.memory_bytes >> 20} MiB of memory"
         elif -status in _FAULTS:
-            return BadInput(
-                f"{where}: the audio cannot be decoded; send it as WAV or FLAC", param=where
-            )
+            return BadInput(f"{where}: {words.fault}; {words.remedy}", param=where)
         else:
-            return FleetError(
-                f"{where}: the process that decoded the audio ended with status {status}",
-                param=where,
-            )
-        return BadInput(
-            f"{where}: decoding the audio takes more than {limit}; send it as WAV or FLAC",
-            param=where,
-        )
+            cause = f"the process for {words.task} ended with status {status}"
+            return FleetError(f"{where}: {cause}", param=where)
+        message = f"{where}: {words.task} takes more than {limit}; {words.remedy}"
+        return BadInput(message, param=where)
 
 
 class _Decoder:
@@ -211,7 +211,7 @@ class _Decoder:
     def is_alive(self) -> bool:
         return not self._killed and self._process.poll() is None
 
-    def decode(self, job: DecodeJob, on_pcm: Callable[[bytes], None]) -> DecodeReply | None:
+    def run(self, job: Job, on_pcm: Callable[[bytes], None]) -> DecodeReply | None:
         """Return the last reply; None if the process ended during the job, or was killed because it
         took too long.
         """

@@ -5,10 +5,13 @@ no process.
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO
 
 import msgspec
 import numpy as np
+
+from fleet.core.request import Constraint
 
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
 """CPU time allowed for a job, in seconds: a fixed part, and a part per second of audio. Eight
@@ -22,11 +25,24 @@ time.
 """
 OUT_OF_MEMORY = 3
 """Exit status of a process that ran out of memory."""
+RULE_CPU_S = 2
 NO_BASE64 = "?"
 """Text sent in place of a file that cannot be base64; the original may not even be encodable as
 UTF-8.
 """
 _LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWords:
+    """Words of a job's error messages: what its process does, the fault if it crashed, the limit of
+    CPU time, and the remedy.
+    """
+
+    task: str
+    fault: str
+    cpu_limit: str
+    remedy: str
 
 
 class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +55,7 @@ class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
     raw: bytes = b""
 
 
-class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
     """Job of a decoder process: the audio files of one request, and its limits. `rate_hz`: sample
     rate of the result. `max_audio_s`: most seconds of audio over all files. `streams`: the one
     file's samples are sent as PCM16 while they are decoded, in replies of their own.
@@ -79,8 +95,47 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def where(self) -> str:
+        return self.files[0].where
+
+    @property
+    def words(self) -> JobWords:
+        return JobWords(
+            task="decoding the audio",
+            fault="the audio cannot be decoded",
+            cpu_limit=(
+                f"{self.cpu_s} s of CPU time, the limit for {self.max_audio_s:g} s of audio "
+                "(limits.max_audio_s)"
+            ),
+            remedy="send it as WAV or FLAC",
+        )
+
+    @property
     def parts(self) -> list[tuple[str, str | bytes]]:
         return [(file.where, file.text or file.raw) for file in self.files]
+
+
+class RuleJob(msgspec.Struct, frozen=True, kw_only=True, tag="rule"):
+    """Job of a decoder process: check that the rule of an answer can be compiled, within limits as
+    in `DecodeJob`. `where`: field of the user's input that has the rule.
+    """
+
+    constraint: Constraint
+    where: str
+    cpu_s: int = RULE_CPU_S
+    memory_bytes: int = MEMORY_BYTES
+
+    @property
+    def words(self) -> JobWords:
+        return JobWords(
+            task="reading the rule for the answer",
+            fault="the rule for the answer cannot be read",
+            cpu_limit=f"{self.cpu_s} s of CPU time",
+            remedy="make it simpler",
+        )
+
+
+Job = DecodeJob | RuleJob
 
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +156,7 @@ def _file(where: str, data: str | bytes) -> AudioFile:
     return AudioFile(where=where, text=data if data.isascii() else NO_BASE64)
 
 
-def write_message(pipe: IO[bytes], message: DecodeJob | DecodeReply) -> None:
+def write_message(pipe: IO[bytes], message: Job | DecodeReply) -> None:
     """Write a length-prefixed message to a pipe. Raises: OSError if the reading process is gone."""
     body = msgspec.msgpack.encode(message)
     pipe.write(_LENGTH.pack(len(body)))

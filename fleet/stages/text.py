@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from fleet.constraints.rules import Constraints
 from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import PREFILL, EdgeName, StageName
 from fleet.core.request import RequestSpec, Sampling
@@ -39,13 +40,15 @@ ANSWER = EdgeName("text")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModel:
     """What an adapter knows of a language model's stage. `tokenizer`: loads the checkpoint's
-    tokenizer; `positions`: context length of the model, None for unlimited.
+    tokenizer; `positions`: context length of the model, None for unlimited; `constraints`: rules
+    for its answers.
     """
 
     graph: Graph
     stage: StageName
     tokenizer: Callable[[], Tokenizer]
     positions: int | None
+    constraints: Constraints
 
     def sampling_of(self, spec: RequestSpec) -> Sampling:
         return sampling_of(spec, self.graph, self.stage)
@@ -71,11 +74,17 @@ def build_language_model(
         else _torch_engine(options, weight_bits=weight_bits)
     )
     positions = read_num_positions(options.checkpoint)
+    tokenizer = tokenizer_of(options.checkpoint)
     model = LanguageModel(
         graph=options.config.graph_declaration(),
         stage=options.stage,
-        tokenizer=tokenizer_of(options.checkpoint),
+        tokenizer=tokenizer,
         positions=positions,
+        constraints=Constraints(
+            tokenizer,
+            int(read_config(options.checkpoint).vocab_size),
+            read_end_ids(options.checkpoint),
+        ),
     )
     return answering_stage(
         options,
@@ -172,7 +181,7 @@ class TextAdapter(TaskAdapter):
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Return the engine request and prompt. Raises: ContextLengthExceeded if the prompt leaves
-        no position for the answer.
+        no position for the answer; BadInput if a rule for the answer cannot be used.
         """
         ids, positions = np.array(self.prompt_ids(), dtype=np.int32), self._model.positions
         num_prompt = len(ids)
@@ -184,7 +193,11 @@ class TextAdapter(TaskAdapter):
         params = {NUM_POSITIONS: str(num_prompt + sampling.max_tokens)}
         history = self._tokens.history(logged)
         request = EngineRequest(
-            request_id=self._spec.id, sampling=sampling, params=params, history=history
+            request_id=self._spec.id,
+            sampling=sampling,
+            params=params,
+            history=history,
+            open_rule=self._model.constraints.compile(sampling.constraint),
         )
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
 

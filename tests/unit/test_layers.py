@@ -24,7 +24,7 @@ behaviour.
 """
 BASE = (*NOUNS, "fleet.process", "fleet.config")
 TORCH = ("fleet.engine", "fleet.engine.torch")
-BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.drafts.capture")
+BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.constraints", "fleet.drafts.capture")
 OFFLOAD = ("web.http.offload", "web.http.refused_work")
 BELOW_ENDPOINTS = (
     *BELOW_WEB,
@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.spans.protocol": ("fleet.core",),
     "fleet.drafts.figures": ("fleet.core",),
     "fleet.telemetry": ("fleet.core", "fleet.spans.protocol", "fleet.drafts.figures"),
+    "fleet.constraints": ("fleet.core",),
     # The stage and edge names in a deployment file are checked against the declaration.
     "fleet.config": NOUNS,
     # The scripts enforce the conductor's table of states.
@@ -57,13 +58,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.drafts": (*NOUNS, *TORCH),
     "fleet.spans.torch": (*NOUNS, *TORCH),
     "fleet.spans.anchor": (*NOUNS, *TORCH, "fleet.spans.torch"),
-    "fleet.processing": ("fleet.core", "fleet.graphs", "fleet.config"),
+    "fleet.processing": ("fleet.core", "fleet.graphs", "fleet.config", "fleet.constraints"),
     # A program of the torch loop is written with the loop's own pieces; a tiny checkpoint is
     # written with the tokenizer that reads it.
     "fleet.models": (*NOUNS, *TORCH, "fleet.engine.vllm", "fleet.spans.torch", "fleet.processing"),
     "fleet.stages": (
         *NOUNS, "fleet.config", *TORCH, "fleet.engine.vllm", "fleet.drafts", "fleet.spans.torch",
-        "fleet.spans.anchor", "fleet.models", "fleet.processing",
+        "fleet.spans.anchor", "fleet.models", "fleet.processing", "fleet.constraints",
     ),
     "fleet.worker.process": (*BASE, "fleet.control", "fleet.transfer", "fleet.spans.net"),
     "fleet.spans.route": (

@@ -60,7 +60,9 @@ SPEC = RequestSpec(
 
 
 def thinker() -> ThinkerAdapter:
-    return ThinkerAdapter(SPEC, None, lambda _clips: {}, StopDetector((), never_loaded))
+    return ThinkerAdapter(
+        SPEC, None, lambda _clips: {}, StopDetector((), never_loaded), lambda _: None
+    )
 
 
 def thought_of(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.constraints.rules import Constraints
 from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.errors import ChunkOrderError, ContextLengthExceeded
 from fleet.core.ids import DECODE, PREFILL, EdgeName, RequestId, Walk
@@ -60,7 +61,13 @@ def adapter_of(
         audio=clips,
         **given,  # pyright: ignore[reportArgumentType]
     )
-    model = LanguageModel(graph=CASCADE, stage=LM, tokenizer=lambda: TOKENIZER, positions=positions)
+    model = LanguageModel(
+        graph=CASCADE,
+        stage=LM,
+        tokenizer=lambda: TOKENIZER,
+        positions=positions,
+        constraints=Constraints(lambda: TOKENIZER, 1, frozenset()),
+    )
     return SpokenChatAdapter(spec, model, literal_tokenizer(folder), max_prompt)
 
 

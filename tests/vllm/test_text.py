@@ -3,11 +3,14 @@
 """
 
 import asyncio
+import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jsonschema import validate
 from openai import AsyncOpenAI
 
 from fleet.lab.measure.prompts import PROMPTS
@@ -105,3 +108,37 @@ async def test_penalties_count_the_tokens_of_the_answer_alone(
             *(ask(client, question, penalty=1.5) for question in QUESTIONS[:4])
         )
     assert_same_or_tied(capsys, "with penalties", answers, expected)
+
+
+FORM = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "n": {"enum": [1, 2, 3]}},
+    "required": ["name", "n"],
+    "additionalProperties": False,
+}
+
+
+async def test_answers_in_a_batch_keep_the_rule_of_each(fleet: ProcessFleet) -> None:
+    async with openai_client(fleet) as client:
+        model = (await client.models.list()).data[0].id
+
+        async def answer(seed: int) -> str:
+            rule = {"guided_json": FORM} if seed % 2 else {"regex": "[ab]{3}, (yes|no)"}
+            done = await client.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": QUESTIONS[seed]}],
+                max_tokens=100,
+                temperature=(seed % 3) * 0.6,
+                seed=seed,
+                extra_body=rule,
+            )
+            assert done.choices[0].finish_reason == "stop"
+            return done.choices[0].message.content or ""
+
+        answers = await asyncio.gather(*(answer(seed) for seed in range(12)))
+    for seed, text in enumerate(answers):
+        if seed % 2:
+            validate(json.loads(text), FORM)
+        else:
+            assert re.fullmatch("[ab]{3}, (yes|no)", text)
+    assert len(set(answers)) > 3

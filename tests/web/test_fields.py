@@ -37,20 +37,9 @@ def refused(answer: httpx.Response) -> str:
 
 CONSTRAINTS: dict[str, object] = {
     **{
-        "guided_choice": ["yes", "no"],
-        "guided_json": SCHEMA,
-        "guided_regex": "a+",
-        "guided_grammar": "root ::= x",
-    },
-    **{
+        "guided_whitespace_pattern": "a+",
         "grammar": "root ::= x",
-        "json_schema": SCHEMA,
-        "structured_outputs": {"choice": ["a"]},
         "format": "json",
-        "regex": "a",
-    },
-    **{
-        "ebnf": "x",
         "stop_token_ids": [1],
         "bad_words": ["a"],
         "allowed_token_ids": [1],
@@ -108,7 +97,6 @@ CONSTRAINTS: dict[str, object] = {
         "plugins": ["web"],
     },
     **{
-        "response_format": {"type": "json_object"},
         "moderation": {"model": "m"},
         "truncate_prompt_tokens": 5,
     },

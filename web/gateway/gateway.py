@@ -41,6 +41,7 @@ from web.gateway.live_captures import NO_STORE, LiveCaptures
 from web.gateway.messages import is_large, messages_of
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
+from web.gateway.rule_check import RuleCheck
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
@@ -113,6 +114,7 @@ class Gateway:
         at another gateway.
         """
         self.audio = AudioPreparation(client, frontend, config.limits)
+        self._rules = RuleCheck()
         self._shares = FairShares(config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
@@ -208,6 +210,7 @@ class Gateway:
         outputs = self.outputs(spoken=spoken) if outputs is None else outputs
         seed = request_seed(options)
         stages = self.graph.stages_for(outputs, _inputs(messages, speech_text))
+        sampling = await self._checked_sampling(options, stages, seed)
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
@@ -216,7 +219,7 @@ class Gateway:
             stages=stages,
             speech_text=speech_text,
             hearing=hearing,
-            sampling=resolve_sampling(options, self.config, self._defaults, stages, seed),
+            sampling=sampling,
             spoken=spoken,
             voice=voice_name(options.audio.voice) if options.audio is not None else None,
             given=given,
@@ -229,13 +232,21 @@ class Gateway:
         spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
-            reply=reply_of(options)
-            | (self._leading_silence_param() if spoken and not continues else {}),
+            reply=reply_of(options) | self._leading_silence_param(trims=spoken and not continues),
             session=session_of(options),
             body=stored_body(options, messages) if stored is None else stored,
             kind=kind or ("speech" if spoken else "text"),
         )
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
+
+    async def _checked_sampling(
+        self, options: ChatOptions, stages: tuple[StageName, ...], seed: int
+    ) -> dict[StageName, Sampling]:
+        """Return the sampling of each of `stages`, after a check of the rule for the answer."""
+        sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
+        if options.rule is not None:
+            await self._rules.check(options.rule, sampling[self._main])
+        return sampling
 
     async def _prepare_spec(
         self, chat: ChatRequest, applicant: Applicant
@@ -250,6 +261,11 @@ class Gateway:
             spec = self._with_length_of_given(spec)
         return spec, blob
 
+    def close(self) -> None:
+        """End the processes that decode audio and check rules, after the last request."""
+        self.audio.close()
+        self._rules.close()
+
     async def submit_prepared(self, chat: PreparedChat) -> ActiveRequest:
         """Submit a prepared request, when it is its turn. If the caller is cancelled meanwhile, the
         request is aborted.
@@ -260,12 +276,12 @@ class Gateway:
         stream = await self._submit_spec(chat)
         return ActiveRequest(chat=chat, answer=self._answer(chat.spec, stream))
 
-    def _leading_silence_param(self) -> dict[str, str]:
+    def _leading_silence_param(self, *, trims: bool) -> dict[str, str]:
         """Return the limit of leading silence, which is stored with the request so that audio
         positions are the same at every gateway.
         """
         max_ms = self.config.web.max_leading_silence_ms
-        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if max_ms is not None else {}
+        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if trims and max_ms is not None else {}
 
     def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
         """Return the request with max_tokens set to the length of its given answer, which is

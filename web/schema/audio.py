@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
-from web.schema.chat import Body, Seed, StageSections, Temperature, Voice, bad_input, parse_json
+from web.schema.body import Body
+from web.schema.chat import Seed, StageSections, Temperature, Voice, bad_input, parse_json
 from web.schema.fields.audio import HINTS, SPEECH, TRANSCRIPTION
 
 FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]

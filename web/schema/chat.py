@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -22,6 +21,8 @@ from pydantic_core import from_json
 
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
+from web.schema.answer_rules import AnswerRule, AnswerRules
+from web.schema.body import Body
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
 from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
@@ -57,17 +58,6 @@ InputFormat = Literal[
 _MEDIA_TYPE = re.compile(r"(?:(?:audio|video)/)?(?:x-|vnd\.|\.)?([^;]*)")
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
 Modality = Literal["text", "audio"]
-
-
-class Body(BaseModel):
-    """Base of all request bodies: types are strict; unknown keys are kept for the check against the
-    route's field table.
-
-    Pydantic collects all errors of a body before it raises them, so lists have `fail_fast` and
-    objects `max_keys`.
-    """
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -236,7 +226,7 @@ StageSections = Annotated[
 ]
 
 
-class ChatOptions(SamplingFields):
+class ChatOptions(SamplingFields, AnswerRules):
     """Options of a chat, without its messages. `fleet` sets the sampling of single stages, by the
     graph's stage names.
 
@@ -255,6 +245,13 @@ class ChatOptions(SamplingFields):
     prompt_cache_key: CacheKey | None = None
     fleet: StageSections | None = None
     store: bool | None = None
+
+    @cached_property
+    def rule(self) -> AnswerRule | None:
+        """The rule for the answer, if the request sets one. Raises: BadInput if two fields set
+        rules, or one is no rule.
+        """
+        return self.find_rule()
 
     @property
     def wants(self) -> tuple[Modality, ...]:
@@ -293,7 +290,7 @@ def parse_chat(body: bytes) -> ChatBody:
     """
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
-    _ = chat.ignored  # found here, in the thread of a large body
+    _ = chat.ignored, chat.rule  # found here, in the thread of a large body
     for name in ("tool_choice", "function_call"):
         check_tool_choice(name, getattr(chat, name))
     return chat

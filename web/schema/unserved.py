@@ -17,6 +17,8 @@ class UnservedValue(ValueError):
     """Raised by a validator for a value that is valid in OpenAI's API but not served."""
 
 
+FORMATS = ("text", "json_object", "json_schema")
+"""Types of `response_format`."""
 EMPTY: tuple[object, ...] = (None, "", {}, [])
 """Values that clients send for an unset field."""
 _ROLES = {
@@ -64,6 +66,14 @@ def check_part(part: object) -> object:
     else:
         return part
     raise UnservedValue(reason)
+
+
+def check_format(kind: object) -> object:
+    """Return the type of a response format. Raises: UnservedValue for one that is not served."""
+    if isinstance(kind, str) and kind not in FORMATS:
+        served = ", ".join(FORMATS)
+        raise UnservedValue(f"{kind[:SHOWN_CHARS]} is not served; use one of {served}")
+    return kind
 
 
 def check_tool_choice(name: str, choice: object) -> None:

@@ -27,11 +27,16 @@ class TokenAnswer:
     """
 
     def __init__(
-        self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int
+        self,
+        request: EngineRequest,
+        prompt_ids: Sequence[int],
+        end_ids: frozenset[int],
+        salt: int,
     ) -> None:
         self._request = request
         self._end_ids = end_ids
         self._salt = salt
+        self._rule = request.open_rule() if request.open_rule is not None else None
         self.prompt_ids = prompt_ids
         self._counts = TokenCounts(prompt_ids)
         self.ids: list[int] = []
@@ -58,7 +63,16 @@ class TokenAnswer:
         sampling, number = self._request.sampling, len(self.ids) + len(drafts)
         key = noise_key(sampling.seed, self._salt, 0, number)
         banned = frozenset[int]() if sampling.may_end(number) else self._end_ids
-        row = RowSampling(sampling=sampling, noise_key=key, counts=self._counts, banned=banned)
+        allowed = self._rule.allowed(drafts) if self._rule is not None else None
+        if allowed is not None and banned and set(np.flatnonzero(allowed)) <= banned:
+            banned = frozenset[int]()  # the rule leaves only the end
+        row = RowSampling(
+            sampling=sampling,
+            noise_key=key,
+            counts=self._counts,
+            banned=banned,
+            allowed=allowed,
+        )
         if drafts and row.penalised:
             return msgspec.structs.replace(row, counts=self._counts.followed_by(drafts))
         return row
@@ -73,6 +87,11 @@ class TokenAnswer:
                 "the model's output is not a number; the prompt's audio may hold invalid samples"
             )
             return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
+        if self._rule is not None:
+            self._rule.add(token)
+            if self._rule.error is not None:
+                error = self._rule.error
+                return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
         self._counts.add(token)
         self.ids.append(token)
         self.ended = final = token in self._end_ids or len(self.ids) >= request.sampling.max_tokens

@@ -61,13 +61,15 @@ class TokenCounts:
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one row (one token to be sampled). `noise_key` is used only if
-    `temperature` > 0. `banned`: token ids that must not be sampled.
+    `temperature` > 0. `banned`: token ids that must not be sampled. `allowed`: bool [V], the only
+    ids that may be sampled; None for all.
     """
 
     sampling: Sampling
     noise_key: int = 0
     counts: TokenCounts | None = None
     banned: frozenset[int] = frozenset()
+    allowed: NDArray[np.bool_] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -117,6 +119,10 @@ def adjusted(
     if banned:
         rows, tokens = zip(*banned, strict=True)
         logits_SV[_index(rows, logits_SV), _index(tokens, logits_SV)] = -torch.inf
+    for row, plan in enumerate(draws):
+        if plan.allowed is not None:
+            refused_V = torch.from_numpy(~plan.allowed).to(logits_SV.device)
+            logits_SV[row].masked_fill_(refused_V, -torch.inf)
     if suppressed_V is not None:
         logits_SV = logits_SV + suppressed_V
     sampled = [row for row, plan in enumerate(draws) if not plan.greedy]

@@ -20,13 +20,20 @@ def draw_rows(logits_BV: Tensor, draws: DrawInputs, *, never_V: Tensor, ends_V: 
     logits_BV = logits_BV.float()
     is_finite_B = logits_BV.amax(-1).isfinite()
     logits_BV = _penalised(logits_BV, draws)
-    logits_BV = logits_BV.masked_fill(never_V | (ends_V & (draws.bans_end > 0)), -torch.inf)
+    refused_BV = never_V | (ends_V & (draws.bans_end > 0)) | _refused(draws, logits_BV.shape[-1])
+    logits_BV = logits_BV.masked_fill(refused_BV, -torch.inf)
     noise_BV = gumbel_of_halves(
         draws.noise_low_BQ[:, 0], draws.noise_high_BQ[:, 0], logits_BV.shape[-1]
     )
     noisy_BV = keep_top_rows(logits_BV / draws.temperature, draws.top_k, draws.top_p) + noise_BV
     tokens_B = torch.where(draws.is_sampled > 0, noisy_BV, logits_BV).argmax(-1)
     return torch.where(is_finite_B, tokens_B, -1)
+
+
+def _refused(draws: DrawInputs, num_ids: int) -> Tensor:
+    """Return which ids no row's rule allows: bool [B, V]."""
+    ids_V = torch.arange(num_ids, device=draws.allowed_BW.device)
+    return (draws.allowed_BW[:, ids_V // 8] >> (ids_V % 8)) & 1 == 0
 
 
 def _penalised(logits_BV: Tensor, draws: DrawInputs) -> Tensor:

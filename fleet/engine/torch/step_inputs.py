@@ -20,6 +20,7 @@ from fleet.engine.torch.sampling import UNSEEN, RowSampling
 POSITION, SLOT, TOP_K, IS_SAMPLED, BANS_END, NUM_INTS = range(6)
 TEMPERATURE, TOP_P, REPETITION, FREQUENCY, PRESENCE, NUM_FLOATS = range(6)
 MASK32 = np.uint64(0xFFFFFFFF)
+ALL = 0xFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,9 @@ class DrawInputs:
     """Sampling parameters of each row of a decode step. Shapes: [B, 1], except noise keys (low and
     high half, [B, Q]) and counts [B, V].
 
-    `counts_BV`: values of `TokenCounts.dense`; not used in rows without penalties.
+    `counts_BV`: values of `TokenCounts.dense`; not used in rows without penalties. `allowed_BW`:
+    bytes of `RowSampling.allowed`, whose lowest bit is the first id; all bits are 1 in rows without
+    a rule.
     """
 
     top_k: Tensor
@@ -41,6 +44,7 @@ class DrawInputs:
     noise_low_BQ: Tensor
     noise_high_BQ: Tensor
     counts_BV: Tensor
+    allowed_BW: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,14 @@ class StepBuffers:
             "floats": NUM_FLOATS,
             "pages": num_pages,
             "counts": shape.num_ids,
+            "allowed": -(-shape.num_ids // 8),
         }
         dtypes = {
             "ints": torch.int64,
             "floats": torch.float32,
             "pages": torch.int32,
             "counts": torch.int16,
+            "allowed": torch.uint8,
         }
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         pin = self._copied is not None
@@ -105,10 +111,13 @@ class StepBuffers:
         self._floats = self._host["floats"].numpy()
         self._pages = self._host["pages"].numpy()
         self._counts = self._host["counts"].numpy()
+        self._allowed = self._host["allowed"].numpy()
         self.inputs = self._views(
             torch.zeros(num_rows, shape.hidden_size, dtype=pool.data.dtype, device=device)
         )
         self._counts[:] = UNSEEN
+        self._allowed[:] = ALL
+        self._has_rules = False
         self._fill_padding(0)
         self._copy(*self._host)
 
@@ -131,6 +140,7 @@ class StepBuffers:
             noise_low_BQ=low_BQ,
             noise_high_BQ=high_BQ,
             counts_BV=self._device["counts"],
+            allowed_BW=self._device["allowed"],
         )
         return StepInputs(
             rows_BH=rows_BH,
@@ -161,6 +171,7 @@ class StepBuffers:
         if any(draw.penalised for draw in draws):
             self._fill_counts(draws)
             self._copy("counts")
+        self._fill_allowed(draws)
         self.inputs.rows_BH[:used].copy_(rows_BH)
         # a padding row writes to the scratch page, which must stay finite
         self.inputs.rows_BH[used:].zero_()
@@ -197,6 +208,19 @@ class StepBuffers:
         for row, draw in enumerate(draws):
             if draw.penalised and draw.counts is not None:
                 self._counts[row] = draw.counts.dense(self._shape.num_ids)
+
+    def _fill_allowed(self, draws: Sequence[RowSampling]) -> None:
+        """Fill in which ids each row may sample, if a row of this step or the last one has a
+        rule.
+        """
+        had_rules, self._has_rules = self._has_rules, any(row.allowed is not None for row in draws)
+        if not (had_rules or self._has_rules):
+            return
+        self._allowed[:] = ALL
+        for row, draw in enumerate(draws):
+            if draw.allowed is not None:
+                self._allowed[row] = np.packbits(draw.allowed, bitorder="little")
+        self._copy("allowed")
 
     def _fill_padding(self, first: int) -> None:
         """Make the rows from `first` on padding: greedy sampling at position 0 of the scratch

@@ -5,7 +5,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from fleet.engine.vllm.llm import Draws
-from fleet.engine.vllm.seeded_draws import NUM_KNOWN, SALT, SAMPLING
+from fleet.engine.vllm.seeded_draws import NUM_KNOWN, OPEN_RULE, SALT, SAMPLING
 from fleet.engine.vllm.tapped_rows import NUM_PROMPT, ROW_POSITIONS
 
 
@@ -25,12 +25,15 @@ def sampling_params(draws: Draws) -> SamplingParams:
         sampling.presence_penalty,
         sampling.repetition_penalty - 1.0,
     )
-    if sampling.temperature > 0 or any(penalties):
+    open_rule = draws.request.open_rule
+    if sampling.temperature > 0 or any(penalties) or open_rule is not None:
         extra = {
             SAMPLING: msgspec.to_builtins(sampling),
             SALT: draws.salt,
             NUM_KNOWN: draws.num_known,
         }
+    if open_rule is not None:
+        extra[OPEN_RULE] = open_rule
     if draws.row_positions is not None:
         extra |= {NUM_PROMPT: draws.num_prompt, ROW_POSITIONS: list(draws.row_positions)}
     if draws.hands_off:

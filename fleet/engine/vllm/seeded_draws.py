@@ -19,12 +19,14 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from fleet.core.request import Sampling
+from fleet.engine.base import TokenRule
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, adjusted
 
 SAMPLING, SALT, NUM_KNOWN = "fleet_sampling", "fleet_salt", "fleet_num_known"
-"""Keys in `SamplingParams.extra_args`: sampling parameters, salt of the noise, and number of tokens
-at the end of the prompt that belong to the answer.
+OPEN_RULE = "fleet_open_rule"
+"""Keys in `SamplingParams.extra_args`: sampling parameters, salt of the noise, number of tokens at
+the end of the prompt that belong to the answer, and `EngineRequest.open_rule`.
 """
 
 
@@ -39,19 +41,25 @@ class _Row:
     num_known: int
     counts: TokenCounts
     drawn: list[int]
+    rule: TokenRule | None
     num_counted: int = 0
 
     def next_draw(self) -> RowSampling:
         for token in self.drawn[self.num_counted :]:
             self.counts.add(token)
+            if self.rule is not None:
+                self.rule.add(token)
         self.num_counted = len(self.drawn)
         key = noise_key(self.sampling.seed, self.salt, 0, self.num_known + len(self.drawn))
-        return RowSampling(sampling=self.sampling, noise_key=key, counts=self.counts)
+        allowed = self.rule.allowed(()) if self.rule is not None else None
+        return RowSampling(
+            sampling=self.sampling, noise_key=key, counts=self.counts, allowed=allowed
+        )
 
 
 class SeededDraws(LogitsProcessor):
     """vLLM logits processor that applies penalties, cuts and noise to each request that has
-    penalties or is not greedy.
+    penalties or a rule, or is not greedy.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
@@ -78,9 +86,17 @@ def _row_of(params: SamplingParams, prompt_ids: list[int] | None, drawn: list[in
         return None
     num_known, ids = extra[NUM_KNOWN], prompt_ids or []
     counts = TokenCounts(ids[: len(ids) - num_known])
+    rule = extra[OPEN_RULE]() if OPEN_RULE in extra else None
     for token in ids[len(ids) - num_known :]:
         counts.add(token)
+        if rule is not None:
+            rule.add(token)
     sampling = msgspec.convert(extra[SAMPLING], Sampling)
     return _Row(
-        sampling=sampling, salt=extra[SALT], num_known=num_known, counts=counts, drawn=drawn
+        sampling=sampling,
+        salt=extra[SALT],
+        num_known=num_known,
+        counts=counts,
+        drawn=drawn,
+        rule=rule,
     )

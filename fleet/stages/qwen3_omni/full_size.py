@@ -124,7 +124,9 @@ class _Builder:
         )
 
         def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
-            return ThinkerAdapter(spec, blob, _no_features, StopDetector((), build_tokenizer))
+            return ThinkerAdapter(
+                spec, blob, _no_features, StopDetector((), build_tokenizer), lambda _: None
+            )
 
         return self._built(
             THINKER, setup.graph_loop(program, on_cpu=True), adapter, eager=setup.loop(program)

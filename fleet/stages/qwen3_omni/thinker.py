@@ -10,10 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor
 
+from fleet.constraints.rules import Constraints
 from fleet.core.errors import ConfigError
 from fleet.core.ids import PREFILL, EdgeName
-from fleet.core.request import RequestSpec
-from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
+from fleet.core.request import Constraint, RequestSpec
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    TOKEN,
+    Engine,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    TokenRule,
+)
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import installed_version, start
@@ -36,6 +45,7 @@ from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
 TEXT, THOUGHT = EdgeName("text"), EdgeName("thought")
 Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float32]]]
+CompileRule = Callable[[Constraint | None], Callable[[], TokenRule] | None]
 
 
 def build(options: BuildOptions) -> BuiltStage:
@@ -46,10 +56,12 @@ def build(options: BuildOptions) -> BuiltStage:
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
     text = read_config(options.checkpoint).thinker_config.text_config
+    constraints = Constraints(tokenizer, text.vocab_size, read_end_ids(options.checkpoint))
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         stop = sampling_of(spec, QWEN3_OMNI, THINKER).stop
-        return ThinkerAdapter(spec, blob, features, StopDetector(stop, tokenizer))
+        detector = StopDetector(stop, tokenizer)
+        return ThinkerAdapter(spec, blob, features, detector, constraints.compile)
 
     return answering_stage(
         options,
@@ -133,16 +145,22 @@ class ThinkerAdapter(TaskAdapter):
     """Adapter of a request's Thinker task. Edges that the request does not use get no items.
 
     `blob`: samples of the prompt's audio, float32 mono. `features`: function that computes mel
-    features of clips.
+    features of clips. `compile_rule`: compiles the rule of an answer.
     """
 
     def __init__(
-        self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector
+        self,
+        spec: RequestSpec,
+        blob: bytes | None,
+        features: Features,
+        stop_detector: StopDetector,
+        compile_rule: CompileRule,
     ) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_of(spec)}
         self._spec = spec
         self._blob = blob
         self._features = features
+        self._compile_rule = compile_rule
         self._speaks = THOUGHT in running
         spoken = THOUGHT if self._speaks else None
         min_tokens = sampling_of(spec, QWEN3_OMNI, THINKER).min_tokens
@@ -174,7 +192,11 @@ class ThinkerAdapter(TaskAdapter):
                 )
         history = self._tokens.history(logged)
         request = EngineRequest(
-            request_id=spec.id, sampling=sampling, params=params, history=history
+            request_id=spec.id,
+            sampling=sampling,
+            params=params,
+            history=history,
+            open_rule=self._compile_rule(sampling.constraint),
         )
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 

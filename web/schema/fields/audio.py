@@ -4,7 +4,7 @@ Kokoro-FastAPI, speaches and LiveKit.
 
 from dataclasses import replace
 
-from web.schema.fields.common import CONSTRAINTS, CONTENT, HARMLESS, ONE_FILE, TEMPLATE
+from web.schema.fields.common import CONSTRAINTS, CONTENT, HARMLESS, ONE_FILE, RULES, TEMPLATE
 from web.schema.fields.table import FieldTable, ignored, refused, refused_by_value, served
 
 SPEECH = FieldTable(
@@ -27,6 +27,7 @@ SPEECH = FieldTable(
     ),
     ignored("stream", "the file is always sent while it is generated"),
     HARMLESS,
+    RULES,
     CONSTRAINTS,
     TEMPLATE,
     CONTENT,
@@ -67,6 +68,7 @@ TRANSCRIPTION = FieldTable(
         "the usage comes once, at the end; the text is the same",
     ),
     HARMLESS,
+    RULES,
     CONSTRAINTS,
     TEMPLATE,
     [replace(row, reason=ONE_FILE) for row in CONTENT if row.path not in ("file", "prompt")],

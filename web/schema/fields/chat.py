@@ -85,12 +85,24 @@ CHAT = FieldTable(
     refused_by_value(
         "tool_choice function_call", "auto and none are accepted; a required call is refused"
     ),
-    refused(
-        "response_format",
-        "this model answers in free text only; turn JSON mode or structured output off in the "
-        "client",
-        accepted=({}, {"type": "text"}),
+    served("response_format response_format.type response_format.json_schema"),
+    under(
+        "response_format.json_schema",
+        served("schema", "the answer keeps it"),
+        ignored("name description", "names of the schema for people"),
+        ignored("strict", "every answer keeps its schema"),
     ),
+    served("guided_json guided_regex guided_choice guided_grammar", "vLLM's earlier names"),
+    served("json_schema regex ebnf", "SGLang's names"),
+    under(
+        "structured_outputs",
+        served("json regex choice grammar json_object"),
+        ignored(
+            "disable_fallback disable_any_whitespace",
+            "about the library that keeps the rule; JSON has no blanks but those between its parts",
+        ),
+    ),
+    served("structured_outputs", "vLLM's rules"),
     refused(
         "web_search_options",
         "this model searches nothing; turn web search off in the client",

@@ -63,14 +63,17 @@ LABELS: list[Field] = [
 """Fields of a message or of a part that clients send back with an earlier answer."""
 
 _DECODING = "not served; clear it in the client's settings of the model"
+_FREE_TEXT = "this route answers in free text only; turn JSON mode or structured output off"
+RULES: list[Field] = [
+    *refused("guided_json guided_regex guided_choice guided_grammar", _FREE_TEXT),
+    *refused("structured_outputs json_schema regex ebnf", _FREE_TEXT),
+]
+"""Fields that set a rule for an answer, on routes whose answers keep none."""
 CONSTRAINTS: list[Field] = [
+    *ignored("guided_decoding_backend", "the library that keeps the rule; the answer keeps it"),
     *refused(
-        "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
-        "guided_whitespace_pattern "
-        "structured_outputs structural_tag json_schema json_object grammar ebnf regex format "
-        "response_schema",
-        "this model answers in free text only; turn JSON mode or structured output off in the "
-        "client",
+        "guided_whitespace_pattern structural_tag json_object grammar format response_schema",
+        "not served under this name; set the rule for the answer in response_format",
     ),
     *refused(
         "stop_token_ids bad_words bad_words_ids banned_strings allowed_token_ids banned_tokens "

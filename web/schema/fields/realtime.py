@@ -3,7 +3,7 @@ Source: openai 3.57 types.
 """
 
 from web.schema.fields.chat import NO_TOOLS, TOOLS_IGNORED
-from web.schema.fields.common import CONSTRAINTS, IMAGES
+from web.schema.fields.common import CONSTRAINTS, IMAGES, RULES
 from web.schema.fields.table import (
     Field,
     FieldTable,
@@ -112,7 +112,9 @@ _RESPONSE: list[Field] = [
 ]
 
 _CONSTRAINTS = [
-    row for row in CONSTRAINTS if row.path not in {own.path for own in (*_SESSION, *_RESPONSE)}
+    row
+    for row in (*RULES, *CONSTRAINTS)
+    if row.path not in {own.path for own in (*_SESSION, *_RESPONSE)}
 ]
 _EVENT = served("type event_id")
 

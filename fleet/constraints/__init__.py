@@ -1,0 +1,1 @@
+"""Answers that keep a rule: a JSON schema, a regular expression or a grammar."""

@@ -1,0 +1,60 @@
+"""Constraints as llguidance's grammars. Source: llguidance 1.7 (`LLMatcher`)."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from fleet.core.errors import BadInput
+from fleet.core.request import Constraint
+
+WHERE = "response_format"
+MAX_CAUSE_CHARS = 300
+JSON_FORM: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+"""One form of each JSON text, in which no model can write blanks without end; `oneOf` is read as
+`anyOf`, as by OpenAI's strict schemas.
+"""
+
+
+def grammar_of(constraint: Constraint, where: str = WHERE) -> str:
+    """Return a constraint as the library's grammar. `where`: field of the user's input that has it.
+    Raises: BadInput if a schema is not JSON.
+    """
+    if constraint.kind == "regex":
+        return LLMatcher.grammar_from_regex(constraint.text)
+    try:
+        if constraint.kind == "grammar":
+            return LLMatcher.grammar_from_lark(any_to_lark(constraint.text))
+        return LLMatcher.grammar_from_json_schema(constraint.text, overrides=JSON_FORM)
+    except (ValueError, GbnfToLarkError) as error:
+        raise refused(constraint, str(error), where) from error
+
+
+def check_rule(constraint: Constraint, where: str) -> None:
+    """Check that a constraint can be compiled. `where`: field of the user's input that has it. Not
+    bounded in time: run it in a process that can be ended.
+
+    Raises: BadInput.
+    """
+    if message := LLMatcher.validate_grammar(grammar_of(constraint, where)):
+        raise refused(constraint, message, where)
+
+
+def choice_of(texts: Sequence[str]) -> Constraint:
+    """Return the constraint of an answer that is one of `texts`."""
+    options = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return Constraint(kind="grammar", text=f"start: {options}")
+
+
+def refused(constraint: Constraint, message: str, where: str = WHERE) -> BadInput:
+    """Return the error of a rule that cannot be compiled or kept."""
+    kinds = {"json": "JSON schema", "regex": "regular expression", "grammar": "grammar"}
+    cause = " ".join(message.split())[:MAX_CAUSE_CHARS]
+    return BadInput(f"{where}: the {kinds[constraint.kind]} cannot be used: {cause}", param=where)

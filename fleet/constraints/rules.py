@@ -1,0 +1,104 @@
+"""Which tokens may follow in an answer that has to keep a rule.
+
+Source: llguidance 1.7 (`LLMatcher`), https://github.com/guidance-ai/llguidance.
+Legend: V vocabulary.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import llguidance.numpy
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from fleet.constraints.grammar import grammar_of, refused
+from fleet.core.errors import BadInput, FleetError
+from fleet.core.request import Constraint
+
+MAX_KEPT = 64
+"""Compiled rules that are kept for requests with equal constraints."""
+
+
+class MatchedRule:
+    """Rule for the tokens of one answer (`TokenRule`). `num_ids`: V."""
+
+    def __init__(self, constraint: Constraint, matcher: LLMatcher, num_ids: int) -> None:
+        self.error: FleetError | None = None
+        self._constraint, self._matcher = constraint, matcher
+        self._bits = llguidance.numpy.allocate_token_bitmask(1, num_ids)
+        self._num_ids = num_ids
+
+    def allowed(self, drafts: Sequence[int]) -> NDArray[np.bool_] | None:
+        if self.error is not None:
+            return None
+        num_kept = self._matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        if num_kept == len(drafts):
+            llguidance.numpy.fill_next_token_bitmask(self._matcher, self._bits, 0)
+        if num_kept:
+            self._matcher.rollback(num_kept)
+        self._check()
+        if num_kept < len(drafts) or self.error is not None:
+            return None
+        bits = np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little")
+        return bits[: self._num_ids].astype(np.bool_)
+
+    def add(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self.error is None and self._matcher.is_error():
+            self.error = refused(self._constraint, self._matcher.get_error())
+
+
+class Constraints:
+    """Rules for answers in the tokens of one checkpoint. Thread-safe.
+
+    `num_ids`: size of the model's vocabulary, at least the tokenizer's. `end_ids`: ids of which any
+    one ends an answer. The tokenizer is read when the first rule is opened.
+    """
+
+    def __init__(
+        self, tokenizer: Callable[[], Tokenizer], num_ids: int, end_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer, self._num_ids, self._end_ids = tokenizer, num_ids, end_ids
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+
+    def compile(self, constraint: Constraint | None) -> Callable[[], MatchedRule] | None:
+        """Return a function that opens the rule of a constraint for a new answer; None without a
+        constraint. Raises: BadInput.
+        """
+        if constraint is None:
+            return None
+        with self._lock:
+            matcher = self._compiled.get(constraint)
+            if matcher is None:
+                matcher = LLMatcher(self._read_vocabulary(), grammar_of(constraint), log_level=0)
+                if matcher.is_error():
+                    raise refused(constraint, matcher.get_error())
+                self._compiled[constraint] = matcher
+            self._compiled.move_to_end(constraint)
+            if len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+        return lambda: MatchedRule(constraint, matcher.deep_copy(), self._num_ids)
+
+    def _read_vocabulary(self) -> LLTokenizer:
+        if self._vocabulary is None:
+            try:
+                self._vocabulary = LLTokenizer(
+                    self._tokenizer().to_str(),
+                    n_vocab=self._num_ids,
+                    eos_token=sorted(self._end_ids),
+                )
+            except ValueError as error:
+                raise BadInput(
+                    "response_format: the tokens of this model cannot be held to a rule "
+                    f"({error}); ask for text",
+                    param="response_format",
+                ) from error
+        return self._vocabulary

@@ -1,0 +1,42 @@
+"""Check of the rules that requests set for their answers: before they are submitted, in a process
+that can be ended.
+"""
+
+from collections import OrderedDict
+
+from fleet.core.errors import BadInput
+from fleet.core.request import Constraint, Sampling
+from fleet.processing.decoder_pool import DecoderPool
+from fleet.processing.decoding import RuleJob
+from web.schema.answer_rules import AnswerRule
+
+MAX_KNOWN = 1000
+
+
+class RuleCheck:
+    """Checks rules one at a time, and remembers those that were found good."""
+
+    def __init__(self) -> None:
+        self._pool = DecoderPool(1)
+        self._known: OrderedDict[Constraint, None] = OrderedDict()
+
+    async def check(self, rule: AnswerRule, main: Sampling) -> None:
+        """Check the rule of a request. `main`: sampling of the stage that answers.
+
+        Raises: BadInput if the rule cannot be kept, or the request forbids its end.
+        """
+        if main.ignore_eos:
+            raise BadInput(
+                f"ignore_eos: {rule.where} sets a rule, which ends the answer; remove one of them",
+                param="ignore_eos",
+            )
+        if rule.constraint not in self._known:
+            await self._pool.check_rule(RuleJob(constraint=rule.constraint, where=rule.where))
+        self._known[rule.constraint] = None
+        self._known.move_to_end(rule.constraint)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def close(self) -> None:
+        """End the process, even while it checks a rule."""
+        self._pool.close()

@@ -1,0 +1,162 @@
+"""Rules that a request sets for its answer, under the names of OpenAI's API, vLLM and SGLang.
+
+Sources: openai 3.57 types (`response_format`), vllm 0.32 (`StructuredOutputsParams`, and the
+earlier `guided_` fields), sglang 0.5 (`json_schema`, `regex`, `ebnf`).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from fleet.constraints.grammar import choice_of
+from fleet.core.errors import BadInput
+from fleet.core.request import Constraint
+from web.schema.body import Body
+from web.schema.fields.table import is_neutral
+from web.schema.unserved import check_format
+
+MAX_RULE_CHARS = 65_536
+MAX_CHOICES = 1000
+ANY_OBJECT = Constraint(kind="json", text='{"type": "object"}')
+ValueT = TypeVar("ValueT")
+
+
+def _or_none(value: object) -> object:
+    """Return None for a value that clients send for an unset field."""
+    return None if is_neutral(value) else value
+
+
+Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(_or_none)]
+RuleText = Annotated[str | None, BeforeValidator(_or_none)]
+Choices = Annotated[
+    Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_CHOICES, fail_fast=True)
+    ]
+    | None,
+    BeforeValidator(_or_none),
+]
+
+
+class AnswerRule(NamedTuple):
+    """Rule for an answer, and the field that sets it."""
+
+    where: str
+    constraint: Constraint
+
+
+class JsonSchemaFormat(Body):
+    """A named schema. Every answer keeps it, whether it is `strict` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's rule: free text, any JSON object, or JSON of a schema."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(check_format)]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's rules. Field `json` of the JSON is in `model_extra`."""
+
+    regex: RuleText = None
+    choice: Choices = None
+    grammar: RuleText = None
+    json_object: bool | None = None
+
+
+class AnswerRules(Body):
+    """The fields of a request that set a rule for its answer."""
+
+    response_format: Annotated[ResponseFormat | None, BeforeValidator(_or_none)] = None
+    structured_outputs: Annotated[StructuredOutputs | None, BeforeValidator(_or_none)] = None
+    guided_json: Schema = None
+    guided_regex: RuleText = None
+    guided_choice: Choices = None
+    guided_grammar: RuleText = None
+    json_schema: Schema = None
+    regex: RuleText = None
+    ebnf: RuleText = None
+
+    def find_rule(self) -> AnswerRule | None:
+        """Return the rule for the answer; None for free text.
+
+        Raises: BadInput if two fields set rules, or a rule is too long.
+        """
+        found = list(self._rules())
+        for where, constraint in found:
+            if len(constraint.text) > MAX_RULE_CHARS:
+                reason = f"more than {MAX_RULE_CHARS} characters; shorten it"
+                raise BadInput(f"{where}: {reason}", param=where)
+        if len(found) > 1:
+            first, second = found[0].where, found[1].where
+            raise BadInput(f"{second}: {first} sets a rule too; send only one", param=second)
+        return found[0] if found else None
+
+    def _rules(self) -> Iterator[AnswerRule]:
+        if (chosen := self.response_format) is not None:
+            yield from _rules_of_format(chosen)
+        if (vllm := self.structured_outputs) is not None:
+            where = "structured_outputs"
+            schema = (vllm.model_extra or {}).get("json")
+            yield from _rule(f"{where}.json", schema, json_rule(f"{where}.json"))
+            yield from _rule(f"{where}.regex", vllm.regex, regex_rule)
+            yield from _rule(f"{where}.choice", vllm.choice, choice_of)
+            yield from _rule(f"{where}.grammar", vllm.grammar, grammar_rule)
+            yield from _rule(f"{where}.json_object", vllm.json_object or None, lambda _: ANY_OBJECT)
+        yield from _rule("guided_json", self.guided_json, json_rule("guided_json"))
+        yield from _rule("guided_regex", self.guided_regex, regex_rule)
+        yield from _rule("guided_choice", self.guided_choice, choice_of)
+        yield from _rule("guided_grammar", self.guided_grammar, grammar_rule)
+        yield from _rule("json_schema", self.json_schema, json_rule("json_schema"))
+        yield from _rule("regex", self.regex, regex_rule)
+        yield from _rule("ebnf", self.ebnf, grammar_rule)
+
+
+def _rules_of_format(chosen: ResponseFormat) -> Iterator[AnswerRule]:
+    if chosen.type == "json_object":
+        yield AnswerRule("response_format", ANY_OBJECT)
+    elif chosen.type == "json_schema":
+        where = "response_format.json_schema"
+        schema = (
+            (chosen.json_schema.model_extra or {}).get("schema") if chosen.json_schema else None
+        )
+        if schema is None:
+            missing = f"{where}.schema"
+            raise BadInput(f"{missing}: this field is required", param=missing)
+        yield from _rule(f"{where}.schema", schema, json_rule(f"{where}.schema"))
+
+
+def _rule(
+    where: str, value: ValueT | None, constraint: Callable[[ValueT], Constraint]
+) -> Iterator[AnswerRule]:
+    if value is not None:
+        yield AnswerRule(where, constraint(value))
+
+
+def json_rule(where: str) -> Callable[[object], Constraint]:
+    """Return a function that makes the rule of a JSON schema: an object or boolean, or its text."""
+
+    def of_schema(schema: object) -> Constraint:
+        if isinstance(schema, str):
+            return Constraint(kind="json", text=schema)
+        if not isinstance(schema, Mapping):
+            raise BadInput(f"{where}: a JSON schema is an object", param=where)
+        return Constraint(kind="json", text=json.dumps(schema, ensure_ascii=False))
+
+    return of_schema
+
+
+def regex_rule(text: str) -> Constraint:
+    """Return the rule of a regular expression for the whole answer."""
+    return Constraint(kind="regex", text=text)
+
+
+def grammar_rule(text: str) -> Constraint:
+    """Return the rule of a grammar in Lark's or llama.cpp's (GBNF) form."""
+    return Constraint(kind="grammar", text=text)
