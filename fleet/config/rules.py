@@ -129,8 +129,8 @@ def engines_serve_their_stages(config: FleetConfig) -> Iterator[Problem]:
             yield Problem(
                 here, f"{engine} does not serve {stage.name}; use {' or '.join(stage.engines)}"
             )
-        elif engine != "torch" and config.numerics == "invariant":
-            yield Problem(here, f"{engine} has no invariant numerics; use torch, or numerics: fast")
+        elif engine == "vllm" and config.numerics == "invariant":
+            yield Problem(here, "vllm has no invariant numerics; use torch, or numerics: fast")
 
 
 def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:

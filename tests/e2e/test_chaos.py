@@ -33,7 +33,7 @@ def passed_verdict(folder: Path) -> Verdict:
     return verdict
 
 
-@pytest.mark.one_in(4, "chaos")
+@pytest.mark.one_in(6, "commands that take minutes")
 @pytest.mark.timeout(600)
 def test_chaos_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> None:
     """Killing a worker of each role loses and changes nothing. Duration: less than a minute on two
@@ -90,7 +90,7 @@ def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
     return verdict
 
 
-@pytest.mark.one_in(4, "chaos")
+@pytest.mark.one_in(6, "commands that take minutes")
 @pytest.mark.timeout(600)
 def test_chaos_kills_lose_and_change_nothing_where_stages_hear_and_speak(tmp_path: Path) -> None:
     """Real speech in and out: typed and spoken chats and voice turns, speech and transcriptions."""
@@ -115,7 +115,7 @@ def test_chaos_kills_lose_and_change_nothing_where_stages_hear_and_speak(tmp_pat
     assert all(session.turns and not session.forgotten for session in verdict.sessions)
 
 
-@pytest.mark.one_in(4, "chaos")
+@pytest.mark.one_in(6, "commands that take minutes")
 @pytest.mark.timeout(400)
 def test_chaos_pauses_and_hangs_lose_and_change_nothing(tmp_path: Path) -> None:
     """Pauses and hangs lose and change nothing: short and long pauses, of one process and of all
@@ -134,7 +134,7 @@ def test_chaos_pauses_and_hangs_lose_and_change_nothing(tmp_path: Path) -> None:
     assert all(fault.recovered_s is not None for fault in verdict.faults)
 
 
-@pytest.mark.one_in(4, "chaos")
+@pytest.mark.one_in(6, "commands that take minutes")
 @pytest.mark.timeout(300)
 def test_chaos_faults_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
     options = "--how readonly,tail --requests 4 --concurrency 4 --voice 2 --spacing 0.2".split()
@@ -151,7 +151,7 @@ def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_
     assert Counter(fault.kind for fault in verdict.faults) == dict.fromkeys(REDIS_KINDS, 5)
 
 
-@pytest.mark.one_in(4, "chaos")
+@pytest.mark.one_in(6, "commands that take minutes")
 @pytest.mark.timeout(400)
 def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
     """A soak run reports memory, files and threads over time. This run is too short for a verdict

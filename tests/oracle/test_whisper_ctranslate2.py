@@ -1,5 +1,5 @@
 """The recogniser on CTranslate2 compared with the one in torch, which equals `generate()`.
-Collected where the extra `ctranslate2` is installed.
+Collected where the extra `voice` is installed.
 """
 
 import sys
@@ -56,9 +56,10 @@ def run(model: ConvertedRecognizer, jobs: Sequence[WindowJob]) -> list[Converted
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_windows_sampled_together_have_the_tokens_of_torch(
+def test_windows_have_the_tokens_of_torch(
     model: ConvertedRecognizer, in_torch: WhisperRecognizer, timed: bool
 ) -> None:
+    """Windows of several sizes, languages and prompts, open at a time."""
     jobs = [
         job_of(noise(0.8 * size, seed + size), size, ("en", "de")[seed % 2], timed=timed)
         for size in (8, 20, 30)
@@ -157,5 +158,5 @@ def test_converted_folder_in_the_checkpoint_is_used(folder: Path) -> None:
 
 def test_missing_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with pytest.raises(ConfigError, match=r"install fleet-serving\[ctranslate2\], or use torch"):
+    with pytest.raises(ConfigError, match=r"install fleet-serving\[voice\], or use torch"):
         ConvertedRecognizer(folder, threads=1, compute_type="float32")

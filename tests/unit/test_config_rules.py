@@ -37,11 +37,6 @@ TOGETHER: tuple[Case, ...] = (
         "stages.lm.engine: ctranslate2 does not serve lm; use torch or vllm",
     ),
     (
-        "invariant numerics of CTranslate2",
-        "graph: cascade\nnumerics: invariant\nstages: {asr: {engine: ctranslate2}}",
-        "stages.asr.engine: ctranslate2 has no invariant numerics; use torch, or numerics: fast",
-    ),
-    (
         "a setting of the fake engine",
         "stages: {talker: {extra: {step_ms: 80}}}",
         "stages.talker.extra.step_ms: the builder of talker reads no settings with engine "

@@ -1,9 +1,9 @@
 """Whisper on CTranslate2 behind the recogniser's batch loop. A window's tokens are sampled in one
 call, and revealed one by one.
 
-Open windows of one size, length of prefix and temperature are sampled together. With a temperature
-the draws are CTranslate2's own: a window that is lost before it is sent is drawn anew, and a seed
-has no effect.
+Each window is sampled alone, since the loop opens one per step: its tokens do not depend on other
+windows, so the engine has invariant numerics as it is. With a temperature the draws are
+CTranslate2's own: a window that is lost before it is sent is drawn anew, and a seed has no effect.
 Source: ctranslate2 4.8, python/ctranslate2 (`models.Whisper`, `converters.TransformersConverter`).
 """
 
@@ -107,16 +107,9 @@ class ConvertedRecognizer(WhisperTranscriber[ConvertedWindow]):
         )
 
     def advance(self, windows: Sequence[ConvertedWindow]) -> None:
-        groups: dict[tuple[int, int, float], list[ConvertedWindow]] = {}
         for window in windows:
             if window.sampled is None:
-                num_tokens = len(window.prefix) + len(window.tokens) - window.num_forced
-                key = (window.job.num_samples, num_tokens, window.job.sampling.temperature)
-                groups.setdefault(key, []).append(window)
-        for group in groups.values():
-            self._sample(group)
-        for window in windows:
-            assert window.sampled is not None, "every window is sampled by now"
+                window.sampled = self._sample(window)
             more = window.sampled[window.num_revealed : window.num_revealed + 1]
             window.tokens += more or [self._tokens.end]
             window.num_revealed += 1
@@ -152,13 +145,12 @@ class ConvertedRecognizer(WhisperTranscriber[ConvertedWindow]):
 
     def check(self) -> None: ...
 
-    def _sample(self, group: Sequence[ConvertedWindow]) -> None:
-        """Sample all tokens of windows of one size."""
-        prompts = [[*one.prefix, *one.tokens[one.num_forced :]] for one in group]
-        temperature = group[0].job.sampling.temperature
-        results = self._model.generate(
-            self._view(np.stack([one.audio_AW for one in group])),
-            prompts,
+    def _sample(self, window: ConvertedWindow) -> list[int]:
+        """Sample all tokens that follow the known ones, and note the probability of no speech."""
+        temperature = window.job.sampling.temperature
+        (result,) = self._model.generate(
+            self._view(window.audio_AW[None]),
+            [[*window.prefix, *window.tokens[window.num_forced :]]],
             beam_size=1,
             max_length=self._limit,
             return_no_speech_prob=True,
@@ -166,9 +158,8 @@ class ConvertedRecognizer(WhisperTranscriber[ConvertedWindow]):
             sampling_temperature=temperature or 1.0,
             max_initial_timestamp_index=self._last_first_timestamp,
         )
-        for window, result in zip(group, results, strict=True):
-            window.sampled = [*result.sequences_ids[0], self._tokens.end]
-            window.no_speech = float(result.no_speech_prob)
+        window.no_speech = float(result.no_speech_prob)
+        return [*result.sequences_ids[0], self._tokens.end]
 
     @property
     def _last_first_timestamp(self) -> int:
@@ -210,7 +201,7 @@ def library() -> Any:
         return import_module("ctranslate2")
     except ImportError as error:
         raise ConfigError(
-            "stages.asr.engine: ctranslate2 is not installed; install fleet-serving[ctranslate2], "
+            "stages.asr.engine: ctranslate2 is not installed; install fleet-serving[voice], "
             "or use torch",
             param="stages.asr.engine",
         ) from error
