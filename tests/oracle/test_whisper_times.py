@@ -76,7 +76,7 @@ def test_alignment_and_probabilities_equal_generate(
     begins = token_begins(weights_HNA[:, NUM_PREFIX - 1 :], 7)
     assert len(details.begins) == len(details.ends) == len(window.tokens)
     assert (np.diff(details.begins) >= 0).all() and (np.diff(details.ends) >= 0).all()
-    words = words_of(window.sampled[:-1], model._tokenizer.decode, "en")  # pyright: ignore[reportPrivateUsage]
+    words = words_of(window.sampled[:-1], load_tokenizer(folder).decode, "en")
     firsts = [word.begin for word in words]
     far = np.abs(details.begins[firsts] - begins[firsts] * SAMPLES_PER_POSITION)
     assert len(firsts) > 3 and far.max() <= MAX_SHIFT + 1
