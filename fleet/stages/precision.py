@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from fleet.core.errors import ConfigError
+from fleet.core.processor import processor_field
 from fleet.models.causal_lm.precision import (
     BFLOAT16,
     FLOAT32,
@@ -29,7 +30,6 @@ from fleet.stages.options import BuildOptions
 PRECISION, FASTEST = "precision", "fastest"
 PRECISIONS = (FLOAT32, BFLOAT16, *WEIGHT_BITS, FASTEST)
 FOLDER = "precisions"
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 class PrecisionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +85,7 @@ def _fastest(options: BuildOptions) -> str:
         "\n".join(
             (
                 (folder / "config.json").read_text(),
-                _processor(),
+                processor_field("model name"),
                 torch.__version__,
                 torch.backends.cpu.get_cpu_capability(),
                 str(threads),
@@ -126,9 +126,3 @@ def _write_first(path: Path, data: bytes) -> None:
         return
     finally:
         draft.unlink()
-
-
-def _processor() -> str:
-    """Return the processor's name, "" where the kernel does not give it."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")

@@ -1,104 +1,167 @@
-"""Measure the end of turns on spoken pauses: `python -m tests.oracle.turn_pauses WHISPER VOICE...`.
+"""Measure the end of turns on spoken pauses:
+`python -m tests.oracle.turn_pauses HALF WHISPER CACHE VOICE...`.
 
-`WHISPER` is a folder with a recogniser, each `VOICE` a folder with a voice. Sentences are spoken;
-at each mark the speech so far is recognised, as a session does when the user pauses, and the words
-decide how long the turn waits. A pause within a sentence that lasts longer is a false end.
-Compared with a fixed silence of 500 ms; silence is counted in whole frames of voice detection.
+`HALF` is `dev`, the sentences that rules may be developed on, or `report`, those that only measure
+them. `WHISPER` is a folder with a recogniser; `CACHE` a file that keeps what it heard, so that
+rules are measured again without it. Each `VOICE` is `espeak-ng` or `FOLDER:NAME`.
+
+Sentences are spoken; at each mark the speech so far is recognised, as a session does when the user
+pauses, and the words decide how long the turn waits. A pause within a sentence that lasts longer is
+a false end. Silence is counted in whole frames of voice detection.
 """
 
+import hashlib
+import json
 import math
+import re
 import statistics
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import soundfile
 import soxr
 
 from fleet.graphs.cascade import ASR
-from fleet.models.voices.base import VoiceModel
 from fleet.models.voices.load import load_voice
+from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_activity import FRAME_MS
 from fleet.stages.base import BuiltStage
 from fleet.stages.cascade.asr import build as build_stage
-from tests.oracle.test_whisper_base import RATE_HZ, Samples, transcribe
+from tests.oracle.test_whisper_base import RATE_HZ, Samples, recognise
 from tests.stage_options import stage_options
-from web.realtime.audio.turn_end import WAITS, end_of_turn_ms, ending_of
+from web.realtime.audio.turn_end import WAITS, SentenceEnd, ending_of
 
-FIXED_MS = 500
+SENTENCES = Path(__file__).with_name("turn_sentences.txt")
+"""A sentence a line. `|` marks a pause, and the letter after it the place of the pause."""
+PLACES = {
+    "s": "after a subject",
+    "c": "after a conjunction",
+    "l": "in a list",
+    "n": "before a number's rest",
+    "u": "after a hesitation",
+    "k": "after a complete clause",
+    "p": "after a preposition or an article",
+    "v": "after a verb",
+    "b": "after a subordinate clause",
+    "o": "after an opening",
+}
+ESPEAK, ESPEAK_WPM = "espeak-ng", 160
+FIXED_MS = (350, 500)
+HUSH_S = 0.1
+"""Silence after which the speech so far is recognised."""
+AUDIBLE = 0.02
+"""Amplitude of the last audible sample, relative to the peak."""
 MEDIAN_PAUSE_MS, PAUSE_SPREAD = 480, 0.6
 """Pauses within the turn of a speaker: log-normal, by their median and the standard deviation of
 the logarithm. Pauses under 200 ms are none.
 """
-HUSH_S = 0.1
-"""Silence after which the speech so far is recognised."""
-SENTENCES = """
-I would like to book | a flight to Lisbon | for the second week of May.
-Could you explain | how a heat pump works?
-My sister lives in | a small village | near the coast.
-Please remind me | to water the plants | when I get home.
-We went to the mountains | and stayed in a hut | without any electricity.
-What is the difference between | a lake and a pond?
-I was thinking that | maybe we should | leave a bit earlier.
-The meeting is on Thursday | at half past nine.
-Can you read me the news | about the elections | in Brazil?
-If the weather is good | we could have lunch outside.
-I bought apples, | pears, | plums | and a melon.
-No, that is not what I meant.
-Tell my brother | that I will be late | because of the traffic.
-How many people | live in Norway?
-Yes, please.
-She said that | she had never seen | such a beautiful garden.
-Turn the heating down | in the bedroom.
-When I was young | we used to swim in this river.
-I need a word that | rhymes with orange.
-Actually, | I have changed my mind.
-Who won the football match | last night?
-There are two things | I want to ask you.
-Let us play a game | of chess.
-The doctor told me to | drink more water.
-It was raining, | so we took the bus.
-Good night.
-Which of these books | would you recommend | to a child?
-I am looking for | a quiet place to work.
-Do you think | it will snow | this weekend?
-That sounds wonderful.
-"""
+LONG_PAUSE_MS = (400, 1200)
+"""Range of equally frequent pauses, a second model of a speaker's pauses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence:
+    """A sentence, cut at its pauses. `places`: letters of the pauses."""
+
+    line: str
+    parts: tuple[str, ...]
+    places: tuple[str, ...]
+
+    @property
+    def half(self) -> str:
+        return "report" if hashlib.sha256(self.line.encode()).digest()[0] & 1 else "dev"
+
+    def begins(self) -> Iterator[str]:
+        """Return what is said before each pause, and the whole. A comma at each pause makes voices
+        hesitate.
+        """
+        hesitant = [f"{part}," if part[-1].isalnum() else part for part in self.parts[:-1]]
+        return accumulate([*hesitant, self.parts[-1]], "{} {}".format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Speech before a pause, as it was recognised. `is_end`: the turn is over."""
+    """Speech before a pause, as it was recognised. `place`: letter of the pause; "" at the end of
+    the turn.
+    """
 
+    voice: str
+    place: str
     heard: str
-    is_end: bool
 
 
-def spoken_pauses(model: VoiceModel, name: str, sentence: str) -> Iterator[tuple[Samples, bool]]:
-    """Yield the speech before each mark of a sentence and the whole, each with a short silence."""
-    parts = [part.strip() for part in sentence.split("|")]
-    speech = model.synthesize(" ".join(parts), name, speed=1.0, seed=1)
-    num_words = np.cumsum([len(part.split()) for part in parts])
-    hush = np.zeros(int(HUSH_S * RATE_HZ), np.float32)
-    for number, count in enumerate(num_words.tolist()):
-        is_end = number == len(parts) - 1
-        end = len(speech.samples) if is_end else int(speech.word_ends[count - 1])
-        clip = soxr.resample(speech.samples[:end], model.sample_rate_hz, RATE_HZ)
-        yield np.concatenate([clip.astype(np.float32), hush]), is_end
+Speaker = Callable[[str], Samples]
+"""Function that speaks a text, up to its last audible sample, at `RATE_HZ`."""
 
 
-def pauses(stage: BuiltStage, voices: list[Path]) -> Iterator[Pause]:
-    for model in map(load_voice, voices):
-        for name in [each.name for each in model.voices()]:
-            for sentence in SENTENCES.strip().splitlines():
-                for clip, is_end in spoken_pauses(model, name, sentence):
-                    pause = Pause(heard=transcribe(stage, [clip])[0], is_end=is_end)
-                    kind = "end  " if is_end else "pause"
-                    print(
-                        f"{name} {kind} {ending_of(pause.heard).value:10} {pause.heard}", flush=True
-                    )
-                    yield pause
+def read_sentences(half: str) -> list[Sentence]:
+    found: list[Sentence] = []
+    for line in SENTENCES.read_text().splitlines():
+        cut = re.split(r"\s*\|([a-z])\s*", line)
+        found.append(Sentence(line=line, parts=tuple(cut[::2]), places=tuple(cut[1::2])))
+    return [sentence for sentence in found if sentence.half == half]
+
+
+def open_speaker(wanted: str) -> tuple[str, Speaker]:
+    if wanted == ESPEAK:
+        return ESPEAK, _speak_with_espeak
+    folder, _, name = wanted.partition(":")
+    model = load_voice(Path(folder))
+
+    def speak(text: str) -> Samples:
+        speech = model.synthesize(text, name, speed=1.0, seed=1)
+        return _audible(speech.samples, model.sample_rate_hz)
+
+    return name, speak
+
+
+def _speak_with_espeak(text: str) -> Samples:
+    command = [ESPEAK, "-v", "en-gb", "-s", str(ESPEAK_WPM), "--stdout", text]
+    wav = subprocess.run(command, check=True, capture_output=True).stdout
+    samples, rate_hz = soundfile.read(BytesIO(wav), dtype="float32")
+    return _audible(np.asarray(samples, np.float32), rate_hz)
+
+
+def _audible(samples: Samples, rate_hz: int) -> Samples:
+    level = np.abs(samples)
+    end = np.flatnonzero(level > AUDIBLE * level.max())[-1] + 1
+    return soxr.resample(samples[:end], rate_hz, RATE_HZ).astype(np.float32)
+
+
+class Ear:
+    """Recogniser whose transcripts are kept in a file: one JSON object, by voice and words."""
+
+    def __init__(self, whisper: Path, cache: Path) -> None:
+        self._whisper, self._cache = whisper, cache
+        self._known: dict[str, str] = json.loads(cache.read_text()) if cache.exists() else {}
+        self._stage: BuiltStage | None = None
+
+    def pauses(self, voice: str, speak: Speaker, sentence: Sentence) -> Iterator[Pause]:
+        for text, place in zip(sentence.begins(), (*sentence.places, ""), strict=True):
+            key = f"{voice}: {text}"
+            if key not in self._known:
+                self._known[key] = self._hear(speak(text))
+                self._cache.write_text(json.dumps(self._known, indent=1))
+            yield Pause(voice=voice, place=place, heard=self._known[key])
+
+    def _hear(self, clip: Samples) -> str:
+        if self._stage is None:
+            options = stage_options(
+                stage=ASR, checkpoint=self._whisper, max_batch=1, stage_engine="ctranslate2"
+            )
+            self._stage = build_stage(options)
+        hush = np.zeros(int(HUSH_S * RATE_HZ), np.float32)
+        transcripts = Transcripts(1)
+        for item in recognise(self._stage, [np.concatenate([clip, hush])], language="en"):
+            transcripts.add(item.arrays)
+        return transcripts.texts()[0]
 
 
 def share_longer(silence_ms: float) -> float:
@@ -111,25 +174,51 @@ def share_longer(silence_ms: float) -> float:
     return min(1.0, above(silence_ms) / above(200))
 
 
+def share_longer_of_long(silence_ms: float) -> float:
+    """Return the same share for pauses of `LONG_PAUSE_MS`."""
+    low, high = LONG_PAUSE_MS
+    return min(1.0, max(0.0, (high - silence_ms) / (high - low)))
+
+
 def in_frames(silence_ms: float) -> int:
     return math.ceil(silence_ms / FRAME_MS) * FRAME_MS
 
 
-def main(whisper: Path, voices: list[Path]) -> None:
-    stage = build_stage(stage_options(stage=ASR, checkpoint=whisper, max_batch=4))
-    found = list(pauses(stage, voices))
-    ends, inner = [p for p in found if p.is_end], [p for p in found if not p.is_end]
-    print(f"{len(ends)} ends, {len(inner)} pauses within a sentence")
-    fixed = in_frames(FIXED_MS)
-    print(f"fixed {FIXED_MS} ms: false ends {share_longer(fixed):.1%}, wait {fixed} ms")
-    for eagerness, waits in WAITS.items():
-        took = [in_frames(end_of_turn_ms(pause.heard, waits)) for pause in ends]
-        false = [share_longer(in_frames(end_of_turn_ms(pause.heard, waits))) for pause in inner]
+def report(name: str, pauses: Sequence[Pause]) -> None:
+    ends = [pause for pause in pauses if not pause.place]
+    inner = [pause for pause in pauses if pause.place]
+    print(f"{name}: {len(ends)} ends, {len(inner)} pauses within a sentence")
+
+    def line(rule: str, wait_of: Callable[[SentenceEnd], int]) -> None:
+        took = [in_frames(wait_of(ending_of(pause.heard))) for pause in ends]
+        waits = [in_frames(wait_of(ending_of(pause.heard))) for pause in inner]
         print(
-            f"semantic, {eagerness}: false ends {statistics.mean(false):.1%}, wait median "
+            f"  {rule}: false ends {statistics.mean(map(share_longer, waits)):.1%} (of long pauses "
+            f"{statistics.mean(map(share_longer_of_long, waits)):.1%}), wait median "
             f"{statistics.median(took):.0f} ms, mean {statistics.mean(took):.0f} ms"
         )
 
+    for fixed_ms in FIXED_MS:
+        line(f"fixed {fixed_ms} ms", lambda _, fixed_ms=fixed_ms: fixed_ms)
+    for eagerness, waits in WAITS.items():
+        line(eagerness, waits.of)
+
+
+def main(half: str, whisper: Path, cache: Path, voices: Sequence[str]) -> None:
+    ear, found = Ear(whisper, cache), list[Pause]()
+    for name, speak in map(open_speaker, voices):
+        for sentence in read_sentences(half):
+            found += ear.pauses(name, speak, sentence)
+        report(name, [pause for pause in found if pause.voice == name])
+    report("all voices", found)
+    for place, meaning in (PLACES | {"": "at the end"}).items():
+        endings = Counter(ending_of(pause.heard).value for pause in found if pause.place == place)
+        print(f"{meaning}: {dict(endings)}")
+    if half == "dev":
+        for pause in found:
+            ending = ending_of(pause.heard).value
+            print(f"{pause.voice} {pause.place or '.'} {ending} {pause.heard}")
+
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(voice) for voice in sys.argv[2:]])
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

@@ -137,9 +137,12 @@ def test_silent_and_overlapping_recordings_are_refused(tmp_path: Path) -> None:
             read_latency_s(path)
 
 
+HEARD_LATER_BYTES = 9600
+
+
 class ScriptedAssistant:
     """A fake voice session, which answers speech after 100 ms of silence, and 200 ms later cancels
-    that answer for another one.
+    that answer for another one. The transcript comes 200 ms of silence after the second answer.
     """
 
     def __init__(self) -> None:
@@ -180,6 +183,8 @@ class ScriptedAssistant:
                 send("response.output_audio_transcript.delta", delta="It is ")
                 audio(tone(0.8), "cold.")
                 send("response.done", response={"status": "completed"})
+            elif num_answers == 2 and self.quiet_bytes >= 14_400 + HEARD_LATER_BYTES:
+                num_answers = 3
                 send(
                     "conversation.item.input_audio_transcription.completed",
                     transcript="What is the opposite of hot?",
@@ -198,6 +203,8 @@ def test_turn_is_heard_answered_and_recorded(tmp_path: Path) -> None:
     assert turn.underruns == 0 and is_right(turn)
     assert 280 <= turn.voice_to_voice_ms < 30_000, "to the answer that was not cancelled"
     assert 0 <= turn.after_decision_ms <= turn.voice_to_voice_ms - 270
+    assert turn.transcript_ms is not None
+    assert 0 <= turn.transcript_ms < 30_000, "from the end of the turn that was not cancelled"
     assert fake.session["max_output_tokens"] and fake.session["instructions"]
     assert fake.session["audio"]["input"]["transcription"] == {"model": "m"}
     kept, rate_hz = soundfile.read(files.answer, dtype="int16")
@@ -220,6 +227,7 @@ def turn_of(question: str, answer: str, ms: float) -> AssistantTurn:
         underruns=0,
         answer_s=1.0,
         parts=(),
+        transcript_ms=100.0,
     )
 
 
@@ -243,11 +251,13 @@ def test_targets_of_an_assistant_are_met_and_missed() -> None:
     changed = msgspec.structs.replace
     assert all(ratio.met for ratio in MET.targets())
     wrong = tuple(changed(turn, answer="I don't know.") for turn in RIGHT[:3])
+    late = tuple(changed(turn, transcript_ms=151.0) for turn in RIGHT)
     slow = tuple(changed(turn, voice_to_voice_ms=1600.0) for turn in RIGHT)
     half = tuple((text, " ".join(text.split()[:-1])) for text, _ in SAME)
     for result, name in (
         (changed(MET, turns=(*wrong, *RIGHT[3:])), "right answers"),
         (changed(MET, turns=slow), "voice to voice, p50"),
+        (changed(MET, turns=late), "final transcript, p50"),
         (changed(MET, pairs=slow), "voice to voice, two speakers, p50"),
         (changed(MET, sentences=half), "word errors in"),
         (changed(MET, clips=half), "word errors, people"),

@@ -14,7 +14,15 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.models.causal_lm.precision import choose_precision, measure_precisions
 from fleet.models.causal_lm.program import CausalLM
-from fleet.models.causal_lm.quantized import MOST_ROWS, Int4Linear, Int8Linear, quantize
+from fleet.models.causal_lm.quantized import (
+    MOST_ROWS,
+    Int4Linear,
+    Int8Linear,
+    JoinedPart,
+    PortableInt8Linear,
+    int8_layer,
+    quantize,
+)
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.precision import FOLDER, record_once, with_precision
 from tests.stage_options import stage_options
@@ -29,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 5, MOST_ROWS, MOST_ROWS + 1, 200])
-@pytest.mark.parametrize(("kind", "most"), [(Int8Linear, 0.02), (Int4Linear, 0.15)])
+@pytest.mark.parametrize(
+    ("kind", "most"), [(Int8Linear, 0.02), (PortableInt8Linear, 0.02), (Int4Linear, 0.15)]
+)
 def test_rounded_layer_is_close_to_the_layer(
     kind: Callable[[nn.Linear], nn.Module], most: float, num_rows: int, bias: bool
 ) -> None:
@@ -47,6 +57,61 @@ def test_rounded_layer_is_close_to_the_layer(
         assert (got - expected)[..., output].norm() <= 2 * most * usual
 
 
+@pytest.mark.parametrize("outlier", [1.0, 3000.0])
+def test_product_in_8_bits_is_exact_and_each_row_is_its_own(outlier: float) -> None:
+    """The layer's weights are whole numbers, so that rounding keeps them. Beside an input that is
+    3,000 times as large the others still have the precision of bfloat16.
+    """
+    torch.manual_seed(0)
+    linear = nn.Linear(640, 48, bias=False)
+    weight = torch.randint(-127, 128, linear.weight.shape).float()
+    weight[:, 0], weight[:, 7] = 127, 0
+    linear.weight = nn.Parameter(weight * 0.25, requires_grad=False)
+    rows = torch.randn(37, 640)
+    rows[:, 7] = outlier
+    layer = Int8Linear(linear)
+    with torch.inference_mode():
+        got = layer(rows)
+        alone = torch.cat([layer(row[None]) for row in rows])
+    exact = rows.double() @ linear.weight.double().T
+    most = 0.5 * max(outlier, 4.0) / 2**20 + 1e-6
+    assert (got - exact).norm() <= most * exact.norm()
+    assert torch.equal(got, alone)
+
+
+def test_product_in_8_bits_does_not_hide_numbers_that_are_not_finite() -> None:
+    rows = torch.ones(3, 32)
+    rows[1, 5], rows[2, 5] = float("nan"), float("inf")
+    with torch.inference_mode():
+        got = Int8Linear(nn.Linear(32, 16))(rows)
+    assert got.isfinite().all(1).tolist() == [True, False, False]
+
+
+def test_processors_without_a_kernel_of_their_own_take_the_portable_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for capability, kind in (("AVX512", Int8Linear), ("DEFAULT", PortableInt8Linear)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
+        assert type(int8_layer(nn.Linear(8, 4))) is kind
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_joined_layers_give_their_own_outputs_in_any_order_and_for_any_rows(bias: bool) -> None:
+    names, sizes = ("q_proj", "k_proj", "v_proj"), (48, 16, 8)
+    parent = nn.Module()
+    for name, size in zip(names, sizes, strict=True):
+        setattr(parent, name, nn.Linear(32, size, bias=bias))
+    alone: dict[str, nn.Module] = {name: Int8Linear(getattr(parent, name)) for name in names}
+    quantize(parent, 8)
+    first, second = torch.randn(1, 5, 32), torch.randn(1, 2, 32)
+    order = [("q_proj", first), ("v_proj", first), ("q_proj", first), ("k_proj", second)]
+    order += [("k_proj", first), ("q_proj", second), ("v_proj", second), ("k_proj", second)]
+    with torch.inference_mode():
+        for name, rows in order:
+            got = getattr(parent, name)(rows)
+            assert torch.equal(got, alone[name](rows)) and got.is_contiguous()
+
+
 @pytest.mark.parametrize(("bits", "kind"), [(8, Int8Linear), (4, Int4Linear)])
 def test_every_linear_layer_is_replaced_and_tied_embeddings_stay(
     bits: int, kind: type[nn.Module], folder: Path
@@ -55,6 +120,7 @@ def test_every_linear_layer_is_replaced_and_tied_embeddings_stay(
     program: Any = CausalLM(folder, frozenset(), **where, weight_bits=bits)
     kinds = {type(part) for part in program._parts._body.modules()}
     assert kind in kinds and nn.Linear not in kinds
+    assert (JoinedPart in kinds) == (bits == 8)
     model = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 4))
     model[1].weight = model[0].weight
     quantize(model, bits)

@@ -75,6 +75,7 @@ SENTENCES = (
 TARGET_IN_PERCENT, TARGET_CORPUS_PERCENT, TARGET_OUT_PERCENT = 2.0, 3.0, 3.0
 TARGET_RIGHT = 8
 TARGET_VOICE_MS, TARGET_DECIDED_MS, TARGET_PAIR_MS = 900.0, 600.0, 1500.0
+TARGET_TRANSCRIPT_MS = 150.0
 SHOWN_CHARS = 60
 
 Item = TypeVar("Item")
@@ -116,6 +117,11 @@ class AssistantResult(Result, frozen=True, kw_only=True):
         parts = (part for turn in self.turns for part in turn.parts)
         return summarise([part.ms for part in parts if part.name == name])
 
+    @property
+    def transcript_ms(self) -> Summary | None:
+        """Time from the end of a turn to its final transcript, for the questions asked alone."""
+        return summarise([turn.transcript_ms for turn in self.turns])
+
     def tables(self) -> Iterator[Group]:
         yield self._answer_table()
         yield self._word_table()
@@ -124,6 +130,7 @@ class AssistantResult(Result, frozen=True, kw_only=True):
             ("first voiced sample after the end of speech", _voice_ms(self.turns)),
             ("  after the end of the turn was decided", _decided_ms(self.turns)),
             *((f"  fleet's report: {name}", self.part_ms(name)) for name in names),
+            ("final transcript after the end of the turn, events' arrival", self.transcript_ms),
             ("two speakers at a time, after the end of speech", _voice_ms(self.pairs)),
         ]
         yield summary_table("latency, read from the recordings of the sound card", "ms", rows)
@@ -151,6 +158,7 @@ class AssistantResult(Result, frozen=True, kw_only=True):
             ("voice to voice, p50", alone, TARGET_VOICE_MS),
             ("voice after the decision, p50", decided, TARGET_DECIDED_MS),
             ("voice to voice, two speakers, p50", pairs, TARGET_PAIR_MS),
+            ("final transcript, p50", self.transcript_ms, TARGET_TRANSCRIPT_MS),
         ):
             ratios += [at_most(name, found.p50, target, "ms")] if found else []
         return ratios

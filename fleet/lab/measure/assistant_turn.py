@@ -43,7 +43,8 @@ class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     `voice_to_voice_ms`: time in the recording from the microphone's last voiced sample to the
     loudspeaker's first one. `after_decision_ms`: time to the same sample from the arrival of the
-    event that ends the user's turn. `parts`: the fleet's own report.
+    event that ends the user's turn. `transcript_ms`: time from that event's arrival to the arrival
+    of the final transcript. `parts`: the fleet's own report.
     """
 
     question: str
@@ -54,6 +55,7 @@ class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True):
     underruns: int
     answer_s: float
     parts: tuple[LatencyPart, ...]
+    transcript_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +68,15 @@ class TurnFiles:
 
 @dataclass(slots=True)
 class _Received:
-    """What a session has sent so far. Units: `decided_s`, the end of the user's turn, and
-    `restarted_s`, the end of the last cancelled answer, in seconds of the recording.
+    """What a session has sent so far. Units: `decided_s`, the end of the user's turn, `heard_s`,
+    the arrival of its transcript, and `restarted_s`, the end of the last cancelled answer, in
+    seconds of the recording.
     """
 
     card: SoundCard
     heard: str | None = None
     decided_s: float = 0.0
+    heard_s: float = 0.0
     restarted_s: float = 0.0
     pcm: bytearray = field(default_factory=bytearray)
     answer: str = ""
@@ -86,6 +90,7 @@ class _Received:
                 self.decided_s = at_s
             case "conversation.item.input_audio_transcription.completed":
                 self.heard = f"{self.heard or ''} {event.transcript}".strip()
+                self.heard_s = at_s
             case "response.output_audio.delta":
                 pcm = b64decode(event.delta)
                 self.pcm += pcm
@@ -148,6 +153,7 @@ def ask_assistant(
         underruns=card.underruns,
         answer_s=len(received.pcm) / BYTES_PER_S,
         parts=received.parts,
+        transcript_ms=round((received.heard_s - received.decided_s) * 1e3, 1),
     )
 
 

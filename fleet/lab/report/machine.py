@@ -6,10 +6,11 @@ import importlib.metadata
 import os
 import platform
 import sys
-from pathlib import Path
 
 import msgspec
 import psutil
+
+from fleet.core.processor import processor_field
 
 LIBRARIES = ("torch", "transformers", "redis", "nixl", "numpy", "starlette", "uvicorn", "msgspec")
 
@@ -30,7 +31,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe_machine() -> Machine:
     return Machine(
-        processor=_processor(),
+        processor=processor_field("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         system=f"{platform.system()} {platform.release()}",
@@ -50,11 +51,3 @@ def _version(library: str) -> str | None:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    """Return the processor's name from /proc/cpuinfo on Linux, else from `platform`."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

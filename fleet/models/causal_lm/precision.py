@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fleet.models.causal_lm.load import read_config
-from fleet.models.causal_lm.quantized import int8_product
+from fleet.models.causal_lm.quantized import int8_layer
 
 FLOAT32, BFLOAT16, INT8, INT4 = "float32", "bfloat16", "int8", "int4"
 WEIGHT_BITS = {INT8: 8, INT4: 4}
@@ -61,9 +61,10 @@ def _in_bfloat16(row: Tensor, weight: Tensor) -> Callable[[], Tensor]:
 
 
 def _in_int8(row: Tensor, weight: Tensor) -> Callable[[], Tensor]:
-    row, scale = row.bfloat16(), torch.ones(len(weight), dtype=torch.bfloat16)
-    weight = weight.to(torch.int8)
-    return lambda: int8_product(row, weight, scale)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    layer, row = int8_layer(linear), row.bfloat16()
+    return lambda: layer(row)
 
 
 def _time_ms(products: list[Callable[[], Tensor]]) -> float:

@@ -71,7 +71,7 @@ def test_endless_turn_is_ended() -> None:
 def test_words_before_a_pause_decide_when_the_turn_ends() -> None:
     """The words are told after 256 ms of silence; a pause that is over has no effect."""
     rules = TurnRules(silence_ms=512, speculate_ms=192, waits=WAITS["medium"])
-    for told, expected_ms in (("Stop.", 320), ("I think that", 1600), ("stop", 512)):
+    for told, expected_ms in (("Stop.", 320), ("I think that", 1600), ("stop", 608)):
         detector, ended = TurnDetector(rules), 0
         probabilities = frames(320, 0.9) + frames(224, 0.0) + frames(320, 0.9) + frames(2000, 0.0)
         pauses = list[int]()

@@ -3,8 +3,9 @@ audio, no recogniser and no clock.
 
 A complete sentence ends a turn soon. A speaker who stops after a conjunction, an article or a
 hesitation, in the middle of an enumeration or of a subordinate clause goes on, so that the turn
-waits for longer. Recognisers put a full stop after whatever they hear, so that punctuation alone
-means little: words are read first.
+waits for longer. A short statement, a number or two items of a list may be the whole sentence or
+not, so that the turn waits a little longer than for a complete one. Recognisers put a full stop
+after whatever they hear, so that punctuation alone means little: words are read first.
 """
 
 import re
@@ -21,10 +22,12 @@ class SentenceEnd(Enum):
 
     COMPLETE = "complete"
     """A sentence that can stand alone."""
-    UNKNOWN = "unknown"
-    """Words without a clear end, or none that were recognised."""
+    UNCLEAR = "unclear"
+    """Words that may be whole or not."""
     UNFINISHED = "unfinished"
     """Words after which more must come."""
+    UNKNOWN = "unknown"
+    """No words: none were recognised, or not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,25 +35,28 @@ class EndWaits:
     """Silence that ends a turn, by what the words say. Units: milliseconds."""
 
     complete_ms: int
-    unknown_ms: int
+    unclear_ms: int
     unfinished_ms: int
+    unknown_ms: int
 
     def of(self, ending: SentenceEnd) -> int:
         match ending:
             case SentenceEnd.COMPLETE:
                 return self.complete_ms
-            case SentenceEnd.UNKNOWN:
-                return self.unknown_ms
+            case SentenceEnd.UNCLEAR:
+                return self.unclear_ms
             case SentenceEnd.UNFINISHED:
                 return self.unfinished_ms
+            case SentenceEnd.UNKNOWN:
+                return self.unknown_ms
 
 
-MEDIUM = EndWaits(complete_ms=320, unknown_ms=500, unfinished_ms=1600)
+MEDIUM = EndWaits(complete_ms=320, unclear_ms=600, unfinished_ms=1600, unknown_ms=500)
 WAITS: Mapping[Eagerness, EndWaits] = {
-    "low": EndWaits(complete_ms=600, unknown_ms=1000, unfinished_ms=3000),
+    "low": EndWaits(complete_ms=600, unclear_ms=1000, unfinished_ms=3000, unknown_ms=1000),
     "medium": MEDIUM,
     "auto": MEDIUM,
-    "high": EndWaits(complete_ms=200, unknown_ms=400, unfinished_ms=1000),
+    "high": EndWaits(complete_ms=200, unclear_ms=500, unfinished_ms=1000, unknown_ms=400),
 }
 
 HESITATIONS = frozenset("um uh uhm erm er hmm hm ähm äh euh".split())
@@ -62,8 +68,7 @@ ARTICLES = frozenset(
     "a an the my your his its our their every der die das ein eine le la les un une".split()
 )
 SUBJECTS = frozenset("i we they he she".split())
-INTENSIFIERS = frozenset("very quite rather least such only even just".split())
-OPEN_WORDS = HESITATIONS | CONJUNCTIONS | ARTICLES | SUBJECTS | INTENSIFIERS
+OPEN_WORDS = HESITATIONS | CONJUNCTIONS | ARTICLES | SUBJECTS
 """Last words after which more must come."""
 PREPOSITIONS = frozenset(
     "of to from with without into onto at for by about between among against during through "
@@ -84,20 +89,10 @@ OPEN_AFTER_STATEMENT = PREPOSITIONS | AUXILIARIES | TRANSITIVES
 "I know what it is."
 """
 QUESTION_WORDS = frozenset("what where who whom which why when how whose".split())
-MAYBE_OPEN = frozenset(
-    "in on over explain describe remind suggest recommend offer choose order reserve use keep hold "
-    "follow reach visit invite allow remove add create include require consider discuss compare "
-    "mention provide contain cause prefer enjoy avoid seen done made taken given".split()
-)
-"""Last words of a complete sentence ("Come in.", "Can you explain?") or of an unfinished one ("I
-live in", "Can you explain how")."""
-ADDRESSED = frozenset("tell ask remind show give send".split())
-MAX_ADDRESSED_WORDS = 3
-"""Longest sentence that may have only said whom it addresses, not what: "Tell my brother"."""
 LONE_OPENERS = frozenset("so well actually basically also then plus anyway".split())
 """Words that, alone, begin a sentence."""
-SUBORDINATORS = frozenset("when after before once until whenever since while as".split())
-CONDITIONS = frozenset("if unless although though whereas".split())
+SUBORDINATORS = frozenset("after before once until since as".split())
+CONDITIONS = frozenset("if unless although though whereas when whenever while".split())
 """First words of a clause that needs a main clause; those of `SUBORDINATORS` also begin an answer
 ("After dinner.").
 """
@@ -111,9 +106,28 @@ CLOSERS = ANSWERS | frozenset(
     "really instead anyway however already".split()
 )
 """Single words that end a sentence after a comma."""
+ENDERS = CLOSERS | frozenset("it him them me us so not".split())
+"""Last words of a statement that is probably whole, however short."""
 LIST_ITEM_WORDS = 3
 """Longest item of an enumeration, in words."""
-MIN_DICTATED_DIGITS = 3
+LAST_ITEM = frozenset({"and", "or"})
+"""Words before the last item of an enumeration."""
+ADDRESSING = frozenset("tell ask remind show give send".split())
+ASKING = frozenset("do does did can could would will shall should".split())
+GREETINGS = frozenset("hi hello hey".split())
+STATING = frozenset(
+    "i you he she it we they this that these those there the my your his her its our their "
+    "everything everyone something someone".split()
+)
+MIN_WORDS: Mapping[str, int] = {
+    **dict.fromkeys(ADDRESSING, 4),
+    **dict.fromkeys(ASKING, 4),
+    **dict.fromkeys(GREETINGS, 3),
+    **dict.fromkeys(STATING, 6),
+}
+"""Fewest words of a sentence that is probably whole, by its first word. Shorter ones often go on:
+"Tell my brother", "Can you lower", "Hi there", "I left my keys".
+"""
 NAME = ""
 """Stands for a name, which is none of the words above."""
 _WORD = re.compile(r"[\w']+")
@@ -125,13 +139,6 @@ def end_of_turn_ms(transcript: str | None, waits: EndWaits) -> int:
     the turn up to the silence; None while nothing is known.
     """
     return waits.of(ending_of(transcript))
-
-
-def wait_ms(silent_ms: int, transcript: str | None, waits: EndWaits) -> int:
-    """Return how much longer to wait for the end of a turn after `silent_ms` of silence; 0 if the
-    turn has ended.
-    """
-    return max(0, end_of_turn_ms(transcript, waits) - silent_ms)
 
 
 def ending_of(transcript: str | None) -> SentenceEnd:
@@ -152,8 +159,8 @@ def ending_of(transcript: str | None) -> SentenceEnd:
     )
     if is_open:
         return SentenceEnd.UNFINISHED
-    is_unclear = _may_be_open(words) or _is_dictated(sentence) or _is_short_list(sentence)
-    return SentenceEnd.UNKNOWN if is_unclear or not _END.search(text) else SentenceEnd.COMPLETE
+    is_unclear = _is_short(words) or _ends_in_number(sentence) or _is_short_list(sentence)
+    return SentenceEnd.UNCLEAR if is_unclear or not _END.search(text) else SentenceEnd.COMPLETE
 
 
 def _is_name(word: str) -> bool:
@@ -181,11 +188,11 @@ def _lacks_second(words: list[str]) -> bool:
     return not {"and", "them", "us", "both"}.intersection(after)
 
 
-def _may_be_open(words: list[str]) -> bool:
-    is_addressed_only = words[0] in ADDRESSED and len(words) <= MAX_ADDRESSED_WORDS
-    return is_addressed_only or (
-        words[-1] in MAYBE_OPEN and not QUESTION_WORDS.intersection(words[:-1])
-    )
+def _is_short(words: list[str]) -> bool:
+    """Return True if the sentence is short for its beginning, and often goes on."""
+    first = words[0].partition("'")[0]
+    is_whole = first in STATING and words[-1] in ENDERS
+    return len(words) < MIN_WORDS.get(first, 1) and not is_whole
 
 
 def _is_open_clause(sentence: str, words: list[str]) -> bool:
@@ -209,7 +216,8 @@ def _is_open_list(sentence: str) -> bool:
     tail = items[-2:]
     if len(items) < 3 or not all(0 < len(item) <= LIST_ITEM_WORDS for item in tail):
         return False
-    return not any(item[0] in ANSWERS or any(map(str.isdigit, item)) for item in tail)
+    is_listed = not any(item[0] in ANSWERS or any(map(str.isdigit, item)) for item in tail)
+    return is_listed and not LAST_ITEM.intersection(items[-1])
 
 
 def _is_short_list(sentence: str) -> bool:
@@ -219,12 +227,16 @@ def _is_short_list(sentence: str) -> bool:
     items = [_WORD.findall(part) for part in sentence.split(",")]
     if len(items) != 2 or not all(items):
         return False
-    last, has_clause = items[1], len(items[0]) > 1
-    is_item = len(last) == 1 and len(last[0]) > 1 and last[0] not in CLOSERS
-    return is_item and has_clause and sentence.rstrip().endswith(".")
+    first, last = items
+    has_clause = len(first) > 1 and first[0] not in SUBORDINATORS | CONDITIONS
+    is_item = len(last) <= LIST_ITEM_WORDS and last[0] not in CLOSERS | STATING
+    is_last = bool(LAST_ITEM.intersection(last))
+    return is_item and not is_last and has_clause and sentence.rstrip().endswith(".")
 
 
-def _is_dictated(sentence: str) -> bool:
-    """Return True if the sentence ends in a number that may have further digits."""
+def _ends_in_number(sentence: str) -> bool:
+    """Return True if the sentence ends in a number, which may have further digits or a unit. A time
+    such as 5:30 is whole.
+    """
     last = sentence.split()[-1].rstrip(".!,\"')")
-    return last.replace("-", "").isdigit() and len(last) >= MIN_DICTATED_DIGITS
+    return last.replace("-", "").isdigit()
