@@ -19,7 +19,8 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one key, such as --set web.port=8001. Can be repeated.",
+        help="Override one key, such as --set web.port=8001. Can be repeated. --set checkpoint=X "
+        "also replaces the checkpoints of single stages that the file names.",
     ),
 ]
 Keep = Annotated[

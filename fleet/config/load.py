@@ -36,11 +36,13 @@ def load_config(path: Path | None, overrides: tuple[str, ...] = ()) -> FleetConf
 
 def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
     """Set `KEY=VALUE` overrides in a parsed deployment: dotted keys, values parsed as YAML, such as
-    `stages.NAME.max_batch=8` or `checkpoint=/models/x`.
+    `stages.NAME.max_batch=8` or `checkpoint=/models/x`. The override `checkpoint` is for all
+    stages: it also replaces the checkpoints of single stages that the file names.
 
     Raises: ConfigError naming the override.
     """
     result = _copy(tree)
+    changes: list[tuple[list[str], object, str]] = []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
@@ -54,8 +56,19 @@ def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
                 f"--set {format_value(text)}: a part of the key is empty; write KEY as in web.port",
                 param="--set",
             )
-        _set(result, parts, _parse(parts, value), text)
+        changes.append((parts, _parse(parts, value), text))
+    if any(parts == ["checkpoint"] for parts, _, _ in changes):
+        _drop_stage_checkpoints(result)
+    for parts, value, text in changes:
+        _set(result, parts, value, text)
     return result
+
+
+def _drop_stage_checkpoints(tree: Tree) -> None:
+    stages = tree.get("stages")
+    for stage in cast(Tree, stages).values() if isinstance(stages, dict) else ():
+        if isinstance(stage, dict):
+            cast(Tree, stage).pop("checkpoint", None)
 
 
 def _parts(key: str) -> list[str]:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Samples = NDArray[np.float32]
 SAMPLES, CLIP = "samples", "clip"
 """Names of the input array with a clip's samples, and of the output array with a clip's number."""
-BEGINS, LOGPROBS, NO_SPEECH, PLACE = "begins", "logprobs", "no_speech", "place"
+BEGINS, ENDS, LOGPROBS, NO_SPEECH, PLACE = "begins", "ends", "logprobs", "no_speech", "place"
 """Names of the output arrays with details of a window."""
 LANGUAGE, PROMPT, DETAILS = "language", "prompt", "details"
 """Request parameters: ISO code of the spoken language, which is detected if absent; text that
@@ -72,12 +72,14 @@ class HeardWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowDetails:
-    """What the model knows of a window's tokens. `begins`: sample of the window at which each token
-    begins, ascending; `logprobs`: logarithm of each token's probability, NaN for an end token that
-    was not sampled; `no_speech`: probability that the window has no speech.
+    """What the model knows of a window's tokens. `begins`, `ends`: samples of the window at which
+    the word of each token begins and ends, both ascending; `logprobs`: logarithm of each token's
+    probability, NaN for an end token that was not sampled; `no_speech`: probability that the window
+    has no speech.
     """
 
     begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
     logprobs: NDArray[np.float32]
     no_speech: float
 
@@ -167,9 +169,10 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
     """Engine that recognises speech. Input arrays: `samples` float32 [n], one clip per piece, mono
     at the model's rate. Output arrays: `token` int32 [n], the tokens of one window up to and
     including the end token, and `clip` int32 [1], the number of their clip. With the parameter
-    `details`, also of each window that is recognised: `begins` int32 [n], the sample of the clip at
-    which each token begins; `logprobs` float32 [n]; `no_speech` float32 [1]; and `place` int32 [2],
-    the window's first sample in the clip and the number of samples that it was heard for.
+    `details`, also of each window that is recognised: `begins` and `ends` int32 [n], the samples of
+    the clip at which the word of each token begins and ends; `logprobs` float32 [n]; `no_speech`
+    float32 [1]; and `place` int32 [2], the window's first sample in the clip and the number of
+    samples that it was heard for.
 
     A request's history is the `token` array of its first windows: these are returned again, and
     recognised only as far as needed to continue. `has_speech`: judges whether samples contain
@@ -354,6 +357,7 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
         details, (_, first) = self._model.details(window, heard.tokens), job.place
         return {
             BEGINS: (first + details.begins.clip(max=heard.num_samples)).astype(np.int32),
+            ENDS: (first + details.ends.clip(max=heard.num_samples)).astype(np.int32),
             LOGPROBS: details.logprobs,
             NO_SPEECH: np.array([details.no_speech], np.float32),
             PLACE: np.array([first, heard.num_samples], np.int32),

@@ -107,6 +107,12 @@ class CascadeFrontend(TextFrontend):
         whole = self.checked(text)
         return [whole] if any(map(str.isalnum, whole)) else []
 
+    def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
+        """Return "", since the recogniser takes no question. Raises: UnsupportedValue."""
+        if language is not None:
+            self.language(language, where)
+        return ""
+
     def language(self, given: str, where: str) -> str:
         """Return the code of a language given as a code (`en`, `en-US`) or an English name. Raises:
         UnsupportedValue.

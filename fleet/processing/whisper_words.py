@@ -7,12 +7,15 @@ Knows no times.
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 UNSPACED = frozenset("zh ja th lo my yue".split())
 """Languages that are written without spaces, of which each character is a word."""
 BEFORE, AFTER = "\"'“¡¿([{-", "\"'.。,，!！?？:：”)]}、"
 """Punctuation that belongs to the word after it, and to the word before it."""
 REPLACEMENT = "\ufffd"
+DIGIT_LETTERS = 4
+"""Letters of a digit's name, on average."""
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -26,6 +29,21 @@ class TokenRun:
     begin: int
     end: int
     spoken_end: int
+
+
+def text_parts(tokens: Sequence[int], end: int) -> list[tuple[int, list[int]]]:
+    """Return the runs of text tokens, which timestamps separate: the first token's place and the
+    tokens of each. `end`: id from which tokens are no text.
+    """
+    runs = groupby(range(len(tokens)), lambda n: tokens[n] < end)
+    places = [list(run) for is_text, run in runs if is_text]
+    return [(run[0], [tokens[n] for n in run]) for run in places]
+
+
+def num_spoken_letters(word: str) -> int:
+    """Return the number of letters of a word as it is spoken, at least 1: a digit is a word."""
+    spoken = sum(DIGIT_LETTERS if char.isdigit() else char.isalnum() for char in word)
+    return max(1, spoken)
 
 
 def words_of(tokens: Sequence[int], decode: Decode, language: str) -> list[TokenRun]:

@@ -30,6 +30,10 @@ STORY = "Tell me a long story about a dragon and a castle."
 """A request whose answer outlasts the interruption."""
 WIDTH, HEIGHT = 1200, 800
 PATIENCE_S = 120.0
+START_S = 480.0
+"""Limit of the start, which reads 0.8 GB of weights and measures the precisions of the language
+model.
+"""
 
 
 def build_weights(folder: Path) -> tuple[str, ...]:
@@ -45,7 +49,7 @@ def build_weights(folder: Path) -> tuple[str, ...]:
 @contextmanager
 def assistant_fleet(folder: Path, weights: tuple[str, ...]) -> Iterator[VoiceFleet]:
     file = ("--config", str(REPO / "configs" / "voice.yaml"))
-    with talking_fleet(folder, *weights, options=file) as fleet:
+    with talking_fleet(folder, *weights, options=file, start_s=START_S) as fleet:
         yield fleet
 
 

@@ -76,11 +76,15 @@ class ProcessFleet:
 
 @contextmanager
 def fleet_up(
-    folder: Path, *settings: str, options: Sequence[str] = (), env: Mapping[str, str] | None = None
+    folder: Path,
+    *settings: str,
+    options: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    start_s: float = START_S,
 ) -> Iterator[ProcessFleet]:
-    """Run `fleet up` in `folder`, and yield the fleet once it is ready."""
+    """Run `fleet up` in `folder`, and yield the fleet once it is ready, at most `start_s` later."""
     with start_cli("up", *options, *set_options(*settings), cwd=folder, env=env) as running:
-        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=START_S)[1]
+        url = running.wait_for(r"fleet: ready at (http://\S+)\n", timeout_s=start_s)[1]
         yield ProcessFleet(running=running, folder=folder, url=url)
 
 

@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from fleet.config.schema import WebConfig
 from fleet.lab.client.chat import ChatCall, ChatMessage, OutputAudio
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
-from tests.e2e.fleets import ProcessFleet, fleet_up
+from tests.e2e.fleets import START_S, ProcessFleet, fleet_up
 from tests.e2e.gateways import Switch
 from tests.web.realtime import speech_samples
 from tests.web.voice import probe
@@ -75,10 +75,10 @@ class VoiceFleet(ProcessFleet):
 
 @contextmanager
 def talking_fleet(
-    folder: Path, *settings: str, options: Sequence[str] = ()
+    folder: Path, *settings: str, options: Sequence[str] = (), start_s: float = START_S
 ) -> Iterator[VoiceFleet]:
     with (
-        fleet_up(folder, "web.port=0", *settings, options=options) as fleet,
+        fleet_up(folder, "web.port=0", *settings, options=options, start_s=start_s) as fleet,
         Switch.to(fleet.api.port) as switch,
     ):
         yield VoiceFleet(running=fleet.running, folder=folder, url=fleet.url, switch=switch)

@@ -201,6 +201,9 @@ TIMED = (
     "Nobody remembers where the keys are, so we have to wait outside.",
 )
 
+SPACE_S = 0.05
+"""Length of the space between two words, as the voice counts."""
+
 
 def words_heard(stage: BuiltStage, clip: Samples) -> list[TimedWord]:
     items = recognise(stage, [clip], times="yes", language="en")
@@ -209,8 +212,8 @@ def words_heard(stage: BuiltStage, clip: Samples) -> list[TimedWord]:
 
 
 def test_words_begin_and_end_where_the_voice_says_them(stage: BuiltStage) -> None:
-    """The voice tells where each word ends, a pause after it included, which is where the next one
-    begins.
+    """The voice tells where each word ends, a pause after it included; the next one begins a space
+    later.
     """
     voice = HibariVoice(REPO / "fleet/checkpoints/hibari", ["heart"])
     late_ms: list[float] = []
@@ -220,9 +223,13 @@ def test_words_begin_and_end_where_the_voice_says_them(stage: BuiltStage) -> Non
         words, ends_s = words_heard(stage, clip), speech.word_ends / voice.sample_rate_hz
         assert [word.word.lower() for word in words] == text.lower().split()
         for number, word in enumerate(words[:-1]):
-            late_ms.append(1000 * (words[number + 1].start - ends_s[number]))
+            late_ms.append(1000 * (words[number + 1].start - ends_s[number] - SPACE_S))
             if word.word.isalpha():
                 late_ms.append(1000 * (word.end - ends_s[number]))
     far = np.abs(late_ms)
-    assert np.median(far) <= 50 and (far <= 100).mean() >= 0.93 and far.max() <= 150
+    print(
+        f"{len(far)} times: median {np.median(far):.0f} ms, {100 * (far <= 100).mean():.1f} % "
+        f"within 100 ms, largest {far.max():.0f} ms, mean {np.mean(late_ms):.0f} ms"
+    )
+    assert np.median(far) <= 50 and (far <= 100).mean() >= 0.95 and far.max() <= 150
     assert abs(np.mean(late_ms)) <= 20

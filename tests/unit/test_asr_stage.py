@@ -192,7 +192,7 @@ def test_report_has_the_text_in_segments_and_words_with_ascending_times(
     assert "".join(segment.text for segment in segments).split() == text.split()
     assert "".join(word.word for word in words).split() == ["".join(text.split())]
     times = [at for word in words for at in (word.start, word.end)]
-    assert times == sorted(times) and 0 <= times[0] and times[-1] <= seconds and times[-1] > 3
+    assert times == sorted(times) and 0 <= times[0] and times[-1] <= seconds and times[-1] > 2
     assert segments[-1].end == words[-1].end and segments[0].start == words[0].start
     assert segments[0].seek == 0 and {segment.temperature for segment in segments} == {0.8}
     assert all(-20 < one.avg_logprob < 0 <= one.no_speech_prob < 1 for one in segments)

@@ -87,7 +87,10 @@ class ScriptedModel(RecognizerModel[ScriptedWindow]):
     def details(self, window: ScriptedWindow, tokens: Sequence[int]) -> WindowDetails:
         count = len(tokens)
         return WindowDetails(
-            begins=np.arange(count), logprobs=np.zeros(count, np.float32), no_speech=0.0
+            begins=np.arange(count),
+            ends=np.arange(count) + 1,
+            logprobs=np.zeros(count, np.float32),
+            no_speech=0.0,
         )
 
     def advance(self, windows: Sequence[ScriptedWindow]) -> None:

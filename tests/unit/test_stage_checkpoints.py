@@ -11,6 +11,7 @@ from fleet.config.checkpoints import checkpoint_of
 from fleet.core.errors import ConfigError, NoSafeWeights
 from fleet.graphs.cascade import ASR, CASCADE, LM, TTS
 from fleet.stages.builders import build_options
+from tests.support import REPO
 
 
 @pytest.fixture
@@ -46,6 +47,22 @@ def test_stage_has_its_own_folder_or_its_place_in_the_deployments(
     assert folders == {ASR: root / ASR, LM: own, TTS: root / TTS}
     assert build_options(config, LM, root).checkpoint == own
     assert resolve_checkpoints(config) == config, "resolved once"
+
+
+def test_checkpoint_on_the_command_line_replaces_those_of_the_files_stages() -> None:
+    """Every mention on the command line counts, in any order; other keys of the stages stay."""
+    file = REPO / "configs" / "voice.yaml"
+    stages = load_config(file).stages
+    assert all(stage.checkpoint for stage in stages.values()) and stages[LM].extra
+    config = load_config(file, ("stages.tts.checkpoint=hibari", "checkpoint=tiny"))
+    assert {name: stage.checkpoint for name, stage in config.stages.items()} == {
+        ASR: None,
+        LM: None,
+        TTS: "hibari",
+    }
+    assert config.checkpoint == "tiny" and config.stages[LM].extra == stages[LM].extra
+    unnamed = load_config(file, ("stages.asr.checkpoint=/mine",))
+    assert unnamed.stages[LM] == stages[LM], "without it the file's are kept"
 
 
 def test_worker_needs_the_checkpoint_of_its_stage_only(root: Path) -> None:

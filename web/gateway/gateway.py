@@ -5,7 +5,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from web.gateway.live_captures import NO_STORE, LiveCaptures
 from web.gateway.messages import is_large, messages_of
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
+from web.gateway.prepared_chat import ActiveRequest, PreparedChat
 from web.gateway.rule_check import RuleCheck
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
@@ -55,40 +55,6 @@ from web.schema.chat import (
 )
 
 log = logging.getLogger("fleet.web")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedChat:
-    """A checked chat request that is not submitted yet. `blob` is the audio of its prompt, float32
-    mono; `spoken` is True if the answer has audio; `applicant` is its place in the queue.
-    """
-
-    spec: RequestSpec
-    blob: bytes | None
-    seed: int
-    spoken: bool
-    applicant: Applicant
-
-    def headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Return the response headers of the answer. `ignored` lists fields of the request that
-        have no effect.
-        """
-        headers = {"x-fleet-seed": str(self.seed)}
-        if (voice := self.spec.params.get("voice")) is not None:
-            headers["x-fleet-voice"] = voice
-        if ignored:
-            headers["x-fleet-ignored"] = ", ".join(
-                ascii(name[:64])[1:-1][:64] for name in ignored[:32]
-            )
-        return headers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActiveRequest:
-    """A submitted request and its answer."""
-
-    chat: PreparedChat
-    answer: AnswerStream
 
 
 class Gateway:

@@ -24,8 +24,9 @@ from web.gateway.answer import (
     TextPiece,
     skip_sent,
 )
-from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, ActiveRequest, Gateway
+from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, Gateway
 from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
+from web.gateway.prepared_chat import ActiveRequest
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of

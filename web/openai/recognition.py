@@ -15,7 +15,8 @@ from fleet.processing.base import AudioSource
 from fleet.processing.speech_presence import has_speech
 from fleet.processing.timed_text import WindowReport
 from web.gateway.answer import AnswerStream, HeardPiece, Piece, TextPiece
-from web.gateway.gateway import Gateway, PreparedChat
+from web.gateway.gateway import Gateway
+from web.gateway.prepared_chat import PreparedChat
 from web.gateway.stored_body import stored_body
 from web.http.offload import prepare_in_thread
 from web.schema.chat import ChatOptions
@@ -23,14 +24,15 @@ from web.schema.chat import ChatOptions
 NO_OPTIONS = RecognitionOptions()
 
 
-async def transcribe(gateway: Gateway, recording: Recording, language: str | None = None) -> str:
+async def transcribe(
+    gateway: Gateway, recording: Recording, hearing: RecognitionOptions = NO_OPTIONS
+) -> str:
     """Return the transcript of a recording; "" if it holds no speech. If the caller is cancelled,
     the request is aborted.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
-    options = RecognitionOptions(language=language)
-    chat = await prepare_transcription(gateway, recording, new_request_id(), options)
+    chat = await prepare_transcription(gateway, recording, new_request_id(), hearing)
     if not await is_spoken(chat):
         return ""
     active = await gateway.submit_prepared(chat)

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -22,7 +21,8 @@ from fleet.core.errors import BadInput, FleetError, InputTooLarge, Overloaded, U
 from fleet.core.ids import RequestId, new_request_id
 from fleet.processing import Message, TextPart
 from web.gateway.answer import AudioPiece
-from web.gateway.gateway import ActiveRequest, Gateway
+from web.gateway.gateway import Gateway
+from web.gateway.prepared_chat import ActiveRequest
 from web.http.body import read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
@@ -36,10 +36,6 @@ from web.schema.fields.audio import SPEECH
 
 log = logging.getLogger("fleet.web")
 
-SPEED = "speed"
-"""Request parameter with the pace of a stage that speaks texts, which slows its speech by the
-durations of its sounds. The speech of other graphs is stretched here.
-"""
 RETRY_S = 0.25
 PATIENCE_S = 30.0
 """Time in seconds for which a further piece of a text is submitted again while it is refused."""
@@ -88,8 +84,10 @@ class SpeechStream:
             fleet=body.fleet,
         )
         speed = 1.0 if body.speed is None else body.speed
-        self._params = {SPEED: str(speed)} if gateway.speaks_texts and speed != 1 else {}
-        self.tempo = 1.0 if self._params else speed
+        # A stage that speaks texts slows its speech by the durations of its sounds. The speech of
+        # other graphs is stretched here.
+        self._speed = speed if gateway.speaks_texts else 1.0
+        self.tempo = 1.0 if gateway.speaks_texts else speed
         """Factor by which the audio is still to be sped up."""
         self._arrived_s = time.monotonic()
         self._num_input, self._num_output = 0, 0
@@ -151,9 +149,7 @@ class SpeechStream:
             continues=continues,
             arrived_s=self._arrived_s,
         )
-        spec = msgspec.structs.replace(chat.spec, params=chat.spec.params | self._params)
-        chat = replace(chat, spec=spec)
-        active = await self._gateway.submit_prepared(chat)
+        active = await self._gateway.submit_prepared(chat.at_speed(self._speed))
         await self._answer.enter_async_context(active.answer)
         return active
 

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import SHOWN_CHARS, BadInput, FleetError, InputTooLarge, UnsupportedValue
 from fleet.processing import RecognitionOptions
 from web.gateway.answer import AnswerStream, HeardPiece
-from web.gateway.gateway import Gateway, PreparedChat
+from web.gateway.gateway import Gateway
+from web.gateway.prepared_chat import PreparedChat
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of

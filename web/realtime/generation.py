@@ -23,7 +23,8 @@ from web.gateway.answer import (
     skip_sent,
 )
 from web.gateway.answer_words import WordEnd
-from web.gateway.gateway import ActiveRequest, Gateway
+from web.gateway.gateway import Gateway
+from web.gateway.prepared_chat import ActiveRequest
 from web.realtime.clock import Clock
 from web.realtime.conversation import NEW_SPEECH
 from web.realtime.prompt import Prompt

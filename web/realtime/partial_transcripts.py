@@ -75,14 +75,13 @@ class PartialTranscripts:
     def __init__(
         self,
         context: SessionContext,
-        language: Callable[[], str | None],
         peek: Callable[[int, int], bytes],
         is_wanted: Callable[[], bool],
     ) -> None:
         self.latest: PartialTranscript | None = None
         self.listeners: list[Callable[[PartialTranscript], None]] = []
-        self._gateway, self._clock = context.gateway, context.clock
-        self._language, self._peek, self._is_wanted = language, peek, is_wanted
+        self._context, self._clock = context, context.clock
+        self._peek, self._is_wanted = peek, is_wanted
         self._interval = context.gateway.config.voice.partial_ms * RATE_HZ // 1000
         self._item_id = ""
         self._start = self._heard_end = 0
@@ -161,7 +160,8 @@ class PartialTranscripts:
     async def _recognized(self, end: int) -> str | None:
         try:
             clip = Clip(self._peek(self._start, end))
-            return await transcribe(self._gateway, clip.recording, self._language())
+            hearing = self._context.settings.hearing
+            return await transcribe(self._context.gateway, clip.recording, hearing)
         except FleetError as error:
             log.debug("a turn under way was not transcribed: %s", error.message)
             return None

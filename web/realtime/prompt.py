@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fleet.core.ids import RequestId
-from fleet.processing import AudioPart, Message, TextPart
-from web.gateway.gateway import ActiveRequest, Gateway
+from fleet.processing import AudioPart, Message, RecognitionOptions, TextPart
+from web.gateway.gateway import Gateway
+from web.gateway.prepared_chat import ActiveRequest
 from web.gateway.sampling import new_seed
+from web.openai.recognition import NO_OPTIONS
 from web.schema.chat import AudioOptions, ChatOptions
 
 BEFORE_OTHERS_S = 0.0
@@ -17,8 +19,14 @@ BEFORE_OTHERS_S = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
+    """`hearing`: how the audio of the messages is recognised, by a graph that does so. `speed`:
+    pace of the voice, other than 1 only if the voice can change it.
+    """
+
     messages: tuple[Message, ...]
     options: ChatOptions
+    hearing: RecognitionOptions = NO_OPTIONS
+    speed: float = 1.0
 
     async def submit(self, gateway: Gateway, request_id: RequestId) -> ActiveRequest:
         """Submit the prompt as a chat request.
@@ -35,8 +43,9 @@ class Prompt:
             where="conversation",
             arrived_s=BEFORE_OTHERS_S,
             outputs=gateway.outputs(spoken=spoken, heard=bool(self.clip_names)),
+            hearing=self.hearing if self.clip_names else NO_OPTIONS,
         )
-        return await gateway.submit_prepared(chat)
+        return await gateway.submit_prepared(chat.at_speed(self.speed) if spoken else chat)
 
     @property
     def clip_names(self) -> list[str]:
@@ -83,6 +92,8 @@ def make_prompt(
     max_output_tokens: int | None,
     session: str | None,
     seed: int | None = None,
+    hearing: RecognitionOptions = NO_OPTIONS,
+    speed: float = 1.0,
 ) -> Prompt:
     """Return the prompt of a response to `messages`. `session` names the conversation, so that each
     turn reuses the computed prefix of the previous turn; None for a response outside of the
@@ -100,4 +111,4 @@ def make_prompt(
         max_tokens=max_output_tokens,
         prompt_cache_key=session,
     )
-    return Prompt(messages=tuple(messages), options=options)
+    return Prompt(messages=tuple(messages), options=options, hearing=hearing, speed=speed)

@@ -409,6 +409,8 @@ class ResponseManager:
             max_output_tokens=self._max_tokens(plan),
             session=plan.conversation_id if plan.in_conversation else None,
             seed=seed,
+            hearing=self._context.settings.hearing,
+            speed=plan.speed,
         )
 
     def _max_tokens(self, plan: ResponsePlan) -> int | None:
@@ -436,6 +438,7 @@ class ResponseManager:
             conversation_id=self._context.conversation_id,
             max_output_tokens=settings.max_output_tokens,
             voice=settings.audio.output.voice,
+            speed=settings.audio.output.speed,
         )
 
     def _plan(self, settings: Settings, patch: ResponsePatch) -> ResponsePlan:

@@ -73,6 +73,7 @@ class ResponsePlan:
     conversation_id: str
     max_output_tokens: int | str = "inf"
     voice: str = ""
+    speed: float = 1.0
     instructions: str | None = None
     own_input: bool = False
     metadata: dict[str, str] | None = None

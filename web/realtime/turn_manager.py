@@ -78,12 +78,8 @@ class TurnManager:
         """Timestamps of a turn that ended during a response which may not be interrupted. The
         response to the turn begins once that response has ended.
         """
-        self.partials = PartialTranscripts(
-            context, lambda: self._language, self.buffer.peek, lambda: self._is_transcribed
-        )
-        self.transcripts = TurnTranscripts(
-            context, responses, self.partials, lambda: self._language
-        )
+        self.partials = PartialTranscripts(context, self.buffer.peek, lambda: self._is_transcribed)
+        self.transcripts = TurnTranscripts(context, responses, self.partials)
         self.partials.listeners.append(self._on_partial)
         self._jobs: set[asyncio.Task[None]] = set()
 
@@ -253,11 +249,6 @@ class TurnManager:
         wanted = self._context.settings.audio.input.transcription is not None
         return wanted and self._hears_with_responses
 
-    @property
-    def _language(self) -> str | None:
-        transcription = self._context.settings.audio.input.transcription
-        return transcription.language or None if transcription is not None else None
-
     def _rules(self) -> TurnRules | None:
         return self._context.settings.rules(
             self._gateway.config.voice.speculate_ms,
@@ -412,7 +403,8 @@ class TurnManager:
             known = await self.transcripts.recognized(turn.item_id)
             if known is not None:
                 return known
-            return await transcribe(self._gateway, Clip(pcm).recording, self._language)
+            hearing = self._context.settings.hearing
+            return await transcribe(self._gateway, Clip(pcm).recording, hearing)
         except FleetError as error:
             log.warning(
                 "an interruption counts as a false alarm, since it could not be transcribed: %s",

@@ -7,7 +7,6 @@ of the pause that ended the turn; otherwise it is requested.
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from fleet.core.errors import FleetError
 from web.http.errors import error_type
@@ -30,9 +29,8 @@ class TurnTranscripts:
         context: SessionContext,
         responses: ResponseManager,
         partials: PartialTranscripts,
-        language: Callable[[], str | None],
     ) -> None:
-        self._context, self._responses, self._language = context, responses, language
+        self._context, self._responses = context, responses
         self._waiting: list[str] = []
         """Ids of the user's items to transcribe; a response that has not begun comes first."""
         self._sent: dict[str, AgreedWords] = {}
@@ -146,7 +144,8 @@ class TurnTranscripts:
         if text is None:
             text = await self.recognized(item_id)
         if text is None:
-            text = await transcribe(self._context.gateway, clip.recording, self._language())
+            hearing = self._context.settings.hearing
+            text = await transcribe(self._context.gateway, clip.recording, hearing)
         return text
 
     def _on_job_done(self, job: asyncio.Task[None]) -> None:

@@ -33,9 +33,9 @@ CONVERTED = "ctranslate2"
 `ct2-transformers-converter --model FOLDER --output_dir FOLDER/ctranslate2`.
 """
 COMPUTE_TYPES = ("int8", "float32", "bfloat16", "float16", "int8_float32", "int8_bfloat16", "int16")
-LATE_POSITIONS = 4
-"""Positions by which words begin later than the rows that predict them say (see `alignment.py`);
-the tokens' own rows cannot be read here.
+LATE_POSITIONS = 8
+"""Positions by which words begin later than the rows that predict them say (see `alignment.py`), as
+measured together with `word_times.py`; the tokens' own rows cannot be read here.
 """
 
 
@@ -135,8 +135,10 @@ class ConvertedRecognizer(WhisperTranscriber[ConvertedWindow]):
         shifted = np.where(begins > 0, begins + LATE_POSITIONS, 0).clip(max=last)
         logprobs = np.log(probabilities.clip(min=1e-10)).astype(np.float32)
         logprobs[-1] = np.nan
+        begins, ends = self._word_times(window.job, tokens, shifted * SAMPLES_PER_POSITION)
         return WindowDetails(
-            begins=np.rint(shifted * SAMPLES_PER_POSITION).astype(int),
+            begins=begins,
+            ends=ends,
             logprobs=logprobs if text else np.zeros(len(tokens), np.float32),
             no_speech=window.no_speech,
         )

@@ -116,9 +116,6 @@ class WhisperRecognizer(WhisperTranscriber[WhisperWindow]):
 
     @torch.inference_mode()
     def details(self, window: WhisperWindow, tokens: Sequence[int]) -> WindowDetails:
-        """Return the details of a window's tokens, of which the end token takes the silence after
-        the last word.
-        """
         sampled = list(tokens[window.num_forced :])
         first, ids = len(window.prefix), [*window.prefix, *sampled][: self._positions]
         logits_NV, weights_HNA = self._decoder.attention(window.cache, ids, self._heads)
@@ -134,9 +131,11 @@ class WhisperRecognizer(WhisperTranscriber[WhisperWindow]):
         if list(tokens) != window.tokens:
             logprobs[-1] = float("nan")
         num_cut = first + len(sampled) - len(ids)
-        begins = np.pad(begins, (window.num_forced, 0))
+        begins = np.pad(np.pad(begins, (window.num_forced, 0)), (0, num_cut), "edge")
+        begins, ends = self._word_times(window.job, tokens, begins * SAMPLES_PER_POSITION)
         return WindowDetails(
-            begins=np.rint(np.pad(begins, (0, num_cut), "edge") * SAMPLES_PER_POSITION).astype(int),
+            begins=begins,
+            ends=ends,
             logprobs=np.array(logprobs, np.float32),
             no_speech=no_speech,
         )

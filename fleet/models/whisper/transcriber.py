@@ -7,6 +7,9 @@ Source: transformers 5.23, models/whisper/generation_whisper.py (prefix, languag
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet.core.errors import BadInput
 from fleet.engine.recognizer import (
     LANGUAGE,
@@ -18,8 +21,10 @@ from fleet.engine.recognizer import (
 )
 from fleet.models.whisper.config import WhisperSizes
 from fleet.models.whisper.features import HOP_SAMPLES, RATE_HZ
+from fleet.models.whisper.word_times import FoundWords, place_words
 from fleet.processing.tokenizer import load_tokenizer, token_ids
 from fleet.processing.whisper_tokens import read_whisper_tokens
+from fleet.processing.whisper_words import num_spoken_letters, text_parts, words_of
 
 SHORT_WINDOWS_S = (8, 20)
 """Sizes of windows for speech that leaves much of the model's own window empty. An 8 s window costs
@@ -90,6 +95,36 @@ class WhisperTranscriber(RecognizerModel[WindowT]):
     def language_of(self, tokens: Sequence[int]) -> str:
         languages = self._tokens.languages.items()
         return next((code for code, token in languages if token in tokens[:1]), "")
+
+    def _word_times(
+        self, job: WindowJob, tokens: Sequence[int], begins_N: NDArray[np.float64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the word of each token begins and ends in the window, ascending. A token of
+        no word stands where the word before it ends. `begins_N`: where the attention finds each
+        token.
+        """
+        decode, language = self._tokenizer.decode, job.language or self.language_of(tokens)
+        words = [
+            (first + run.begin, first + run.spoken_end, first + run.end, run.text)
+            for first, part in text_parts(tokens, self._tokens.end)
+            for run in words_of(part, decode, language)
+        ]
+        times_2N = np.zeros((2, len(tokens)), np.int64)
+        if not words:
+            return times_2N[0], times_2N[1]
+        begins, spoken_ends, ends, texts = zip(*words, strict=True)
+        last = min(spoken_ends[-1], len(tokens) - 1)
+        found = FoundWords(
+            borders_B=np.maximum.accumulate(begins_N[[*begins, last]]),
+            num_letters_W=np.array([num_spoken_letters(text) for text in texts], np.float64),
+            ends_clause_W=np.array(spoken_ends) < ends,
+        )
+        samples = job.samples[: self.hear(job, tokens).num_samples]
+        placed = zip(begins, ends, np.rint(place_words(samples, found)).astype(int).T, strict=True)
+        for begin, end, times in placed:
+            times_2N[:, begin:end] = times[:, None]
+            times_2N[:, end:] = times[1]
+        return times_2N[0], times_2N[1]
 
     def _prompt(self, job: WindowJob) -> list[int]:
         """Return the tokens of the request's prompt: its end, if it is too long."""

@@ -2,15 +2,14 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 
 import msgspec
 import numpy as np
 
 from fleet.engine.base import TOKEN, Arrays
-from fleet.engine.recognizer import BEGINS, LOGPROBS, NO_SPEECH, PLACE
+from fleet.engine.recognizer import BEGINS, ENDS, LOGPROBS, NO_SPEECH, PLACE
 from fleet.processing.timed_text import Segment, TimedWord, WindowReport, segment_ranges
-from fleet.processing.whisper_words import Decode, TokenRun, words_of
+from fleet.processing.whisper_words import Decode, text_parts, words_of
 
 FRAMES_PER_S = 100
 
@@ -29,12 +28,20 @@ class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
         """Return the segments and words of a window; none for a window without details."""
         if BEGINS not in arrays:
             return WindowReport(language=language, segments=[], words=[])
-        tokens, begins_s = arrays[TOKEN].tolist(), arrays[BEGINS] / self.rate_hz
+        tokens = arrays[TOKEN].tolist()
+        begins_s, ends_s = arrays[BEGINS] / self.rate_hz, arrays[ENDS] / self.rate_hz
         segments: list[Segment] = []
         words: list[TimedWord] = []
-        for part in self._text_ranges(tokens):
-            runs = words_of([tokens[n] for n in part], self.decode, language)
-            found = [_timed(run, part.start, begins_s) for run in runs]
+        for first, part in text_parts(tokens, self.end):
+            runs = words_of(part, self.decode, language)
+            found = [
+                TimedWord(
+                    word=run.text.strip(),
+                    start=round(float(begins_s[first + run.begin]), 3),
+                    end=round(float(ends_s[first + run.begin]), 3),
+                )
+                for run in runs
+            ]
             words += found
             for each in segment_ranges(found):
                 begin, end = runs[each[0]].begin, runs[each[-1]].end
@@ -44,17 +51,11 @@ class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
                         start=found[each[0]].start,
                         end=found[each[-1]].end,
                         text="".join(runs[n].text for n in each),
-                        tokens=[tokens[part.start + n] for n in range(begin, end)],
+                        tokens=part[begin:end],
                         **self._figures(arrays, tokens),
                     )
                 )
         return WindowReport(language=language, segments=segments, words=words)
-
-    def _text_ranges(self, tokens: Sequence[int]) -> list[range]:
-        """Return the runs of text tokens, which timestamps separate."""
-        runs = groupby(range(len(tokens)), lambda n: tokens[n] < self.end)
-        places = [list(run) for is_text, run in runs if is_text]
-        return [range(run[0], run[-1] + 1) for run in places]
 
     def _figures(self, arrays: Arrays, tokens: Sequence[int]) -> Mapping[str, float]:
         raw = self.decode([token for token in tokens if token < self.end]).encode()
@@ -64,11 +65,3 @@ class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
             "compression_ratio": round(len(raw) / len(zlib.compress(raw)), 3),
             "no_speech_prob": round(float(arrays[NO_SPEECH][0]), 4),
         }
-
-
-def _timed(run: TokenRun, first: int, begins_s: np.ndarray) -> TimedWord:
-    """Return a word with its times. The token after its spoken ones exists: the end token is last,
-    if nothing else.
-    """
-    start, end = float(begins_s[first + run.begin]), float(begins_s[first + run.spoken_end])
-    return TimedWord(word=run.text.strip(), start=round(start, 3), end=round(end, 3))

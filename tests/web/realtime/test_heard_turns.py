@@ -99,6 +99,51 @@ async def test_turn_without_response_is_transcribed_by_the_recogniser_alone(
     assert requests(gateway)[-1].stages == (LM, TTS), "the transcript is known"
 
 
+@pytest.mark.parametrize("create_response", [True, False])
+async def test_hints_of_the_transcription_reach_every_recognition(
+    page: SocketClient, gateway: ServedGateway, create_response: bool
+) -> None:
+    hints = {"model": "omni", "language": "German", "prompt": "Wexelblat, Zürich"}
+    detection = {"type": "server_vad", "create_response": create_response}
+    errors, now = await page.update(
+        audio={"input": {"transcription": hints, "turn_detection": detection}}
+    )
+    assert not errors and now["audio"]["input"]["transcription"] == hints
+    await page.speak(TURN)
+    await until_all(
+        page, f"{TRANSCRIPTION}.completed", *(["response.done"] if create_response else [])
+    )
+    used = [spec.params for spec in requests(gateway) if spec.audio]
+    assert used and all(
+        (params["language"], params["prompt"]) == ("de", hints["prompt"]) for params in used
+    )
+    await page.complete("and now?")
+    assert requests(gateway)[-1].params.keys() == {"voice"}
+
+
+async def test_language_that_the_recogniser_does_not_know_is_refused_by_the_update(
+    page: SocketClient,
+) -> None:
+    hints = {"model": "omni", "language": "tlh", "prompt": "Qapla"}
+    (error,), now = await page.update(audio={"input": {"transcription": hints}})
+    assert error["param"] == "session.audio.input.transcription.language"
+    assert now["audio"]["input"]["transcription"] == hints | {"language": None}
+
+
+async def test_speed_is_the_pace_of_spoken_responses_from_the_next_one_on(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
+    speeds: list[str | None] = []
+    for speed, modality in ((0.5, "audio"), (0.5, "text"), (1.5, "audio"), (None, "audio")):
+        errors, now = await page.update(
+            output_modalities=[modality], audio={"output": {"speed": speed}}
+        )
+        assert not errors and now["audio"]["output"]["speed"] == (speed or 1)
+        await page.complete("hello")
+        speeds.append(requests(gateway)[-1].params.get("speed"))
+    assert speeds == ["0.5", None, "1.5", None]
+
+
 async def test_turn_whose_response_is_cancelled_first_is_transcribed_by_itself(
     page: SocketClient, gateway: ServedGateway
 ) -> None:

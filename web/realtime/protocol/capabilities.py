@@ -7,7 +7,14 @@ import msgspec
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import TextPart
 from web.gateway.gateway import Gateway
-from web.realtime.protocol.settings import VOICE_FIELD, AudioInput, SessionPatch, Settings
+from web.realtime.protocol.settings import (
+    SPEED_FIELD,
+    VOICE_FIELD,
+    AudioInput,
+    SessionPatch,
+    Settings,
+)
+from web.schema.fields.audio import HINTS
 
 NO_AUDIO = AudioInput(format=None, turn_detection=None)
 """Input settings of a session with a model that takes text only."""
@@ -58,6 +65,10 @@ def drop_unserved(
         settings = _with_voice(settings, before.audio.output.voice)
     if not settings.audio.output.voice and gateway.speaks:
         settings = _with_voice(settings, gateway.frontend.voice(None))
+    if settings.audio.output.speed != 1 and not gateway.speaks_texts:
+        message = f"{SPEED_FIELD}: this model's voice has one speed; use 1.0"
+        refused.append(UnsupportedValue(message, param=SPEED_FIELD))
+        settings = _with_output(settings, speed=before.audio.output.speed)
     return settings, refused
 
 
@@ -95,6 +106,12 @@ def _drop_unheard(
         transcription = msgspec.structs.replace(
             transcription, language=former.language if former is not None else None
         )
+    if transcription.prompt and gateway.edges.heard is None:
+        where = f"{_INPUT}.transcription.prompt"
+        refused.append(UnsupportedValue(f"{where}: {HINTS}", param=where))
+        transcription = msgspec.structs.replace(
+            transcription, prompt=former.prompt if former is not None else None
+        )
     return _with_input(
         settings, msgspec.structs.replace(settings.audio.input, transcription=transcription)
     ), refused
@@ -124,7 +141,11 @@ def _with_input(settings: Settings, changed: AudioInput) -> Settings:
 
 
 def _with_voice(settings: Settings, voice: str) -> Settings:
-    output = msgspec.structs.replace(settings.audio.output, voice=voice)
+    return _with_output(settings, voice=voice)
+
+
+def _with_output(settings: Settings, **changes: object) -> Settings:
+    output = msgspec.structs.replace(settings.audio.output, **changes)
     return msgspec.structs.replace(
         settings, audio=msgspec.structs.replace(settings.audio, output=output)
     )

@@ -10,9 +10,11 @@ import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fleet.core.errors import BadInput, UnsupportedValue
+from fleet.processing import RecognitionOptions
 from web.gateway.ignored_fields import warning_of
 from web.realtime.audio.turn_detector import TurnRules
 from web.realtime.audio.turn_end import WAITS
+from web.schema.audio import MAX_PROMPT_CHARS
 from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 
 OUTPUT_RATE_HZ = 24_000
@@ -22,7 +24,7 @@ RECOGNIZE_MS = 96
 are known when the shortest wait is over.
 """
 MAX_INSTRUCTIONS = 32_768
-VOICE_FIELD = "session.audio.output.voice"
+VOICE_FIELD, SPEED_FIELD = "session.audio.output.voice", "session.audio.output.speed"
 INPUT_FORMAT, OUTPUT_FORMAT = "session.audio.input.format", "session.audio.output.format"
 SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
 """The served audio format, as error messages show it."""
@@ -36,7 +38,7 @@ class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     language: str | None = None
-    prompt: None = None
+    prompt: str | None = None
 
 
 class ServerVad(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="server_vad"):
@@ -111,6 +113,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def detection(self) -> TurnDetection | None:
         return self.audio.input.turn_detection
 
+    @property
+    def hearing(self) -> RecognitionOptions:
+        """Return the options with which the user's audio is recognised."""
+        wanted = self.audio.input.transcription or TranscriptionSettings()
+        return RecognitionOptions(language=wanted.language or None, prompt=wanted.prompt or "")
+
     def rules(
         self, speculate_ms: int, longest_ms: int, *, recognizes: bool = False
     ) -> TurnRules | None:
@@ -165,6 +173,7 @@ AnyFormat = Annotated[FormatPatch, BeforeValidator(_format)]
 class TranscriptionPatch(Patch):
     model: Annotated[str, Field(max_length=256)] | None = None
     language: Annotated[str, Field(max_length=64)] | None = None
+    prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
 
 
 class ServerVadPatch(Patch):
@@ -391,11 +400,8 @@ def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) 
             refused.append(error)
     if "voice" in given:
         changes["voice"] = voice_name(patch.voice) if patch.voice is not None else ""
-    if "speed" in given and patch.speed not in (None, 1.0):
-        where = "session.audio.output.speed"
-        refused.append(
-            UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where)
-        )
+    if "speed" in given:
+        changes["speed"] = 1.0 if patch.speed is None else patch.speed
     return msgspec.structs.replace(now, **changes)
 
 

@@ -34,6 +34,10 @@ SPEECH = FieldTable(
 )
 
 HINTS = "this model takes no hints about a recording; clear it in the client"
+PROMPT_RULE = (
+    "text before the recording, for names and spellings; models without a recogniser of their own "
+    "refuse it"
+)
 
 TRANSCRIPTION = FieldTable(
     "POST /v1/audio/transcriptions",
@@ -45,11 +49,7 @@ TRANSCRIPTION = FieldTable(
         "segment and word with verbose_json; other formats have no such field; models without a "
         "recogniser of their own refuse word",
     ),
-    refused_by_value(
-        "prompt",
-        "text before the recording, for names and spellings; models without a recogniser of their "
-        "own refuse it",
-    ),
+    refused_by_value("prompt", PROMPT_RULE),
     refused("keywords hotwords initial_prompt", HINTS),
     refused(
         "known_speaker_names known_speaker_references diarize diarization",

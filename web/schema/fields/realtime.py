@@ -2,6 +2,7 @@
 Source: openai 3.57 types.
 """
 
+from web.schema.fields.audio import HINTS, PROMPT_RULE
 from web.schema.fields.chat import NO_TOOLS, TOOLS_IGNORED
 from web.schema.fields.common import CONSTRAINTS, IMAGES, RULES
 from web.schema.fields.table import (
@@ -39,9 +40,8 @@ _TRANSCRIPTION: list[Field] = [
     *served("model", "a name under which this server answers"),
     *served("language", "one of the checkpoint's languages; by default the model detects it"),
     *refused("languages", "send the one that is spoken as language"),
-    *refused(
-        "prompt keywords", "this model takes no hints about a recording; clear it in the client"
-    ),
+    *refused_by_value("prompt", PROMPT_RULE),
+    *refused("keywords", HINTS),
     *refused("delay", "a turn is transcribed when it has ended; remove it"),
 ]
 _DETECTION = served(
@@ -72,7 +72,10 @@ _SESSION: list[Field] = [
         "audio.output",
         _FORMAT,
         _VOICE,
-        refused_by_value("speed", "1.0 is accepted; another speed is refused"),
+        refused_by_value(
+            "speed",
+            "0.25 to 1.5, from the next response on; models whose voice has one speed accept 1.0",
+        ),
     ),
     *refused_by_value("modalities", _BETA.format("output_modalities")),
     *refused_by_value("input_audio_format", _BETA.format("audio.input.format")),

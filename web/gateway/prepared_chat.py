@@ -1,0 +1,52 @@
+"""A checked chat request before and after its submission. Knows no endpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from fleet.control.client import Applicant
+from fleet.core.request import RequestSpec
+from web.gateway.answer import AnswerStream
+
+SPEED = "speed"
+"""Key of `RequestSpec.params`: pace of a voice that can change it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """A checked chat request that is not submitted yet. `blob` is the audio of its prompt, float32
+    mono; `spoken` is True if the answer has audio; `applicant` is its place in the queue.
+    """
+
+    spec: RequestSpec
+    blob: bytes | None
+    seed: int
+    spoken: bool
+    applicant: Applicant
+
+    def at_speed(self, speed: float) -> "PreparedChat":
+        """Return the request with another pace of its voice; 1 is the voice's own."""
+        params = self.spec.params | ({SPEED: str(speed)} if speed != 1 else {})
+        return replace(self, spec=msgspec.structs.replace(self.spec, params=params))
+
+    def headers(self, ignored: Sequence[str]) -> dict[str, str]:
+        """Return the response headers of the answer. `ignored` lists fields of the request that
+        have no effect.
+        """
+        headers = {"x-fleet-seed": str(self.seed)}
+        if (voice := self.spec.params.get("voice")) is not None:
+            headers["x-fleet-voice"] = voice
+        if ignored:
+            headers["x-fleet-ignored"] = ", ".join(
+                ascii(name[:64])[1:-1][:64] for name in ignored[:32]
+            )
+        return headers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveRequest:
+    """A submitted request and its answer."""
+
+    chat: PreparedChat
+    answer: AnswerStream
