@@ -32,16 +32,13 @@ from tests.web.realtime.test_other_clients import LIVEKIT, PIPECAT, run_client
 from tests.web.voice import probe
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers
 from tests.web.voice.probe import Pcm
+from tests.web.voice.test_spoken import MAX_BARGE_IN_MS
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
 
 MODEL = "voice"
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 PATIENCE_S = 150
-MAX_BARGE_IN_MS = 800
-"""Limit of the barge-in latency, which ends before an answer that nothing interrupts. The models
-compute on the cores of the page; the measured time is printed.
-"""
 
 
 @pytest.fixture(scope="module")
