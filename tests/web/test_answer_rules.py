@@ -11,6 +11,7 @@ import pytest
 from fleet.core.ids import StageName
 from fleet.core.request import Constraint
 from tests.web.conftest import ASK, ServedGateway
+from web.schema.chat import parse_chat
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "string"}}}
 JSON_RULE = Constraint(kind="json", text=json.dumps(SCHEMA))
@@ -56,6 +57,8 @@ def test_rule_reaches_the_stage_that_answers(
     gateway.create(extra_body=fields)
     ((spec, _),) = gateway.client.submitted
     assert spec.sampling[StageName("thinker")].constraint == rule
+    again = parse_chat(spec.body.encode()).rule
+    assert (again.constraint if again is not None else None) == rule, "a retry keeps the rule"
     assert all(
         sampling.constraint is None for name, sampling in spec.sampling.items() if name != "thinker"
     )

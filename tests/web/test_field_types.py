@@ -42,6 +42,7 @@ def fields_of(kind: Any, path: str = "", within: tuple[object, ...] = ()) -> Ite
         for name, inner in get_type_hints(kind, include_extras=True).items():
             if is_model and name not in kind.model_fields:
                 continue
+            name = (kind.model_fields[name].alias or name) if is_model else name
             full = f"{path}.{name}" if path else name
             yield full
             yield from fields_of(inner, full, (*within, kind))

@@ -21,7 +21,7 @@ def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
 
     `messages` is the prompt of a chat that was built without a body, such as a voice response.
     """
-    fields = options.model_dump(exclude_unset=True)
+    fields = options.model_dump(exclude_unset=True, by_alias=True)
     if messages:
         fields["messages"] = [
             {"role": message.role, "content": _content(message)} for message in messages

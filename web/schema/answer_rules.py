@@ -52,6 +52,7 @@ class JsonSchemaFormat(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
+    schema_: Schema = Field(default=None, alias="schema")
 
 
 class ResponseFormat(Body):
@@ -62,8 +63,9 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's rules. Field `json` of the JSON is in `model_extra`."""
+    """vLLM's rules."""
 
+    json_: Schema = Field(default=None, alias="json")
     regex: RuleText = None
     choice: Choices = None
     grammar: RuleText = None
@@ -103,17 +105,16 @@ class AnswerRules(Body):
             yield from _rules_of_format(chosen)
         if (vllm := self.structured_outputs) is not None:
             where = "structured_outputs"
-            schema = (vllm.model_extra or {}).get("json")
-            yield from _rule(f"{where}.json", schema, json_rule(f"{where}.json"))
+            yield from _rule(f"{where}.json", vllm.json_, json_rule)
             yield from _rule(f"{where}.regex", vllm.regex, regex_rule)
             yield from _rule(f"{where}.choice", vllm.choice, choice_of)
             yield from _rule(f"{where}.grammar", vllm.grammar, grammar_rule)
             yield from _rule(f"{where}.json_object", vllm.json_object or None, lambda _: ANY_OBJECT)
-        yield from _rule("guided_json", self.guided_json, json_rule("guided_json"))
+        yield from _rule("guided_json", self.guided_json, json_rule)
         yield from _rule("guided_regex", self.guided_regex, regex_rule)
         yield from _rule("guided_choice", self.guided_choice, choice_of)
         yield from _rule("guided_grammar", self.guided_grammar, grammar_rule)
-        yield from _rule("json_schema", self.json_schema, json_rule("json_schema"))
+        yield from _rule("json_schema", self.json_schema, json_rule)
         yield from _rule("regex", self.regex, regex_rule)
         yield from _rule("ebnf", self.ebnf, grammar_rule)
 
@@ -123,13 +124,11 @@ def _rules_of_format(chosen: ResponseFormat) -> Iterator[AnswerRule]:
         yield AnswerRule("response_format", ANY_OBJECT)
     elif chosen.type == "json_schema":
         where = "response_format.json_schema"
-        schema = (
-            (chosen.json_schema.model_extra or {}).get("schema") if chosen.json_schema else None
-        )
+        schema = chosen.json_schema.schema_ if chosen.json_schema is not None else None
         if schema is None:
             missing = f"{where}.schema"
             raise BadInput(f"{missing}: this field is required", param=missing)
-        yield from _rule(f"{where}.schema", schema, json_rule(f"{where}.schema"))
+        yield from _rule(f"{where}.schema", schema, json_rule)
 
 
 def _rule(
@@ -139,17 +138,10 @@ def _rule(
         yield AnswerRule(where, constraint(value))
 
 
-def json_rule(where: str) -> Callable[[object], Constraint]:
-    """Return a function that makes the rule of a JSON schema: an object or boolean, or its text."""
-
-    def of_schema(schema: object) -> Constraint:
-        if isinstance(schema, str):
-            return Constraint(kind="json", text=schema)
-        if not isinstance(schema, Mapping):
-            raise BadInput(f"{where}: a JSON schema is an object", param=where)
-        return Constraint(kind="json", text=json.dumps(schema, ensure_ascii=False))
-
-    return of_schema
+def json_rule(schema: Mapping[str, Any] | str) -> Constraint:
+    """Return the rule of a JSON schema, given as an object or as its text."""
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return Constraint(kind="json", text=text)
 
 
 def regex_rule(text: str) -> Constraint:

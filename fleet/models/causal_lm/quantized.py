@@ -192,7 +192,7 @@ class JoinedLinear:
 
 
 class JoinedPart(nn.Module):
-    """One of the layers of a `JoinedLinear`."""
+    """A layer of a `JoinedLinear`."""
 
     def __init__(self, joined: JoinedLinear, number: int) -> None:
         super().__init__()

@@ -216,9 +216,9 @@ def _items(body: object) -> Iterator[tuple[str, object]]:
     did not set are left out.
     """
     if isinstance(body, BaseModel):
-        for name in type(body).model_fields:
+        for name, field in type(body).model_fields.items():
             if name in body.model_fields_set:
-                yield name, getattr(body, name)
+                yield field.alias or name, getattr(body, name)
         yield from (body.model_extra or {}).items()
     elif isinstance(body, Mapping):
         yield from cast("Mapping[str, object]", body).items()
