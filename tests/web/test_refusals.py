@@ -176,7 +176,7 @@ def test_unknown_content_field_is_refused_in_speech(gateway: ServedGateway, name
             "messages[0].function_call",
             "start a new chat",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format", "JSON mode"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
         ({"n": 2}, "n", "n=1"),
         ({"logprobs": True}, "logprobs", "in the client"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "in the client"),
