@@ -3,6 +3,7 @@ Knows no request and no codec.
 """
 
 import asyncio
+import io
 import logging
 import os
 import select
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -204,7 +206,9 @@ class _Decoder:
                 f"the decoder process for audio could not be started: {error}"
             ) from error
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._jobs, self._replies = self._process.stdin, self._process.stdout
+        self._jobs = self._process.stdin
+        # unbuffered, since `poll` does not see what a buffer holds
+        self._replies = cast("io.FileIO", cast("io.BufferedReader", self._process.stdout).raw)
         self._killed = self._overdue = False
 
     @property

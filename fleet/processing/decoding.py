@@ -166,9 +166,17 @@ def write_message(pipe: IO[bytes], message: Job | DecodeReply) -> None:
 
 def read_message(pipe: IO[bytes]) -> bytes | None:
     """Return the next message of a pipe as encoded bytes; None if the writing process is gone."""
-    head = pipe.read(_LENGTH.size)
+    head = _read(pipe, _LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
-    body = pipe.read(length)
+    body = _read(pipe, length)
     return body if len(body) == length else None
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes:
+    """Read `size` bytes of a pipe, which may be unbuffered; less if it ends."""
+    read = bytearray()
+    while len(read) < size and (piece := pipe.read(size - len(read))):
+        read += piece
+    return bytes(read)

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import soundfile
 
@@ -79,6 +80,7 @@ async def test_streamed_file_arrives_while_it_is_decoded(pool: DecoderPool) -> N
     file, pieces = buffer.getvalue(), list[bytes]()
     job = DecodeJob.of([("file", file)], rate_hz=RATE_HZ, max_audio_s=60.0, streams=True)
     assert await pool.decode(job, pieces.append) == []
+    assert [child.status() for child in psutil.Process().children()], "it was not overdue"
     (whole,) = await pool.decode(DecodeJob.of([("file", file)], rate_hz=RATE_HZ, max_audio_s=60.0))
     heard = np.frombuffer(b"".join(pieces), "<i2")
     assert len(heard) == len(whole) and len(pieces) >= 10
