@@ -4,9 +4,8 @@ Source: llguidance 1.7 (`LLMatcher`), https://github.com/guidance-ai/llguidance.
 Legend: V vocabulary.
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 
 import llguidance.numpy
 import numpy as np
@@ -55,19 +54,17 @@ class MatchedRule:
 
 
 class Constraints:
-    """Rules for answers in the tokens of one checkpoint. Thread-safe.
+    """Rules for answers in the tokens of one checkpoint.
 
     `num_ids`: size of the model's vocabulary, at least the tokenizer's. `end_ids`: ids of which any
-    one ends an answer. The tokenizer is read when the first rule is opened.
+    one ends an answer. The tokenizer is read when the first rule is compiled.
     """
 
     def __init__(
         self, tokenizer: Callable[[], Tokenizer], num_ids: int, end_ids: frozenset[int]
     ) -> None:
         self._tokenizer, self._num_ids, self._end_ids = tokenizer, num_ids, end_ids
-        self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._compiled = lru_cache(MAX_KEPT)(self._compile)
 
     def compile(self, constraint: Constraint | None) -> Callable[[], MatchedRule] | None:
         """Return a function that opens the rule of a constraint for a new answer; None without a
@@ -75,30 +72,26 @@ class Constraints:
         """
         if constraint is None:
             return None
-        with self._lock:
-            matcher = self._compiled.get(constraint)
-            if matcher is None:
-                matcher = LLMatcher(self._read_vocabulary(), grammar_of(constraint), log_level=0)
-                if matcher.is_error():
-                    raise refused(constraint, matcher.get_error())
-                self._compiled[constraint] = matcher
-            self._compiled.move_to_end(constraint)
-            if len(self._compiled) > MAX_KEPT:
-                self._compiled.popitem(last=False)
+        matcher = self._compiled(constraint)
         return lambda: MatchedRule(constraint, matcher.deep_copy(), self._num_ids)
 
-    def _read_vocabulary(self) -> LLTokenizer:
-        if self._vocabulary is None:
-            try:
-                self._vocabulary = LLTokenizer(
-                    self._tokenizer().to_str(),
-                    n_vocab=self._num_ids,
-                    eos_token=sorted(self._end_ids),
-                )
-            except ValueError as error:
-                raise BadInput(
-                    "response_format: the tokens of this model cannot be held to a rule "
-                    f"({error}); ask for text",
-                    param="response_format",
-                ) from error
-        return self._vocabulary
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        matcher = LLMatcher(self._vocabulary, grammar_of(constraint), log_level=0)
+        if matcher.is_error():
+            raise refused(constraint, matcher.get_error())
+        return matcher
+
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        try:
+            return LLTokenizer(
+                self._tokenizer().to_str(),
+                n_vocab=self._num_ids,
+                eos_token=sorted(self._end_ids),
+            )
+        except ValueError as error:
+            raise BadInput(
+                "response_format: the tokens of this model cannot be held to a rule "
+                f"({error}); ask for text",
+                param="response_format",
+            ) from error

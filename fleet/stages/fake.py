@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.core.chunk import PROMPT_TOKENS
+from fleet.core.errors import BadInput
 from fleet.core.ids import PREFILL, EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
@@ -73,7 +74,15 @@ class FakeTask(TaskAdapter):
         self._num_read, self._num_sent = 0, 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
+        """Return the engine request and prompt. Raises: BadInput if the answer has to keep a
+        rule.
+        """
         sampling = self._spec.sampling.get(self._stage, Sampling())
+        if sampling.constraint is not None:
+            raise BadInput(
+                "response_format: engine fake keeps no rule; use engine: torch",
+                param="response_format",
+            )
         if self._has_inputs and not self._is_main:
             return EngineRequest(request_id=self._spec.id, sampling=sampling), ()
         history = {OUT: np.array(self._spec.given, np.int32)[:, None]} if self._is_main else {}

@@ -107,7 +107,8 @@ def test_answers_in_a_batch_keep_the_rule_of_each(folder: Path, numerics: str) -
     for index in (0, 5, 17):
         rule, prompt, seed = jobs[index]
         if numerics == "invariant":
-            alone = answers_of(built, [prompt], lambda _: sampling_of(rule, seed))  # noqa: B023
+            own = sampling_of(rule, seed)
+            alone = answers_of(built, [prompt], lambda _, own=own: own)
             assert alone == [answers[index]]
 
 
@@ -115,7 +116,7 @@ def test_answer_continues_from_any_place_of_its_log(folder: Path) -> None:
     built = stage(folder, numerics="invariant")
     for rule in RULES[::3]:
         sampling = sampling_of(rule, 3)
-        (whole,) = answers_of(built, PROMPTS[:1], lambda _: sampling)  # noqa: B023
+        (whole,) = answers_of(built, PROMPTS[:1], lambda _, own=sampling: own)
         for place in range(len(whole)):
             spec = RequestSpec(
                 id=RequestId(f"{place}"),

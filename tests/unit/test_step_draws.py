@@ -5,6 +5,7 @@ different parameters.
 from itertools import product
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -94,7 +95,12 @@ def mixed_plans() -> list[RowSampling]:
         Sampling(temperature=1.0, min_tokens=99),
         Sampling(ignore_eos=True),
     ]
-    return [plan(sampling, index, counts) for index, sampling in enumerate(every)]
+    plans = [plan(sampling, index, counts) for index, sampling in enumerate([*every, *every[::2]])]
+    rules = np.random.default_rng(0).random((len(plans), NUM_IDS)) < 0.2
+    return [
+        msgspec.structs.replace(one, allowed=rule) if index >= len(every) else one
+        for index, (one, rule) in enumerate(zip(plans, rules, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -111,9 +117,13 @@ def test_draw_of_a_padded_step_leaves_no_trace_in_the_next_one() -> None:
         torch.full((3, HIDDEN), torch.nan), extents_of(pool, [2, 5, 9]), [penalised] * 3, [4, 5, 6]
     )
     greedy = plan(Sampling(), 0)
+    ruled = msgspec.structs.replace(greedy, allowed=np.arange(NUM_IDS) == 7)
+    buffers.fill(torch.ones(2, HIDDEN), extents_of(pool, [1, 1]), [ruled] * 2, [0, 0])
+    scores = logits(1).expand(4, -1)
+    drawn = draw_rows(scores, buffers.inputs.draws, never_V=NOTHING, ends_V=NOTHING).tolist()
+    assert drawn == [7, 7, *[int(scores[0].argmax())] * 2]
     buffers.fill(torch.ones(1, HIDDEN), extents_of(pool, [1]), [greedy], [0])
     inputs = buffers.inputs
-    scores = logits(1).expand(4, -1)
     assert (
         draw_rows(scores, inputs.draws, never_V=NOTHING, ends_V=NOTHING).tolist()
         == [int(scores[0].argmax())] * 4

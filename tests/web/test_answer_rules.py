@@ -45,6 +45,18 @@ SERVED: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"structured_outputs": {"grammar": GBNF}}, GRAMMAR_RULE),
     ({"structured_outputs": {"json_object": True}}, ANY_RULE),
     ({"json_schema": json.dumps(SCHEMA)}, JSON_RULE),
+    *(
+        (fields, Constraint(kind="json", text='{"const": null}'))
+        for fields in (
+            {"guided_json": {"const": None}},
+            {"structured_outputs": {"json": {"const": None}}},
+        )
+    ),
+    ({"structured_outputs": {"json": None, "choice": []}, "guided_json": {}}, None),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        Constraint(kind="json", text="{}"),
+    ),
     ({"regex": "a+"}, REGEX_RULE),
     ({"ebnf": GBNF}, GRAMMAR_RULE),
 ]

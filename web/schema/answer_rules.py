@@ -14,8 +14,7 @@ from fleet.constraints.grammar import choice_of
 from fleet.core.errors import BadInput
 from fleet.core.request import Constraint
 from web.schema.body import Body
-from web.schema.fields.table import is_neutral
-from web.schema.unserved import check_format
+from web.schema.unserved import EMPTY, check_format
 
 MAX_RULE_CHARS = 65_536
 MAX_CHOICES = 1000
@@ -24,8 +23,10 @@ ValueT = TypeVar("ValueT")
 
 
 def _or_none(value: object) -> object:
-    """Return None for a value that clients send for an unset field."""
-    return None if is_neutral(value) else value
+    """Return None for a value that clients send for an unset field. A schema of neutral values,
+    such as {"const": null}, is none of these.
+    """
+    return None if value is False or value in EMPTY else value
 
 
 Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(_or_none)]
@@ -52,7 +53,7 @@ class JsonSchemaFormat(Body):
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
-    schema_: Schema = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | str | None = Field(default=None, alias="schema")
 
 
 class ResponseFormat(Body):

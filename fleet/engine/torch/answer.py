@@ -27,11 +27,7 @@ class TokenAnswer:
     """
 
     def __init__(
-        self,
-        request: EngineRequest,
-        prompt_ids: Sequence[int],
-        end_ids: frozenset[int],
-        salt: int,
+        self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int
     ) -> None:
         self._request = request
         self._end_ids = end_ids
@@ -44,7 +40,7 @@ class TokenAnswer:
         self.replayed: list[EngineOutput] = []
         for token in history_of(request).tolist():
             self.replayed.append(self.record_draw(token))
-            if self.ended:
+            if self.ended or self.replayed[-1].error is not None:
                 break
 
     def take_replayed(self) -> Sequence[EngineOutput]:
@@ -79,7 +75,8 @@ class TokenAnswer:
 
     def record_draw(self, token: int) -> EngineOutput:
         """Append a sampled token to the answer and return its output: `final` at an end token or
-        the length limit, an error if `token` is negative (the logits were not finite).
+        the length limit, an error if `token` is negative (the logits were not finite) or breaks the
+        rule.
         """
         request = self._request
         if token < 0:
@@ -220,6 +217,6 @@ def _record_drafted(
     outputs: list[EngineOutput] = []
     for token, draft, row_1H in zip(tokens, (*drafts, None), rows_RH.split(1), strict=True):
         outputs.append(task.record_draw(token, row_1H))
-        if outputs[-1].final or token != draft:
+        if outputs[-1].final or outputs[-1].error is not None or token != draft:
             break
     return outputs

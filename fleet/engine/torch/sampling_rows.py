@@ -31,9 +31,10 @@ def draw_rows(logits_BV: Tensor, draws: DrawInputs, *, never_V: Tensor, ends_V: 
 
 
 def _refused(draws: DrawInputs, num_ids: int) -> Tensor:
-    """Return which ids no row's rule allows: bool [B, V]."""
+    """Return which ids the rule of each row does not allow: bool [B, V]."""
     ids_V = torch.arange(num_ids, device=draws.allowed_BW.device)
-    return (draws.allowed_BW[:, ids_V // 8] >> (ids_V % 8)) & 1 == 0
+    bits_V = torch.bitwise_left_shift(1, ids_V % 8).to(torch.uint8)
+    return draws.allowed_BW[:, ids_V // 8] & bits_V == 0
 
 
 def _penalised(logits_BV: Tensor, draws: DrawInputs) -> Tensor:

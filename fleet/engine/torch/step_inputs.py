@@ -2,7 +2,7 @@
 read them. Knows no model.
 
 Legend: B rows of the step (one per request, the last ones padding), H hidden size, P pages of a
-request, Q codes of a sampled token, V vocabulary.
+request, Q codes of a sampled token, V vocabulary, W bytes with a bit for each id.
 """
 
 from collections.abc import Sequence

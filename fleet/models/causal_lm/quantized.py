@@ -165,8 +165,8 @@ def fits_int4(linear: nn.Linear) -> bool:
 
 
 class JoinedLinear:
-    """Several linear layers in 8 bits that a model applies to the same rows. One product computes
-    all of them when the first is applied; rows that differ are computed anew.
+    """Several linear layers in 8 bits that a model applies to the same rows. A single
+    product computes all of them when the first is applied; rows that differ are computed anew.
     """
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:

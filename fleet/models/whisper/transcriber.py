@@ -100,8 +100,8 @@ class WhisperTranscriber(RecognizerModel[WindowT]):
         self, job: WindowJob, tokens: Sequence[int], begins_N: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the word of each token begins and ends in the window, ascending. A token of
-        no word stands where the word before it ends. `begins_N`: where the attention finds each
-        token.
+        no word stands where the word before it ends. `begins_N`: place at which the attention finds
+        each token.
         """
         decode, language = self._tokenizer.decode, job.language or self.language_of(tokens)
         words = [

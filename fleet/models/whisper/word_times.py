@@ -42,8 +42,8 @@ FIXED = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundWords:
-    """Words as the attention finds them. `borders_B`: where each word begins, and where the last
-    one ends, ascending, B = W + 1. `num_letters_W`: length of each word as it is spoken.
+    """Words as the attention finds them. `borders_B`: beginning of each word, and end of the
+    last one, ascending, B = W + 1. `num_letters_W`: length of each word as it is spoken.
     `ends_clause_W`: whether punctuation follows.
     """
 
