@@ -10,87 +10,41 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from fleet.core.errors import BadInput
-from fleet.engine.torch.build import open_device
-from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
+from fleet.engine.torch.kv_pool import PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import PassEntry
 from fleet.spans.anchor.copies import SpanCopies, SpanCopy
 from fleet.spans.anchor.running import RunningEntry, RunningStep
-from fleet.spans.host.hosting import SpanHosting
-from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.net.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.frames import SpanFrame
 from fleet.spans.protocol.chain import SpanChain
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.protocol.messages import (
     FROM_ANCHOR,
     AnySpanMessage,
-    SpanExtent,
     SpanFetch,
     SpanFetched,
-    SpanPass,
     SpanPrepare,
     SpanReady,
     SpanReport,
     SpanResult,
-    SpanSetup,
-    SpanStart,
     SpanStore,
-    decode_span_message,
     encode_span_message,
 )
 from fleet.spans.route.connections import ConnectedChain
-from fleet.spans.torch.model import SpanRows
-from fleet.stages.base import BuiltSpan
+from tests.echo_span import (
+    EXTENT,
+    NUM_PAGES,
+    PASS,
+    ROWS,
+    SETUP,
+    START,
+    RecordingConnection,
+    echo_hosting,
+)
 from tests.span_peers import WAIT_S, dial_as, serving
 
-WIDTH, NUM_PAGES, PAGE_SIZE = 2, 8, 4
-
-
-class EchoLayers:
-    """Layers of a span with a single layer, which returns its input."""
-
-    span = LayerSpan.parse("0:0", "span")
-    kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
-    has_tapped_layer = False
-
-    def forward(self, rows_NH: Tensor, layout: Any) -> SpanRows:
-        return SpanRows(rows_NH=rows_NH)
-
-
-class RecordingConnection:
-    """Connection double of an anchor. `sent`: messages that the worker has sent to it."""
-
-    peer, is_closed = "anchor", False
-
-    def __init__(self) -> None:
-        self.sent: list[AnySpanMessage] = []
-
-    def send(self, header: bytes, *_: Any, **__: Any) -> None:
-        self.sent.append(decode_span_message(header))
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-SETUP = SpanSetup(
-    generation=1,
-    span="0:0",
-    following="",
-    num_pages=NUM_PAGES,
-    page_size=PAGE_SIZE,
-    returned="rows",
-    wire_dtype="float32",
-    lineage=1,
-    keep_bytes=1000,
-)
-START = SpanStart(generation=1, following_has=0, completed=0, tables=())
-EXTENT = SpanExtent(table=1, pages=(0,), start=0, stop=2, before=0, keys=bytes(16), draws=True)
-PASS = SpanPass(generation=1, number=1, extents=(EXTENT,), zeroed=((0, 0),))
-ROWS = bytes(2 * WIDTH * 4)
 LAYER = bytes(2 * 2 * 4)
 STORE = SpanStore(generation=1, copy=1, layer=0, table=2, pages=(1,), keys=bytes(16), is_last=True)
 FETCH = SpanFetch(generation=1, copy=2, table=1, pages=(0,), num_rows=2, before=0)
@@ -101,9 +55,7 @@ class Hosted:
     """A span worker in a route with an anchor."""
 
     def __init__(self) -> None:
-        where = open_device(device="cpu", dtype="float32", numerics="fast", threads=1)
-        spans = LoadedSpans(lambda _: BuiltSpan(layers=cast(Any, EchoLayers()), num_bytes=1))
-        self.hosting = SpanHosting(where, spans, cast(Any, None), lambda: None)
+        self.hosting = echo_hosting()
         self.connect()
 
     def connect(self) -> None:

@@ -243,7 +243,8 @@ class ConversationSaver:
         file, took_s = self._file(save.stage), save.ended_s - save.began_s
         longest_s = self._around.longest_s
         if took_s > longest_s:
-            return f"it took {took_s:.0f} s, more than {longest_s:.0f} ({save.failed or 'whole'})"
+            when, how = f"from {save.began_s:.0f} s on", save.failed or "whole"
+            return f"it took {took_s:.0f} s {when}, more than {longest_s:.0f} ({how})"
         if save.failed:
             is_kept = file.read_bytes() == before
             return "" if is_kept else f"{file}: was changed by a save that failed"

@@ -140,15 +140,25 @@ class SpanHosting:
         """Bytes of the loaded weights. Any thread may read this."""
         return self._spans.num_bytes
 
+    def is_of_route(self, connection: SpanConnection) -> bool:
+        """Return True for the connections over which the route's steps arrive and leave."""
+        route = self.route
+        is_end = route is not None and connection in (route.anchor, route.following)
+        is_hop = self._connections.get(connection) == purpose_of_hop(self._generation)
+        return self._is_open and (is_end or is_hop)
+
     def handle(self, arrival: Arrival) -> None:
+        """Handle an arrival. A message of a closed connection has no effect, since its route ends;
+        the next route asks for what it lacks.
+        """
         match arrival:
             case ConnectionOpened(connection=connection, purpose=purpose):
                 self._connections[connection] = purpose
             case ConnectionClosed(connection=connection, reason=reason):
-                purpose, route = self._connections.pop(connection, ""), self.route
+                is_of_route = self.is_of_route(connection)
+                purpose = self._connections.pop(connection, "")
                 self._late.discard(connection)
-                is_of_route = route is not None and connection in (route.anchor, route.following)
-                if is_of_route or purpose == purpose_of_hop(self._generation):
+                if is_of_route:
                     self._leave(f"the connection to {connection.peer} is closed ({reason})")
                 elif purpose not in ("", FROM_ANCHOR):
                     log.info(
@@ -156,6 +166,8 @@ class SpanHosting:
                         connection.peer,
                         reason,
                     )
+            case FrameReceived(connection=connection) if connection.is_closed:
+                return
             case FrameReceived(connection=connection, frame=frame, at_s=at_s):
                 try:
                     self._receive(

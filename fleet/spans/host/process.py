@@ -20,6 +20,7 @@ from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.engine.torch.build import open_device
 from fleet.process.fleet_secret import FleetSecret, span_connection_key
+from fleet.spans.host.backlog import Backlog
 from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.host.memory import available_bytes
@@ -195,7 +196,9 @@ class SpanWorkerProcess(RegisteredProcess):
     def _serve(
         self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals
     ) -> None:
-        """Handle arrivals and operators' orders until the process may end or its lease is lost."""
+        """Handle arrivals and operators' orders until the process may end or its lease is lost.
+        Between two steps nothing has to wait for the rest of the backlog.
+        """
         hosting, link = self._hosting, RedisLink(client, worker, self.role)
         assert hosting is not None
         lease.start()
@@ -204,12 +207,10 @@ class SpanWorkerProcess(RegisteredProcess):
             worker,
             "stands by" if self._availability.standing_by else "is ready",
         )
-        polled_s = 0.0
+        polled_s, backlog = 0.0, Backlog(hosting, arrivals)
         try:
             while not lease.lost.is_set() and not self._may_end(worker, client, hosting):
-                for arrival in arrivals.take(IDLE_S):
-                    hosting.handle(arrival)
-                    lease.progress()
+                backlog.handle_next(IDLE_S)
                 lease.progress()
                 if time.monotonic() - polled_s >= INBOX_POLL_S:
                     polled_s = time.monotonic()
