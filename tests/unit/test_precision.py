@@ -16,12 +16,14 @@ from fleet.models.causal_lm.precision import choose_precision, measure_precision
 from fleet.models.causal_lm.program import CausalLM
 from fleet.models.causal_lm.quantized import (
     MOST_ROWS,
+    Bfloat16Linear,
     Int4Linear,
     Int8Linear,
     JoinedPart,
     PortableInt8Linear,
     int8_layer,
     quantize,
+    widen_products,
 )
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.precision import FOLDER, record_once, with_precision
@@ -38,7 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 5, MOST_ROWS, MOST_ROWS + 1, 200])
 @pytest.mark.parametrize(
-    ("kind", "most"), [(Int8Linear, 0.02), (PortableInt8Linear, 0.02), (Int4Linear, 0.15)]
+    ("kind", "most"),
+    [
+        (Bfloat16Linear, 0.01),
+        (Int8Linear, 0.02),
+        (PortableInt8Linear, 0.02),
+        (Int4Linear, 0.15),
+    ],
 )
 def test_rounded_layer_is_close_to_the_layer(
     kind: Callable[[nn.Linear], nn.Module], most: float, num_rows: int, bias: bool
@@ -90,9 +98,16 @@ def test_product_in_8_bits_does_not_hide_numbers_that_are_not_finite() -> None:
 def test_processors_without_a_kernel_of_their_own_take_the_portable_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for capability, kind in (("AVX512", Int8Linear), ("DEFAULT", PortableInt8Linear)):
+    for capability, kind, wide in (
+        ("AVX512", Int8Linear, nn.Linear),
+        ("AVX2", PortableInt8Linear, Bfloat16Linear),
+        ("DEFAULT", PortableInt8Linear, Bfloat16Linear),
+    ):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
         assert type(int8_layer(nn.Linear(8, 4))) is kind
+        model = nn.Sequential(nn.Linear(8, 4))
+        widen_products(model)
+        assert type(model[0]) is wide
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -101,9 +116,9 @@ def test_joined_layers_give_their_own_outputs_in_any_order_and_for_any_rows(bias
     parent = nn.Module()
     for name, size in zip(names, sizes, strict=True):
         setattr(parent, name, nn.Linear(32, size, bias=bias))
-    alone: dict[str, nn.Module] = {name: Int8Linear(getattr(parent, name)) for name in names}
+    alone: dict[str, nn.Module] = {name: int8_layer(getattr(parent, name)) for name in names}
     quantize(parent, 8)
-    first, second = torch.randn(1, 5, 32), torch.randn(1, 2, 32)
+    first, second = torch.randn(1, 5, 32).bfloat16(), torch.randn(1, 2, 32).bfloat16()
     order = [("q_proj", first), ("v_proj", first), ("q_proj", first), ("k_proj", second)]
     order += [("k_proj", first), ("q_proj", second), ("v_proj", second), ("k_proj", second)]
     with torch.inference_mode():
@@ -112,7 +127,9 @@ def test_joined_layers_give_their_own_outputs_in_any_order_and_for_any_rows(bias
             assert torch.equal(got, alone[name](rows)) and got.is_contiguous()
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(8, Int8Linear), (4, Int4Linear)])
+@pytest.mark.parametrize(
+    ("bits", "kind"), [(8, type(int8_layer(nn.Linear(8, 4)))), (4, Int4Linear)]
+)
 def test_every_linear_layer_is_replaced_and_tied_embeddings_stay(
     bits: int, kind: type[nn.Module], folder: Path
 ) -> None:

@@ -18,6 +18,7 @@ from rich.console import Group
 
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError
+from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.measure.calls import ProcessSettings, call
 from fleet.lab.measure.measurement import Context, Measurement, argument
@@ -30,7 +31,7 @@ PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 LLAMA_CPP = "llama.cpp"
 NUM_PROMPT, NUM_TOKENS, NUM_RUNS = 30, 65, 3
 TARGET_TOKENS_PER_S = 25.0
-STAGE = "lm"
+STAGE = StageName("lm")
 
 
 class DecodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ def time_precision(config: FleetConfig, name: str) -> DecodeSpeed:
     def run(number: int, num_tokens: int) -> None:
         sampling = Sampling(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         spec = RequestSpec(
-            id=f"{number}",
+            id=RequestId(f"{number}"),
             graph=config.graph,
             prompt_ids=tuple(range(100 + number, 100 + number + NUM_PROMPT)),
             sampling={STAGE: sampling},

@@ -26,7 +26,7 @@ from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
-from fleet.models.causal_lm.quantized import quantize
+from fleet.models.causal_lm.quantized import quantize, widen_products
 from fleet.models.causal_lm.rope import read_scaling
 from fleet.models.causal_lm.span_load import load_span
 from fleet.spans.protocol.layers import LayerSpan
@@ -163,6 +163,8 @@ class CausalLM(CausalProgram):
             fuse_norms(model)
         if weight_bits:
             quantize(model, weight_bits)
+        elif dtype == torch.bfloat16 and device.type == "cpu":
+            widen_products(model)
         with refusing(folder, f"{kind} cannot be served"):
             self._parts = Parts(model)
             self.kv_shape = probe(config, self._parts, device)
