@@ -28,6 +28,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     noise (seed, stage, codebook, index). Before `min_tokens` no end token is sampled and stop
     strings do not count; with `ignore_eos` no end token is ever sampled. With a `constraint` only
     tokens that keep its rule are sampled, and the answer ends where the rule allows no more.
+
+    The last fields are about single token ids. `min_p`: share of the highest probability below
+    which no token is sampled; 0 is off. `logit_bias`: numbers added to the logits of ids before all
+    else. `allowed_token_ids`: the only ids that are sampled; () for all. `bad_words`: sequences of
+    ids that are never completed. `stop_token_ids`: ids that end the answer, as its last token, and
+    are not sampled before `min_tokens`.
     """
 
     temperature: float = 0.0
@@ -42,6 +48,22 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     stop: tuple[str, ...] = ()
     constraint: Constraint | None = None
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """True if no field is set that is about single token ids."""
+        return not (
+            self.min_p
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words
+            or self.stop_token_ids
+        )
 
     def may_end(self, num_drawn: int) -> bool:
         """Return True if the next token, after `num_drawn` sampled tokens, may be an end token."""

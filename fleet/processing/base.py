@@ -229,6 +229,17 @@ class Frontend(Protocol):
 
     def end_ids(self) -> frozenset[int]: ...
 
+    @property
+    def num_ids(self) -> int:
+        """Number of token ids that the model can sample."""
+        ...
+
+    def word_ids(self, words: Sequence[str], where: str) -> tuple[tuple[int, ...], ...]:
+        """Return the sequences of token ids that write a word of `words`. `where`: field of the
+        user's input that has the words. Raises: BadInput for a word without tokens.
+        """
+        ...
+
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
         """Return the checkpoint's sampling defaults: by stage, fields of `Sampling` and their
         values.

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
+from fleet.processing.bad_words import bad_word_ids
 from fleet.processing.base import ChatRequest, GivenAnswer, Message, TextPart
 from fleet.processing.detokenize import IncrementalDetokenizer
-from fleet.processing.end_ids import read_end_ids
+from fleet.processing.end_ids import read_end_ids, read_vocab_size
 from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
 from fleet.processing.tokenizer import load_tokenizer, token_ids
@@ -34,6 +35,7 @@ class PromptFrontend:
         self.tokenizer = load_tokenizer(checkpoint)
         self.limits = limits
         self._end_ids = read_end_ids(checkpoint)
+        self.num_ids = read_vocab_size(checkpoint) or self.tokenizer.get_vocab_size()
         self._end_id = self._end_of_answer(checkpoint)
         self._examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
@@ -72,6 +74,9 @@ class PromptFrontend:
 
     def end_ids(self) -> frozenset[int]:
         return self._end_ids
+
+    def word_ids(self, words: Sequence[str], where: str) -> tuple[tuple[int, ...], ...]:
+        return bad_word_ids(self.tokenizer, words, where)
 
     def check_text(self, text: TextPart) -> None:
         self.checked(text)

@@ -60,6 +60,7 @@ MIXED: Sequence[Mapping[str, Any]] = (
     },
     {"repetition_penalty": 1.5, "min_tokens": 12},
     {"temperature": 1.0, "min_tokens": 30, "presence_penalty": 0.6},
+    {"temperature": 0.8, "logit_bias": ((40, 4.0), (41, -6.0)), "bad_words": ((42,), (40, 40))},
 )
 """Sampling parameters, one set per request."""
 

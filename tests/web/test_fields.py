@@ -40,10 +40,8 @@ CONSTRAINTS: dict[str, object] = {
         "guided_whitespace_pattern": "a+",
         "grammar": "root ::= x",
         "format": "json",
-        "stop_token_ids": [1],
-        "bad_words": ["a"],
-        "allowed_token_ids": [1],
-        "logit_bias": {"1": 5},
+        "banned_strings": ["a"],
+        "logits_bias": {"1": 5},
     },
     **{
         "repeat_penalty": 1.2,
@@ -55,7 +53,6 @@ CONSTRAINTS: dict[str, object] = {
     **{
         "mirostat": 2,
         "typical_p": 0.5,
-        "min_p": 0.1,
         "top_a": 0.2,
         "tfs_z": 0.5,
         "n": 2,

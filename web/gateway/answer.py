@@ -285,9 +285,12 @@ class AnswerStream:
 
     @property
     def finish_reason(self) -> str:
-        """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
+        """`length` if max_tokens ended the text; `stop` after an end token, a stop token or a stop
+        string.
+        """
         cut = self._num_text_tokens >= self._main.max_tokens
-        ended = self._trimmer.stopped or (cut and self._text_ids[-1] in self._frontend.end_ids())
+        last_ids = self._frontend.end_ids().union(self._main.stop_token_ids)
+        ended = self._trimmer.stopped or (cut and self._text_ids[-1] in last_ids)
         return "length" if cut and not ended else "stop"
 
     @property
@@ -340,6 +343,8 @@ class AnswerStream:
         self._text_ids += ids
         # as in the stage, stop strings end the text only in generated tokens, and only after
         # `min_tokens`
+        if self._main.stop_token_ids:
+            ids = [token for token in ids if token not in self._main.stop_token_ids]
         unchecked, checked = ids[:num_unchecked], ids[num_unchecked:]
         text = self._detokenizer.add(unchecked) + self._trimmer.add(self._detokenizer.add(checked))
         if not text:

@@ -45,6 +45,7 @@ from web.gateway.rule_check import RuleCheck
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
+from web.gateway.token_sampling import with_token_fields
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.refused_work import current_sender
 from web.schema.chat import (
@@ -210,6 +211,9 @@ class Gateway:
     ) -> dict[StageName, Sampling]:
         """Return the sampling of each of `stages`, after a check of the rule for the answer."""
         sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
+        if self._main in sampling:
+            main = with_token_fields(sampling[self._main], options, self.frontend)
+            sampling[self._main] = main
         if options.rule is not None:
             await self._rules.check(options.rule, sampling[self._main])
         return sampling

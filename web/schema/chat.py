@@ -25,6 +25,7 @@ from web.schema.answer_rules import AnswerRule, AnswerRules
 from web.schema.body import Body
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
+from web.schema.token_fields import TokenFields
 from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
 
 MAX_SEED = 2**63 - 1
@@ -226,7 +227,7 @@ StageSections = Annotated[
 ]
 
 
-class ChatOptions(SamplingFields, AnswerRules):
+class ChatOptions(SamplingFields, AnswerRules, TokenFields):
     """Options of a chat, without its messages. `fleet` sets the sampling of single stages, by the
     graph's stage names.
 

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.core.errors import EngineError
+from fleet.core.errors import EngineError, FleetError
 from fleet.core.ids import DECODE
 from fleet.engine.base import TOKEN, EngineOutput, EngineRequest
+from fleet.engine.torch.adjustments import Adjustments
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.program import DraftedTask, GraphTask
 from fleet.engine.torch.rows import Rows
-from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, banned_ids, draw
 
 
 class TokenAnswer:
@@ -31,6 +32,8 @@ class TokenAnswer:
     ) -> None:
         self._request = request
         self._end_ids = end_ids
+        self._last_ids = end_ids.union(request.sampling.stop_token_ids)
+        self._adjustments = Adjustments.of(request.sampling)
         self._salt = salt
         self._rule = request.open_rule() if request.open_rule is not None else None
         self.prompt_ids = prompt_ids
@@ -58,42 +61,47 @@ class TokenAnswer:
         """
         sampling, number = self._request.sampling, len(self.ids) + len(drafts)
         key = noise_key(sampling.seed, self._salt, 0, number)
-        banned = frozenset[int]() if sampling.may_end(number) else self._end_ids
         allowed = self._rule.allowed(drafts) if self._rule is not None else None
-        if allowed is not None and banned and set(np.flatnonzero(allowed)) <= banned:
-            banned = frozenset[int]()  # the rule leaves only the end
+        adjusts = self._adjustments
         row = RowSampling(
             sampling=sampling,
             noise_key=key,
             counts=self._counts,
-            banned=banned,
+            banned=banned_ids(sampling, number, self._end_ids, allowed),
             allowed=allowed,
+            adjustment=adjusts.row(self.ids, drafts) if adjusts is not None else None,
         )
         if drafts and row.penalised:
             return msgspec.structs.replace(row, counts=self._counts.followed_by(drafts))
         return row
 
     def record_draw(self, token: int) -> EngineOutput:
-        """Append a sampled token to the answer and return its output: `final` at an end token or
-        the length limit, an error if `token` is negative (the logits were not finite) or breaks the
-        rule.
+        """Append a sampled token to the answer and return its output: `final` at an end token, a
+        stop token or the length limit, an error if `token` is negative (the logits were not finite)
+        or may not follow.
         """
         request = self._request
-        if token < 0:
-            error = EngineError(
-                "the model's output is not a number; the prompt's audio may hold invalid samples"
-            )
+        error = self._error_of(token)
+        if error is not None:
             return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
-        if self._rule is not None:
-            self._rule.add(token)
-            if self._rule.error is not None:
-                error = self._rule.error
-                return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
         self._counts.add(token)
         self.ids.append(token)
-        self.ended = final = token in self._end_ids or len(self.ids) >= request.sampling.max_tokens
+        self.ended = final = token in self._last_ids or len(self.ids) >= request.sampling.max_tokens
         arrays = {TOKEN: np.array([token], dtype=np.int32)}
         return EngineOutput(request_id=request.request_id, walk=DECODE, arrays=arrays, final=final)
+
+    def _error_of(self, token: int) -> FleetError | None:
+        """Add a sampled token to the rule; return the error if it may not follow."""
+        if token < 0:
+            return EngineError(
+                "the model's output is not a number; the prompt's audio may hold invalid samples"
+            )
+        if self._adjustments is not None and (error := self._adjustments.check(self.ids, token)):
+            return error
+        if self._rule is None:
+            return None
+        self._rule.add(token)
+        return self._rule.error
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:

@@ -423,11 +423,13 @@ class VllmEngine(Engine):
         running.fail(EngineError(f"vLLM ended the answer early: {output.outputs[0].finish_reason}"))
 
     def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
-        """Add the output of a sampled token: `final` at an end token or the length limit."""
+        """Add the output of a sampled token: `final` at an end or stop token, or the length
+        limit.
+        """
         running.num_drawn += 1
-        running.over = (
-            token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens
-        )
+        sampling = running.request.sampling
+        ends = token in self._end_ids or token in sampling.stop_token_ids
+        running.over = ends or running.num_drawn >= sampling.max_tokens
         arrays = {TOKEN: np.array([token], dtype=np.int32)}
         running.add(DECODE, arrays, final=running.over, num_reused=num_reused)
 

@@ -64,11 +64,15 @@ LABELS: list[Field] = [
 
 _DECODING = "not served; clear it in the client's settings of the model"
 _FREE_TEXT = "this route answers in free text only; turn JSON mode or structured output off"
+_ONLY_CHATS = "only chat completions have it; clear it in the client's settings of the model"
 RULES: list[Field] = [
     *refused("guided_json guided_regex guided_choice guided_grammar", _FREE_TEXT),
     *refused("structured_outputs json_schema regex ebnf", _FREE_TEXT),
+    *refused("stop_token_ids bad_words allowed_token_ids", _ONLY_CHATS),
+    *refused("logit_bias", _ONLY_CHATS, accepted=({}, [], "")),
+    *refused("min_p", _ONLY_CHATS, accepted=(False, 0)),
 ]
-"""Fields that set a rule for an answer, on routes whose answers keep none."""
+"""Fields of chats that set a rule for an answer or its tokens, on routes that have none of them."""
 CONSTRAINTS: list[Field] = [
     *ignored("guided_decoding_backend", "the library that keeps the rule; the answer keeps it"),
     *refused(
@@ -76,15 +80,9 @@ CONSTRAINTS: list[Field] = [
         "not served under this name; set the rule for the answer in response_format",
     ),
     *refused(
-        "stop_token_ids bad_words bad_words_ids banned_strings allowed_token_ids banned_tokens "
-        "custom_token_bans "
-        "logits_bias logits_processors stop_regex stopping_strings stop_sequences stop_sequence",
-        "not served; give strings in stop, or clear it in the client's settings of the model",
-    ),
-    *refused(
-        "logit_bias",
-        "not served; clear it in the client's settings of the model",
-        accepted=({}, [], ""),
+        "bad_words_ids banned_strings banned_tokens custom_token_bans logits_bias "
+        "logits_processors stop_regex stopping_strings stop_sequences stop_sequence",
+        "not served under this name; use stop, bad_words or logit_bias in a chat",
     ),
     *refused(
         "max_new_tokens max_length num_predict n_predict max_output_tokens max_tokens_to_sample "
@@ -101,7 +99,7 @@ CONSTRAINTS: list[Field] = [
         "typical_p typical tfs tfs_z epsilon_cutoff_scale smoothing_curve", _DECODING, accepted=(1,)
     ),
     *refused(
-        "min_p top_a top_n_sigma mirostat mirostat_mode xtc_probability dry_multiplier "
+        "top_a top_n_sigma mirostat mirostat_mode xtc_probability dry_multiplier "
         "dynatemp_range smoothing_factor "
         "no_repeat_ngram_size eta_cutoff epsilon_cutoff penalty_alpha",
         _DECODING,
