@@ -33,7 +33,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     which no token is sampled; 0 is off. `logit_bias`: numbers added to the logits of ids before all
     else. `allowed_token_ids`: the only ids that are sampled; () for all. `bad_words`: sequences of
     ids that are never completed. `stop_token_ids`: ids that end the answer, as its last token, and
-    are not sampled before `min_tokens`.
+    are not sampled before `min_tokens`. `top_logprobs`: number of most likely ids whose log
+    probabilities are given beside each token's own; None for no log probabilities at all.
     """
 
     temperature: float = 0.0
@@ -53,6 +54,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -63,6 +65,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
             or self.allowed_token_ids
             or self.bad_words
             or self.stop_token_ids
+            or self.top_logprobs is not None
         )
 
     def may_end(self, num_drawn: int) -> bool:

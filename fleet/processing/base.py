@@ -234,6 +234,12 @@ class Frontend(Protocol):
         """Number of token ids that the model can sample."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text, which may be a part of a character;
+        empty for an id that the tokenizer does not have.
+        """
+        ...
+
     def word_ids(self, words: Sequence[str], where: str) -> tuple[tuple[int, ...], ...]:
         """Return the sequences of token ids that write a word of `words`. `where`: field of the
         user's input that has the words. Raises: BadInput for a word without tokens.

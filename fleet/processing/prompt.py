@@ -3,7 +3,7 @@ no audio.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids, read_vocab_size
 from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
+from fleet.processing.token_bytes import TokenBytes
 from fleet.processing.tokenizer import load_tokenizer, token_ids
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -74,6 +75,13 @@ class PromptFrontend:
 
     def end_ids(self) -> frozenset[int]:
         return self._end_ids
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._bytes.of(token_id)
 
     def word_ids(self, words: Sequence[str], where: str) -> tuple[tuple[int, ...], ...]:
         return bad_word_ids(self.tokenizer, words, where)

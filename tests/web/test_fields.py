@@ -62,9 +62,8 @@ CONSTRAINTS: dict[str, object] = {
     **{
         "echo": True,
         "suffix": "x",
-        "logprobs": True,
-        "top_logprobs": 2,
         "prompt_logprobs": 0,
+        "n_probs": 2,
         "continue_final_message": True,
     },
     **{

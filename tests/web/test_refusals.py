@@ -178,7 +178,7 @@ def test_unknown_content_field_is_refused_in_speech(gateway: ServedGateway, name
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
         ({"n": 2}, "n", "n=1"),
-        ({"logprobs": True}, "logprobs", "in the client"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "in the client"),
         ({"logits_bias": {"5": 1}}, "logits_bias", "logit_bias in a chat"),
     ],
 )

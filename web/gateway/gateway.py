@@ -212,8 +212,10 @@ class Gateway:
         """Return the sampling of each of `stages`, after a check of the rule for the answer."""
         sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
         if self._main in sampling:
-            main = with_token_fields(sampling[self._main], options, self.frontend)
-            sampling[self._main] = main
+            spoken = "audio" in options.wants
+            sampling[self._main] = with_token_fields(
+                sampling[self._main], options, self.frontend, spoken=spoken
+            )
         if options.rule is not None:
             await self._rules.check(options.rule, sampling[self._main])
         return sampling

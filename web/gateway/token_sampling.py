@@ -4,16 +4,20 @@ from collections.abc import Iterator
 
 import msgspec
 
-from fleet.core.errors import SHOWN_CHARS, BadInput
+from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from fleet.core.request import Sampling
 from fleet.processing import Frontend
 from web.schema.token_fields import TokenFields
 
 
-def with_token_fields(sampling: Sampling, body: TokenFields, frontend: Frontend) -> Sampling:
-    """Return the main stage's sampling with the request's fields about single tokens.
+def with_token_fields(
+    sampling: Sampling, body: TokenFields, frontend: Frontend, *, spoken: bool
+) -> Sampling:
+    """Return the main stage's sampling with the request's fields about single tokens. `spoken`:
+    True if the answer has audio.
 
-    Raises: BadInput naming an id outside the vocabulary, or a word that is no text of tokens.
+    Raises: BadInput naming an id outside the vocabulary, or a word without tokens; UnsupportedValue
+    for log probabilities of a spoken answer.
     """
     stops, allowed = body.stop_token_ids or (), body.allowed_token_ids or ()
     sampling = msgspec.structs.replace(
@@ -23,6 +27,7 @@ def with_token_fields(sampling: Sampling, body: TokenFields, frontend: Frontend)
         bad_words=frontend.word_ids(body.bad_words, "bad_words") if body.bad_words else (),
         stop_token_ids=tuple(sorted(set(stops))),
         allowed_token_ids=tuple(sorted(set(allowed))),
+        top_logprobs=_num_logprobs(body, spoken=spoken),
     )
     named = {
         "logit_bias": [token for token, _ in sampling.logit_bias],
@@ -38,6 +43,21 @@ def with_token_fields(sampling: Sampling, body: TokenFields, frontend: Frontend)
                     param=where,
                 )
     return sampling
+
+
+def _num_logprobs(body: TokenFields, *, spoken: bool) -> int | None:
+    """Return how many alternatives of each token are wanted with its log probability; None if none
+    are wanted at all.
+    """
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise BadInput("top_logprobs: needs logprobs: true", param="top_logprobs")
+        return None
+    if spoken:
+        raise UnsupportedValue(
+            "logprobs: not served with speech; ask for text alone", param="logprobs"
+        )
+    return body.top_logprobs or 0
 
 
 def _biases(body: TokenFields) -> Iterator[tuple[int, float]]:

@@ -24,6 +24,7 @@ from web.gateway.answer import (
     TextPiece,
     skip_sent,
 )
+from web.gateway.answer_logprobs import TokenLogprob
 from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, Gateway
 from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
 from web.gateway.prepared_chat import ActiveRequest
@@ -35,6 +36,7 @@ from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import encode_whole
+from web.openai.logprobs import choice_logprobs
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.responses import (
     AnswerMessage,
@@ -43,6 +45,7 @@ from web.schema.responses import (
     ChatChunk,
     ChatCompletion,
     Choice,
+    ChoiceLogprobs,
     ChunkChoice,
     Delta,
 )
@@ -71,9 +74,14 @@ class ChatEnvelope:
     warnings: tuple[str, ...]
 
     def chunk(
-        self, delta: Delta, finish_reason: str | None = None, *, is_first: bool = False
+        self,
+        delta: Delta,
+        finish_reason: str | None = None,
+        *,
+        is_first: bool = False,
+        logprobs: ChoiceLogprobs | None = None,
     ) -> bytes:
-        choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
+        choice = ChunkChoice(delta=delta, finish_reason=finish_reason, logprobs=logprobs)
         usage = None if self.usage else UNSET
         is_audio = delta.audio is not UNSET and delta.audio.data is not UNSET
         return event(
@@ -158,12 +166,14 @@ class ChatEndpoint:
         self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]
     ) -> Response:
         text: list[str] = []
+        told: list[TokenLogprob] = []
         pcm = bytearray()
         async for piece in answer.pieces():
             if isinstance(piece, AudioPiece):
                 pcm += piece.pcm
             elif isinstance(piece, TextPiece):
                 text.append(piece.text)
+                told += piece.logprobs
         transcript = "".join(text)
         audio: AudioMessage | UnsetType = UNSET
         if reply.spoken:
@@ -178,12 +188,18 @@ class ChatEndpoint:
                 expires_at=expires_at,
                 transcript=transcript,
             )
-        message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
+        choice = Choice(
+            message=AnswerMessage(content=transcript if reply.mirror else None, audio=audio),
+            logprobs=choice_logprobs(told, self._gateway.frontend)
+            if answer.tells_logprobs
+            else None,
+            finish_reason=answer.finish_reason,
+        )
         completion = ChatCompletion(
             id=reply.id,
             created=reply.created,
             model=reply.model,
-            choices=[Choice(message=message, finish_reason=answer.finish_reason)],
+            choices=[choice],
             usage=answer.usage(),
             warnings=reply.listed_warnings(),
         )
@@ -212,7 +228,10 @@ async def chat_events(
             if isinstance(piece, HeardPiece):
                 continue
             sent.advance(piece)
-            chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
+            chunk = reply.chunk(
+                _delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz),
+                logprobs=_logprobs(piece, gateway),
+            )
             yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
             opening, audio_id = b"", UNSET
         if reply.spoken:
@@ -255,6 +274,12 @@ def _delta(
         )
     data = encode_whole(piece.pcm, rate_hz, "wav") if reply.wav else piece.pcm
     return Delta(audio=AudioDelta(id=audio_id, data=base64.b64encode(data).decode("ascii")))
+
+
+def _logprobs(piece: TextPiece | AudioPiece, gateway: Gateway) -> ChoiceLogprobs | None:
+    """Return the log probabilities of the tokens that begin in a piece; None if there are none."""
+    told = piece.logprobs if isinstance(piece, TextPiece) else ()
+    return choice_logprobs(told, gateway.frontend) if told else None
 
 
 def _audio_format(body: ChatBody, default: AudioFormat) -> AudioFormat:

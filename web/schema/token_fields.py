@@ -1,7 +1,7 @@
-"""Fields of a chat about single tokens of its answer: biases, cuts and ends. Data only; the ids are
-checked in `web/gateway/token_sampling.py`.
+"""Fields of a chat about single tokens of its answer: biases, cuts, ends, log probabilities. Data
+only; the ids are checked in `web/gateway/token_sampling.py`.
 
-Sources: openai 3.57 types (`logit_bias`), vllm 0.32 (the others).
+Sources: openai 3.57 types (`logit_bias`, `logprobs`, `top_logprobs`), vllm 0.32 (the others).
 """
 
 from typing import Annotated
@@ -15,6 +15,7 @@ from web.schema.unserved import EMPTY
 MAX_BIASES = 300
 MAX_WORDS = 256
 MAX_ALLOWED = 1024
+MAX_LOGPROBS = 20
 
 
 def unset(value: object) -> object:
@@ -43,3 +44,5 @@ class TokenFields(Body):
     stop_token_ids: Annotated[
         Annotated[list[TokenId], Field(max_length=MAX_WORDS, fail_fast=True)] | None, Unset
     ] = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, Unset] = None

@@ -52,6 +52,7 @@ def sampling_params(draws: Draws) -> SamplingParams:
         min_tokens=least,
         stop_token_ids=sorted(end_ids),
         detokenize=False,
+        logprobs=sampling.top_logprobs if end_ids else None,
         output_kind=RequestOutputKind.DELTA,
         extra_args=extra or None,
     )

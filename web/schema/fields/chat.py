@@ -82,6 +82,7 @@ CHAT = FieldTable(
     served("allowed_token_ids", "at most 1024; an end token is sampled only if it is listed"),
     served("bad_words", "at most 256, with and without a space before them, as vLLM reads them"),
     served("stop_token_ids", "at most 256; the answer ends before the token's text"),
+    served("logprobs top_logprobs", "of the model, before all settings; 0 to 20; not with speech"),
     served("prompt_cache_key", "names the conversation whose computed prefix is used"),
     served("store", "false: nothing is trained on the answer"),
     served("fleet", "sampling of single stages"),

@@ -70,7 +70,8 @@ RULES: list[Field] = [
     *refused("structured_outputs json_schema regex ebnf", _FREE_TEXT),
     *refused("stop_token_ids bad_words allowed_token_ids", _ONLY_CHATS),
     *refused("logit_bias", _ONLY_CHATS, accepted=({}, [], "")),
-    *refused("min_p", _ONLY_CHATS, accepted=(False, 0)),
+    *refused("min_p top_logprobs", _ONLY_CHATS, accepted=(False, 0)),
+    *refused("logprobs", _ONLY_CHATS, accepted=(False,)),
 ]
 """Fields of chats that set a rule for an answer or its tokens, on routes that have none of them."""
 CONSTRAINTS: list[Field] = [
@@ -123,15 +124,11 @@ CONSTRAINTS: list[Field] = [
     ),
     *refused("do_sample", "use temperature: 0 for greedy answers", accepted=(True,)),
     *refused(
-        "logprobs prompt_logprobs return_logprob return_token_ids return_tokens_as_token_ids",
+        "prompt_logprobs return_logprob return_token_ids return_tokens_as_token_ids",
         "this server does not send them; turn them off in the client",
         accepted=(False,),
     ),
-    *refused(
-        "top_logprobs n_probs",
-        "this server does not send them; turn them off in the client",
-        accepted=(0,),
-    ),
+    *refused("n_probs", "not served under this name; use top_logprobs", accepted=(0,)),
     *refused("echo", "an answer does not repeat its prompt", accepted=(False,)),
     *refused("suffix", "nothing is inserted before a text; put the text into the prompt"),
     *refused(
