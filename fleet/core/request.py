@@ -73,6 +73,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return not self.ignore_eos and num_drawn >= self.min_tokens
 
 
+NUM_CONTINUED = 8
+
+
 def session_name(key: str) -> str:
     """Return the internal name of the conversation that clients call `key`: a digest, which is safe
     in a Redis key.
@@ -100,7 +103,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     them, unless the last token ends an answer; stop strings are matched only in sampled text.
     `stages`: stages that the request runs, decided where it is submitted; () for all stages that
     its outputs and inputs need (`Graph.stages_of`). `speech_text`: text to speak instead of an
-    answer of the main stage, for a graph whose speaking stage reads text.
+    answer of the main stage, for a graph whose speaking stage reads text. `continues`: True if the
+    answer continues the prompt's last message, instead of beginning a new one.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -123,6 +127,15 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     stages: tuple[StageName, ...] = ()
     speech_text: str = ""
+    continues: bool = False
+
+    @property
+    def continued_ids(self) -> tuple[int, ...]:
+        """The last token ids of the message that the answer continues, which decide how its first
+        token is written; () for an answer that begins a new message.
+        """
+        last = self.prompt_ids[-NUM_CONTINUED:] if self.continues else ()
+        return tuple(token for token in last if token >= 0)
 
 
 _encoder = msgspec.msgpack.Encoder()

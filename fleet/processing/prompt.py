@@ -11,6 +11,7 @@ from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
 from fleet.processing.bad_words import bad_word_ids
 from fleet.processing.base import ChatRequest, GivenAnswer, Message, TextPart
+from fleet.processing.continuation import Continuation
 from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids, read_vocab_size
 from fleet.processing.pieces import split_text
@@ -100,7 +101,13 @@ class PromptFrontend:
         """Return the text of the prompt. Raises: as `tokenize`."""
         if not chat.messages:
             raise BadInput("messages: give at least one message", param="messages")
-        text = self._template.render([self._for_template(message) for message in chat.messages])
+        messages = [self._for_template(message) for message in chat.messages]
+        if chat.continues:
+            continuation = Continuation()
+            marked = self._template.render(continuation.marked(messages), opens_answer=False)
+            text = continuation.cut(marked)
+        else:
+            text = self._template.render(messages)
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise ContextLengthExceeded.of(
                 chat.where,

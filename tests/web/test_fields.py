@@ -64,7 +64,6 @@ CONSTRAINTS: dict[str, object] = {
         "suffix": "x",
         "prompt_logprobs": 0,
         "n_probs": 2,
-        "continue_final_message": True,
     },
     **{
         "add_generation_prompt": False,

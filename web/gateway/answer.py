@@ -202,6 +202,7 @@ class AnswerStream:
         self._metrics = context.metrics
         self._closing = context.closing
         self._detokenizer = context.frontend.detokenizer()
+        self._detokenizer.begin_after(spec.continued_ids)
         self._trimmer = StopTrimmer(main.stop)
         self._last_ids = context.frontend.end_ids().union(main.stop_token_ids)
         self._logprobs = AnswerLogprobs() if main.top_logprobs is not None else None

@@ -166,10 +166,9 @@ class Gateway:
 
         `stored` is the copy of the body for the trace, by default made from the options and
         messages. `kind` is the kind of request that lists show, by default speech or text. If the
-        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is the place
-        of the request among the waiting ones of its client, by default the time of its arrival.
-        `outputs` are its client edges, by default text, and audio if it is spoken. Other parameters
-        are as in `ChatRequest`.
+        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is its place
+        among the waiting requests of its client, by default the time of arrival. `outputs` are its
+        client edges, by default text, and audio if it is spoken. Others: see `ChatRequest`.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -186,6 +185,7 @@ class Gateway:
             stages=stages,
             speech_text=speech_text,
             hearing=hearing,
+            continues=options.continues,
             sampling=sampling,
             spoken=spoken,
             voice=voice_name(options.audio.voice) if options.audio is not None else None,
@@ -228,7 +228,9 @@ class Gateway:
         spec, blob = await prepare_in_thread(
             num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
         )
-        spec = msgspec.structs.replace(spec, stages=chat.stages, model=self.model)
+        spec = msgspec.structs.replace(
+            spec, stages=chat.stages, model=self.model, continues=chat.continues
+        )
         if isinstance(chat.given, TextPart):
             spec = self._with_length_of_given(spec)
         return spec, blob

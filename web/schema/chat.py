@@ -23,6 +23,7 @@ from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
 from web.schema.answer_rules import AnswerRule, AnswerRules
 from web.schema.body import Body
+from web.schema.continuation import check_continuation
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
 from web.schema.token_fields import TokenFields
@@ -258,6 +259,11 @@ class ChatOptions(SamplingFields, AnswerRules, TokenFields):
     def wants(self) -> tuple[Modality, ...]:
         return tuple(self.modalities or ("text",))
 
+    @property
+    def continues(self) -> bool:
+        """True if the answer continues the last message."""
+        return False
+
     def warned(self) -> list[str]:
         """Return the names of ignored fields that the answer warns about; empty for options without
         a body.
@@ -273,6 +279,12 @@ class ChatBody(ChatOptions):
     tool_choice: object = None
     functions: list[object] | None = None
     function_call: object = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def continues(self) -> bool:
+        return bool(self.continue_final_message)
 
     @cached_property
     def ignored(self) -> tuple[Given, ...]:
@@ -292,6 +304,12 @@ def parse_chat(body: bytes) -> ChatBody:
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
     _ = chat.ignored, chat.rule  # found here, in the thread of a large body
+    check_continuation(
+        chat.continue_final_message,
+        chat.add_generation_prompt,
+        last_role=chat.messages[-1].role,
+        spoken="audio" in chat.wants,
+    )
     for name in ("tool_choice", "function_call"):
         check_tool_choice(name, getattr(chat, name))
     return chat

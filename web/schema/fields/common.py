@@ -71,7 +71,8 @@ RULES: list[Field] = [
     *refused("stop_token_ids bad_words allowed_token_ids", _ONLY_CHATS),
     *refused("logit_bias", _ONLY_CHATS, accepted=({}, [], "")),
     *refused("min_p top_logprobs", _ONLY_CHATS, accepted=(False, 0)),
-    *refused("logprobs", _ONLY_CHATS, accepted=(False,)),
+    *refused("logprobs continue_final_message", _ONLY_CHATS, accepted=(False,)),
+    *refused("add_generation_prompt", _ONLY_CHATS, accepted=(True,)),
 ]
 """Fields of chats that set a rule for an answer or its tokens, on routes that have none of them."""
 CONSTRAINTS: list[Field] = [
@@ -147,12 +148,6 @@ values.
 """
 
 TEMPLATE: list[Field] = [
-    *refused(
-        "continue_final_message",
-        "an answer is a new message; ask for a continuation in the text",
-        accepted=(False,),
-    ),
-    *refused("add_generation_prompt", "an answer always begins a new message", accepted=(True,)),
     *refused(
         "add_special_tokens", "the chat template alone sets special tokens", accepted=(False,)
     ),
