@@ -55,7 +55,6 @@ CONSTRAINTS: dict[str, object] = {
         "typical_p": 0.5,
         "top_a": 0.2,
         "tfs_z": 0.5,
-        "n": 2,
         "best_of": 2,
         "use_beam_search": True,
     },

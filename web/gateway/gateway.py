@@ -131,9 +131,8 @@ class Gateway:
                 param=where,
             )
 
-    async def submit(self, body: ChatBody, request_id: RequestId) -> ActiveRequest:
-        """Check, prepare and submit the request of a chat completion. If the caller is cancelled
-        meanwhile, the request is aborted.
+    async def prepare(self, body: ChatBody, request_id: RequestId) -> PreparedChat:
+        """Check and prepare the request of a chat completion, for `submit_prepared`.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -142,8 +141,7 @@ class Gateway:
         self.check_num_messages(len(body.messages))
         messages = await messages_of(body, self.client.voice.transcript)
         stored = await read_input(is_large(body), stored_body, body)
-        chat = await self.prepare_chat(body, messages, request_id, stored=stored)
-        return await self.submit_prepared(chat)
+        return await self.prepare_chat(body, messages, request_id, stored=stored)
 
     async def prepare_chat(
         self,

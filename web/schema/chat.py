@@ -26,11 +26,12 @@ from web.schema.body import Body
 from web.schema.continuation import check_continuation
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
-from web.schema.token_fields import TokenFields
+from web.schema.token_fields import TokenFields, unset
 from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
+MAX_CHOICES = 4
 MAX_STAGES = 64
 MAX_STAGE_FIELDS = 64
 """Limit of the keys in each section of `fleet`, including unknown keys; `MAX_STAGES` limits the
@@ -279,6 +280,7 @@ class ChatBody(ChatOptions):
     tool_choice: object = None
     functions: list[object] | None = None
     function_call: object = None
+    n: Annotated[Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None, BeforeValidator(unset)] = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -304,6 +306,7 @@ def parse_chat(body: bytes) -> ChatBody:
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
     _ = chat.ignored, chat.rule  # found here, in the thread of a large body
+    _check_choices(chat)
     check_continuation(
         chat.continue_final_message,
         chat.add_generation_prompt,
@@ -313,6 +316,17 @@ def parse_chat(body: bytes) -> ChatBody:
     for name in ("tool_choice", "function_call"):
         check_tool_choice(name, getattr(chat, name))
     return chat
+
+
+def _check_choices(chat: ChatBody) -> None:
+    """Refuse what a chat with several choices cannot have. Raises: UnsupportedValue."""
+    if (chat.n or 1) == 1:
+        return
+    if "audio" in chat.wants:
+        raise UnsupportedValue("n: one answer can be spoken; use n=1, or ask for text", param="n")
+    if chat.stream_options is not None and chat.stream_options.include_event_ids:
+        where = "stream_options.include_event_ids"
+        raise UnsupportedValue(f"{where}: only one answer can be resumed; use n=1", param=where)
 
 
 def parse_json(kind: type[BodyT], body: bytes) -> BodyT:

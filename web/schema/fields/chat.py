@@ -83,6 +83,7 @@ CHAT = FieldTable(
     served("bad_words", "at most 256, with and without a space before them, as vLLM reads them"),
     served("stop_token_ids", "at most 256; the answer ends before the token's text"),
     served("logprobs top_logprobs", "of the model, before all settings; 0 to 20; not with speech"),
+    refused_by_value("n", "1 to 4 texts of an answer, or 1 that is spoken or has event ids"),
     served("continue_final_message", "the answer is the rest of the assistant's last message"),
     refused_by_value("add_generation_prompt", "false with continue_final_message, else true"),
     served("prompt_cache_key", "names the conversation whose computed prefix is used"),

@@ -73,6 +73,7 @@ RULES: list[Field] = [
     *refused("min_p top_logprobs", _ONLY_CHATS, accepted=(False, 0)),
     *refused("logprobs continue_final_message", _ONLY_CHATS, accepted=(False,)),
     *refused("add_generation_prompt", _ONLY_CHATS, accepted=(True,)),
+    *refused("n", _ONLY_CHATS, accepted=(1, False)),
 ]
 """Fields of chats that set a rule for an answer or its tokens, on routes that have none of them."""
 CONSTRAINTS: list[Field] = [
@@ -116,8 +117,8 @@ CONSTRAINTS: list[Field] = [
     ),
     *refused("random_seed sampler_seed", "not served under this name; use seed"),
     *refused(
-        "n best_of num_beams beam_width num_return_sequences",
-        "one request gets one answer; use n=1",
+        "best_of num_beams beam_width num_return_sequences",
+        "no answer is chosen from several; ask for several with n",
         accepted=(1, False),
     ),
     *refused(
