@@ -17,6 +17,11 @@ PROMPT_TOKENS = "prompt_tokens"
 """Figure with the first chunk of an answer: number of tokens of the prompt, where only the stage
 that reads the prompt knows it.
 """
+LOGPROBS, TOP_IDS = "logprobs", "top_ids"
+"""Tensors beside the token `ids` [n] of an answer whose request asks for log probabilities:
+`logprobs` float32 [n, 1 + k], of each token and of the k most likely ids at its place, and
+`top_ids` int32 [n, k], these ids.
+"""
 DTYPE_BYTES = {
     "int32": 4,
     "int64": 8,
@@ -59,6 +64,15 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True):
     def length_bytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
+    def without(self, num_rows: int) -> "WireTensor":
+        """Return an inline tensor without its first `num_rows` rows."""
+        num_bytes = num_rows * math.prod(self.shape[1:]) * DTYPE_BYTES[self.dtype]
+        return WireTensor(
+            dtype=self.dtype,
+            shape=(self.shape[0] - num_rows, *self.shape[1:]),
+            data=None if self.data is None else self.data[num_bytes:],
+        )
+
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Immutable chunk header.
@@ -100,27 +114,23 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return sum(tensor.length_bytes for tensor in self.tensors.values())
 
     def without(self, num_rows: int) -> "Chunk":
-        """Return the chunk without its first `num_rows` rows. Raises: ChunkOrderError unless it has
-        exactly one tensor, stored inline.
+        """Return the chunk without its first `num_rows` rows. Raises: ChunkOrderError unless all
+        its tensors are stored inline and have as many rows as the first.
         """
         if num_rows >= self.num_rows:
             return msgspec.structs.replace(
                 self, tensors={}, first_row=self.first_row + self.num_rows
             )
-        (name, tensor), *others = self.tensors.items()
-        if others or tensor.data is None:
+        if any(
+            tensor.data is None or tensor.shape[:1] != (self.num_rows,)
+            for tensor in self.tensors.values()
+        ):
             raise ChunkOrderError(
-                f"edge {self.edge}: chunk {self.index} cannot be cut; it has more than one "
-                "inline tensor"
+                f"edge {self.edge}: chunk {self.index} cannot be cut; its tensors differ in rows, "
+                "or are not inline"
             )
-        rest = WireTensor(
-            dtype=tensor.dtype,
-            shape=(tensor.shape[0] - num_rows, *tensor.shape[1:]),
-            data=tensor.data[num_rows * tensor.length_bytes // tensor.shape[0] :],
-        )
-        return msgspec.structs.replace(
-            self, tensors={name: rest}, first_row=self.first_row + num_rows
-        )
+        rest = {name: tensor.without(num_rows) for name, tensor in self.tensors.items()}
+        return msgspec.structs.replace(self, tensors=rest, first_row=self.first_row + num_rows)
 
 
 Location = dict[str, TensorRef | bytes]

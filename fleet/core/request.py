@@ -28,6 +28,13 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     noise (seed, stage, codebook, index). Before `min_tokens` no end token is sampled and stop
     strings do not count; with `ignore_eos` no end token is ever sampled. With a `constraint` only
     tokens that keep its rule are sampled, and the answer ends where the rule allows no more.
+
+    The last fields are about single token ids. `min_p`: share of the highest probability below
+    which no token is sampled; 0 is off. `logit_bias`: numbers added to the logits of ids before all
+    else. `allowed_token_ids`: the only ids that are sampled; () for all. `bad_words`: sequences of
+    ids that are never completed. `stop_token_ids`: ids that end the answer, as its last token, and
+    are not sampled before `min_tokens`. `top_logprobs`: number of most likely ids whose log
+    probabilities are given beside each token's own; None for no log probabilities at all.
     """
 
     temperature: float = 0.0
@@ -42,10 +49,31 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     stop: tuple[str, ...] = ()
     constraint: Constraint | None = None
+    min_p: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if no field is set that is about single token ids."""
+        return not (
+            self.min_p
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words
+            or self.stop_token_ids
+            or self.top_logprobs is not None
+        )
 
     def may_end(self, num_drawn: int) -> bool:
         """Return True if the next token, after `num_drawn` sampled tokens, may be an end token."""
         return not self.ignore_eos and num_drawn >= self.min_tokens
+
+
+NUM_CONTINUED = 8
 
 
 def session_name(key: str) -> str:
@@ -75,7 +103,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     them, unless the last token ends an answer; stop strings are matched only in sampled text.
     `stages`: stages that the request runs, decided where it is submitted; () for all stages that
     its outputs and inputs need (`Graph.stages_of`). `speech_text`: text to speak instead of an
-    answer of the main stage, for a graph whose speaking stage reads text.
+    answer of the main stage, for a graph whose speaking stage reads text. `continues`: True if the
+    answer continues the prompt's last message, instead of beginning a new one.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -98,6 +127,15 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     stages: tuple[StageName, ...] = ()
     speech_text: str = ""
+    continues: bool = False
+
+    @property
+    def continued_ids(self) -> tuple[int, ...]:
+        """The last token ids of the message that the answer continues, which decide how its first
+        token is written; () for an answer that begins a new message.
+        """
+        last = self.prompt_ids[-NUM_CONTINUED:] if self.continues else ()
+        return tuple(token for token in last if token >= 0)
 
 
 _encoder = msgspec.msgpack.Encoder()

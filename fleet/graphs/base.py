@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from fleet.core.chunk import LOGPROBS, TOP_IDS
 from fleet.core.errors import ConfigError
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.core.request import RequestSpec
@@ -66,6 +67,8 @@ class ChunkPolicy:
 
 EACH = ChunkPolicy(kind="each")
 ALL = ChunkPolicy(kind="all")
+ANSWER_TENSORS = {"ids": "int32", LOGPROBS: "float32", TOP_IDS: "int32"}
+"""Tensors of an edge that carries answer tokens to the client."""
 TOKENS = ChunkPolicy(kind="each", max_chunks_per_s=1000)
 """Policy for answer tokens sent to a client: one token per chunk at low rates; above 1000 chunks/s
 per worker, tokens that arrive together share a chunk.

@@ -6,7 +6,7 @@ text to speak is given, `asr` alone for a transcription.
 """
 
 from fleet.core.ids import CLIENT, DECODE, EdgeName, StageName
-from fleet.graphs.base import TOKENS, Edge, Graph, Stage
+from fleet.graphs.base import ANSWER_TENSORS, TOKENS, Edge, Graph, Stage
 from fleet.graphs.text import LM, language_model
 
 ASR, TTS = StageName("asr"), StageName("tts")
@@ -77,7 +77,7 @@ CASCADE = Graph(
         ),
         Edge(name=HEARD, source=ASR, target=CLIENT, tensors=TRANSCRIPT_TENSORS),
         # Answer token ids, the end token included; the gateway turns them into text.
-        Edge(name=TEXT, source=LM, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS),
+        Edge(name=TEXT, source=LM, target=CLIENT, tensors=ANSWER_TENSORS, policy=TOKENS),
         # One item per answer token: its id [1], and the UTF-8 bytes of the text that became certain
         # with it, without control tokens and stop strings; often none.
         Edge(

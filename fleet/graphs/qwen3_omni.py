@@ -3,7 +3,7 @@ modeling_qwen3_omni_moe.py, `generate()`.
 """
 
 from fleet.core.ids import CLIENT, DECODE, PREFILL, EdgeName, StageName, Walk
-from fleet.graphs.base import TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
+from fleet.graphs.base import ANSWER_TENSORS, TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
 from fleet.graphs.training import capture_edges, trainer_of
 
 THINKER, TALKER, CODE2WAV = StageName("thinker"), StageName("talker"), StageName("code2wav")
@@ -57,7 +57,7 @@ QWEN3_OMNI = Graph(
             name=EdgeName("text"),
             source=THINKER,
             target=CLIENT,
-            tensors={"ids": "int32"},
+            tensors=ANSWER_TENSORS,
             policy=TOKENS,
         ),
         # Per prompt chunk its positions' ids and the accept-layer rows of multimodal positions;

@@ -1,7 +1,7 @@
 """The graph of any causal language model: one stage, and one edge to the client."""
 
 from fleet.core.ids import CLIENT, DECODE, PREFILL, EdgeName, StageName
-from fleet.graphs.base import TOKENS, Edge, Graph, Stage
+from fleet.graphs.base import ANSWER_TENSORS, TOKENS, Edge, Graph, Stage
 from fleet.graphs.training import capture_edges, trainer_of
 
 LM = StageName("lm")
@@ -35,7 +35,7 @@ TEXT = Graph(
             name=EdgeName("text"),
             source=LM,
             target=CLIENT,
-            tensors={"ids": "int32"},
+            tensors=ANSWER_TENSORS,
             policy=TOKENS,
         ),
         *capture_edges(LM),

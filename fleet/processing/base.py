@@ -97,7 +97,8 @@ class ChatRequest:
     `stages`: stages that it runs, () if the graph decides by the outputs. `speech_text`: text to
     speak instead of an answer. `hearing`: how a stage of its own recognises the prompt's audio.
     `voice`: name of the voice, used if `spoken`. `where`, `voice_where`: fields of the user's input
-    that have the prompt as a whole and the voice, named in errors.
+    that have the prompt as a whole and the voice, named in errors. `continues`: the answer
+    continues the last message.
     """
 
     id: RequestId
@@ -114,6 +115,7 @@ class ChatRequest:
     stages: tuple[StageName, ...] = ()
     speech_text: TextPart | None = None
     hearing: RecognitionOptions = RecognitionOptions()
+    continues: bool = False
 
     @property
     def audio_parts(self) -> list[AudioPart]:
@@ -143,6 +145,12 @@ class ChatRequest:
 
 class Detokenizer(Protocol):
     """Converts the token ids of one answer, in order, to text without partial characters."""
+
+    def begin_after(self, ids: Sequence[int]) -> None:
+        """Let the answer follow these ids, which are not part of its text, instead of beginning a
+        text.
+        """
+        ...
 
     def add(self, ids: Sequence[int]) -> str:
         """Add the answer's next token ids; return the text that no later id can change."""
@@ -228,6 +236,23 @@ class Frontend(Protocol):
         ...
 
     def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def num_ids(self) -> int:
+        """Number of token ids that the model can sample."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text, which may be a part of a character;
+        empty for an id that the tokenizer does not have.
+        """
+        ...
+
+    def word_ids(self, words: Sequence[str], where: str) -> tuple[tuple[int, ...], ...]:
+        """Return the sequences of token ids that write a word of `words`. `where`: field of the
+        user's input that has the words. Raises: BadInput for a word without tokens.
+        """
+        ...
 
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
         """Return the checkpoint's sampling defaults: by stage, fields of `Sampling` and their

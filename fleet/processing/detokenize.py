@@ -33,6 +33,10 @@ class IncrementalDetokenizer:
         self._num_unsure = 0
         """Ids since the text last ended in a complete character."""
 
+    def begin_after(self, ids: Sequence[int]) -> None:
+        """Let the text follow these ids, which end in a complete character."""
+        self._window, self._num_settled = list(ids), len(ids)
+
     def add(self, ids: Sequence[int]) -> str:
         return "".join(self._add_one(token_id) for token_id in ids)
 

@@ -26,8 +26,7 @@ def read_end_ids(checkpoint: Path) -> frozenset[int]:
 
     Raises: ConfigError if no file names an end token, or a file is not JSON.
     """
-    config = read_json(checkpoint / "config.json")
-    limit = _vocab_size(config)
+    limit = read_vocab_size(checkpoint)
     found = {
         one
         for one in (*_listed(checkpoint), *_tokenizer_ids(checkpoint))
@@ -69,10 +68,11 @@ def _tokenizer_ids(checkpoint: Path) -> Iterator[int]:
         yield found
 
 
-def _vocab_size(config: Mapping[str, object]) -> int | None:
+def read_vocab_size(checkpoint: Path) -> int | None:
     """Return the number of ids that the model can sample; None if config.json has none. A tokenizer
-    may have tokens beyond it.
+    may have tokens beyond it. Raises: ConfigError if the file is not JSON.
     """
+    config: Mapping[str, object] = read_json(checkpoint / "config.json")
     for key in ("thinker_config", "text_config"):
         inner = config.get(key)
         config = cast("Mapping[str, object]", inner) if isinstance(inner, dict) else config

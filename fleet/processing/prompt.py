@@ -3,17 +3,20 @@ no audio.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
+from fleet.processing.bad_words import bad_word_ids
 from fleet.processing.base import ChatRequest, GivenAnswer, Message, TextPart
+from fleet.processing.continuation import Continuation
 from fleet.processing.detokenize import IncrementalDetokenizer
-from fleet.processing.end_ids import read_end_ids
+from fleet.processing.end_ids import read_end_ids, read_vocab_size
 from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
+from fleet.processing.token_bytes import TokenBytes
 from fleet.processing.tokenizer import load_tokenizer, token_ids
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -34,6 +37,7 @@ class PromptFrontend:
         self.tokenizer = load_tokenizer(checkpoint)
         self.limits = limits
         self._end_ids = read_end_ids(checkpoint)
+        self.num_ids = read_vocab_size(checkpoint) or self.tokenizer.get_vocab_size()
         self._end_id = self._end_of_answer(checkpoint)
         self._examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
@@ -73,6 +77,16 @@ class PromptFrontend:
     def end_ids(self) -> frozenset[int]:
         return self._end_ids
 
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self.tokenizer)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._bytes.of(token_id)
+
+    def word_ids(self, words: Sequence[str], where: str) -> tuple[tuple[int, ...], ...]:
+        return bad_word_ids(self.tokenizer, words, where)
+
     def check_text(self, text: TextPart) -> None:
         self.checked(text)
 
@@ -87,7 +101,13 @@ class PromptFrontend:
         """Return the text of the prompt. Raises: as `tokenize`."""
         if not chat.messages:
             raise BadInput("messages: give at least one message", param="messages")
-        text = self._template.render([self._for_template(message) for message in chat.messages])
+        messages = [self._for_template(message) for message in chat.messages]
+        if chat.continues:
+            continuation = Continuation()
+            marked = self._template.render(continuation.marked(messages), opens_answer=False)
+            text = continuation.cut(marked)
+        else:
+            text = self._template.render(messages)
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise ContextLengthExceeded.of(
                 chat.where,

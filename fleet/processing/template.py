@@ -55,16 +55,16 @@ class ChatTemplate:
             ) from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[TemplateMessage]) -> str:
-        """Return the text of the prompt. Raises: BadInput if the template refuses the messages
-        (their roles or order).
+    def render(self, messages: Sequence[TemplateMessage], *, opens_answer: bool = True) -> str:
+        """Return the text of the prompt. `opens_answer`: False for a prompt that ends with the last
+        message. Raises: BadInput if the template refuses the messages (their roles or order).
         """
         try:
             return self._template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=opens_answer,
                 **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fleet.core.chunk import LOGPROBS, TOP_IDS
 from fleet.core.ids import DECODE, EdgeName
 from fleet.engine.base import TOKEN, Arrays, EngineOutput
 from fleet.stages.base import EdgeItem, LoggedOutput
@@ -15,10 +16,11 @@ from fleet.stages.stop_strings import StopDetector
 class AnswerTokens:
     """Converter of one answer's tokens to items, with detection of stop strings.
 
-    Edge `client` gets every token. Edge `spoken` gets all but the last token (the end token, the
-    token at the length limit, or the token that completes a stop string): its final item has no
-    arrays. `given`: answer tokens that the request supplies. `min_tokens`: shortest answer. Stop
-    strings are not detected in the supplied tokens, nor in the first `min_tokens` tokens.
+    Edge `client` gets every token, with its log probabilities where the engine gives them. Edge
+    `spoken` gets all but the last token (the end token, a stop token, the token at the length
+    limit, or the token that completes a stop string): its final item has no arrays. `given`: answer
+    tokens that the request supplies. `min_tokens`: shortest answer. Stop strings are not detected
+    in the supplied tokens, nor in the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -55,7 +57,10 @@ class AnswerTokens:
         self._num_seen += 1
         is_checked = self._num_seen > self._num_unchecked
         last = output.final or (is_checked and self._stop_detector.add(int(ids[0])))
-        items = [EdgeItem(edge=self._client, walk=DECODE, arrays={"ids": ids}, final=last)]
+        arrays = {"ids": ids}
+        if LOGPROBS in output.arrays:
+            arrays |= {name: output.arrays[name] for name in (LOGPROBS, TOP_IDS)}
+        items = [EdgeItem(edge=self._client, walk=DECODE, arrays=arrays, final=last)]
         if self._spoken is not None:
             items.append(
                 EdgeItem(

@@ -74,14 +74,18 @@ class FakeTask(TaskAdapter):
         self._num_read, self._num_sent = 0, 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request and prompt. Raises: BadInput if the answer has to keep a
-        rule.
+        """Return the engine request and prompt. Raises: BadInput if the answer has to keep a rule,
+        or a setting is about single tokens.
         """
         sampling = self._spec.sampling.get(self._stage, Sampling())
         if sampling.constraint is not None:
             raise BadInput(
                 "response_format: engine fake keeps no rule; use engine: torch",
                 param="response_format",
+            )
+        if not sampling.is_plain:
+            raise BadInput(
+                "logit_bias: engine fake has no logits; use engine: torch", param="logit_bias"
             )
         if self._has_inputs and not self._is_main:
             return EngineRequest(request_id=self._spec.id, sampling=sampling), ()

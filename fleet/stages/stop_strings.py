@@ -11,10 +11,16 @@ from fleet.processing.tokenizer import load_tokenizer
 
 
 class StopDetector:
-    """Finds the token that completes a stop string. Without stop strings it does not detokenize."""
+    """Finds the token that completes a stop string. Without stop strings it does not detokenize.
+    `after`: token ids that the answer continues.
+    """
 
-    def __init__(self, stops: Sequence[str], tokenizer: Callable[[], Tokenizer]) -> None:
+    def __init__(
+        self, stops: Sequence[str], tokenizer: Callable[[], Tokenizer], after: Sequence[int] = ()
+    ) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer()) if stops else None
+        if self._detokenizer is not None:
+            self._detokenizer.begin_after(after)
         self._trimmer = StopTrimmer(stops)
 
     @property

@@ -170,7 +170,7 @@ class TextAdapter(TaskAdapter):
         self._tokens = AnswerTokens(
             client=ANSWER,
             spoken=spoken,
-            stop_detector=StopDetector(self._sampling.stop, model.tokenizer),
+            stop_detector=StopDetector(self._sampling.stop, model.tokenizer, spec.continued_ids),
             given=spec.given,
             min_tokens=self._sampling.min_tokens,
         )

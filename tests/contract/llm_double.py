@@ -5,12 +5,12 @@ Prompts are computed in chunks. The engine of a prefill role holds the blocks of
 until the engine of a decode role reads them by a ticket.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fleet.engine.vllm.llm import Draws, StartedLlm, TappedRows, Ticket
+from fleet.engine.vllm.llm import Draws, LlmLogprob, StartedLlm, TappedRows, Ticket
 
 VOCAB_SIZE, MAX_POSITIONS, BLOCK, CHUNK, HIDDEN = 500, 256, 32, 48, 2
 
@@ -19,6 +19,7 @@ VOCAB_SIZE, MAX_POSITIONS, BLOCK, CHUNK, HIDDEN = 500, 256, 32, 48, 2
 class DoubleCompletion:
     token_ids: Sequence[int]
     finish_reason: str | None = None
+    logprobs: Sequence[Mapping[int, LlmLogprob]] | None = None
 
 
 @dataclass(slots=True, kw_only=True)

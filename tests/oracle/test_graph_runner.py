@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from fleet.core.chunk import LOGPROBS
 from fleet.core.errors import EngineError
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec, Sampling
@@ -26,7 +27,7 @@ from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.graphs import EACH, get_graph
 from fleet.lab.measure.twin import Answers
 from fleet.stages.base import BuiltStage
-from tests.oracle.cases import CASES
+from tests.oracle.cases import CASES, TEXT
 from tests.oracle.twins import (
     SPEAKING,
     Built,
@@ -49,6 +50,12 @@ THINKER, TALKER = SPEAKING
 SHORT = [case for case in CASES if case.frames <= 70]
 MIXED: Sequence[Mapping[str, Any]] = (
     {},
+    {
+        "temperature": 0.8,
+        "logit_bias": ((40, 4.0), (41, -6.0)),
+        "bad_words": ((42,), (40, 40)),
+        "top_logprobs": 3,
+    },
     {"temperature": 0.9, "top_k": 5},
     {"temperature": 0.7, "top_p": 0.6, "repetition_penalty": 1.3},
     {
@@ -129,10 +136,20 @@ def test_sampled_answers_of_mixed_parameters_equal_the_twins(
     asked = mixed(ask(tiny_checkpoint, SHORT))
     graphed = with_graphs(speaking_stages(tiny_checkpoint))
     made = speaking_twin(graphed).run(asked.specs, asked.blobs)
-    assert_equal_answers(asked, made, speaking_twin(built).run(asked.specs, asked.blobs))
+    wanted = speaking_twin(built).run(asked.specs, asked.blobs)
+    assert_equal_answers(asked, made, wanted)
+    told = [logprobs_of(answers, asked.specs) for answers in (made, wanted)]
+    assert len(told[0]) > 3
+    np.testing.assert_allclose(*told, atol=1e-4)
     assert len({len(tokens_of(made, spec.id)) for spec in asked.specs}) > 2, (
         "requests must end at different steps"
     )
+
+
+def logprobs_of(answers: Answers, specs: Sequence[RequestSpec]) -> np.ndarray:
+    """Return the log probabilities of all answers whose requests ask for them."""
+    chunks = [chunk for spec in specs for chunk in answers[spec.id][TEXT]]
+    return np.concatenate([chunk[LOGPROBS] for chunk in chunks if LOGPROBS in chunk])
 
 
 def test_drafts_are_verified_beside_captured_steps(tiny_checkpoint: Path, built: Built) -> None:

@@ -209,7 +209,11 @@ def test_answer_that_accepts_one_token_too_many_is_found(
     expected = runs.answers(runs.stage(), GREEDY)
 
     def record_all(
-        task: AnsweringTask, drafts: Sequence[int], tokens: Sequence[int], rows_RH: Tensor
+        task: AnsweringTask,
+        drafts: Sequence[int],
+        tokens: Sequence[int],
+        rows_RH: Tensor,
+        _logprobs: object,
     ) -> Sequence[EngineOutput]:
         wrong = next(
             (number for number, draft in enumerate(drafts) if tokens[number] != draft), len(drafts)

@@ -126,6 +126,11 @@ class CountingProgram:
         sums = last_SH[:, 0].round().int().tolist()
         return [(task.drawn(total),) for task, total in zip(tasks, sums[: len(tasks)], strict=True)]
 
+    def draw_from(
+        self, tasks: Sequence[CountingTask], logits_SV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        raise AssertionError("no row of this program has an adjustment")
+
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         sums_B1 = self.forward(inputs.rows_BH, layout, ()).last_NH.round()
         return StepOutputs(codes_BQ=sums_B1.int(), rows_BH=sums_B1 % 100)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fleet.core.request import Sampling
 from fleet.engine.torch.noise import gumbel, noise_key
-from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw, keep_top
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw, keep_likely, keep_top
 
 CPU = torch.device("cpu")
 
@@ -36,6 +36,15 @@ def test_top_k_and_top_p_cut_matches_transformers(top_k: int, top_p: float) -> N
     if top_p < 1:
         want = processor("TopPLogitsWarper", top_p)(None, want)
     assert torch.equal(keep_top(scores, [top_k] * 4, [top_p] * 4), want)
+
+
+@pytest.mark.parametrize(("top_p", "min_p"), [(1.0, 0.1), (0.8, 0.3), (0.3, 0.01), (1.0, 1.0)])
+def test_min_p_cut_after_top_p_matches_transformers(top_p: float, min_p: float) -> None:
+    scores = logits()
+    kept = processor("TopPLogitsWarper", top_p)(None, scores)
+    want = processor("MinPLogitsWarper", min_p)(None, kept)
+    made = keep_likely(keep_top(scores, [0] * 4, [top_p] * 4), [min_p, 0.0, min_p, min_p])
+    assert torch.equal(made[[0, 2, 3]], want[[0, 2, 3]]) and torch.equal(made[1], kept[1])
 
 
 def test_each_row_has_its_own_cut() -> None:

@@ -2,19 +2,22 @@
 between the roles of a split stage.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fleet.core.chunk import LOGPROBS, TOP_IDS
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.capabilities import KVBlocks
 from fleet.engine.vllm import engine as module
 from fleet.engine.vllm.engine import VllmEngine
+from fleet.engine.vllm.llm import LlmLogprob, logprob_arrays
 from tests.capabilities import kv_of, prefixes_of
-from tests.contract.llm_double import BLOCK, LlmDouble, rows_of, started
+from tests.contract.llm_double import BLOCK, DoubleCompletion, LlmDouble, rows_of, started
 
 REQUEST = RequestId("r")
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
@@ -49,11 +52,12 @@ def begin(
     request_id: RequestId = REQUEST,
     max_tokens: int = 6,
     session: str = "",
+    stop_token_ids: tuple[int, ...] = (),
 ) -> None:
     engine.submit(
         EngineRequest(
             request_id=request_id,
-            sampling=Sampling(max_tokens=max_tokens),
+            sampling=Sampling(max_tokens=max_tokens, stop_token_ids=stop_token_ids),
             params={NUM_POSITIONS: "128"},
             history={TOKEN: np.array(known, np.int32)} if known else {},
             session=session,
@@ -85,6 +89,28 @@ def answer() -> list[int]:
     engine = plain(LlmDouble())
     begin(engine)
     return tokens_of(run(engine))
+
+
+def test_stop_token_ends_the_answer_as_its_last_token(answer: list[int]) -> None:
+    engine = plain(LlmDouble())
+    begin(engine, stop_token_ids=(answer[2],))
+    outputs = run(engine)
+    assert tokens_of(outputs) == answer[:3] and outputs[-1].final
+
+
+def test_logprobs_of_a_token_are_followed_by_those_of_the_most_likely_ids() -> None:
+    listed: Mapping[int, LlmLogprob] = {
+        9: SimpleNamespace(logprob=-7.0, rank=88),
+        3: SimpleNamespace(logprob=-1.5, rank=2),
+        5: SimpleNamespace(logprob=-0.5, rank=1),
+    }
+    made = DoubleCompletion(token_ids=[9], logprobs=[listed])
+    arrays = logprob_arrays(made, 0, 2)
+    assert arrays[LOGPROBS].tolist() == [[-7.0, -0.5, -1.5]] and arrays[TOP_IDS].tolist() == [
+        [5, 3]
+    ]
+    assert logprob_arrays(made, 0, 0)[TOP_IDS].shape == (1, 0)
+    assert logprob_arrays(made, 0, None) == {}
 
 
 def test_tapped_rows_are_returned_in_pieces_before_the_answer(answer: list[int]) -> None:

@@ -13,7 +13,7 @@ from fleet.core.request import Sampling
 from fleet.engine.base import EngineRequest
 from fleet.engine.vllm.llm import Draws
 from fleet.engine.vllm.params import sampling_params
-from fleet.engine.vllm.seeded_draws import SAMPLING
+from fleet.engine.vllm.seeded_draws import END_IDS, SAMPLING
 from fleet.engine.vllm.start import Half, TappedModel, VllmOptions, kv_transfer_config
 from fleet.engine.vllm.tapped_rows import ROW_POSITIONS
 
@@ -30,6 +30,7 @@ SAMPLED = Sampling(temperature=0.7, max_tokens=2048, min_tokens=9, stop=("</s>",
 
 def draws(
     *,
+    sampling: Sampling = SAMPLED,
     hands_off: bool = False,
     ticket: Mapping[str, object] | None = None,
     row_positions: Sequence[int] | None = None,
@@ -37,7 +38,7 @@ def draws(
     """Return a request's sampling as `VllmEngine` passes it on. `hands_off`: whether for the
     prefill role, which samples one token and has no end tokens.
     """
-    request = EngineRequest(request_id=RequestId("r"), sampling=SAMPLED)
+    request = EngineRequest(request_id=RequestId("r"), sampling=sampling)
     return Draws(
         request=request,
         num_known=0,
@@ -87,6 +88,14 @@ def test_decode_half_gives_the_ticket_unchanged() -> None:
         "vLLM changes its own copy"
     )
     assert (params.max_tokens, params.min_tokens, params.stop_token_ids) == (2048, 9, [3, 7])
+
+
+def test_stop_tokens_leave_the_ban_of_end_tokens_to_fleet() -> None:
+    """vLLM's `min_tokens` would ban stop tokens too, for as long as end tokens are banned."""
+    own = Sampling(max_tokens=20, ignore_eos=True, stop_token_ids=(5,), top_logprobs=2)
+    params = sampling_params(draws(sampling=own))
+    assert params.extra_args is not None and params.extra_args[END_IDS] == [3, 7]
+    assert (params.min_tokens, params.stop_token_ids, params.logprobs) == (0, [3, 5, 7], 2)
 
 
 def test_transfer_parameters_stand_beside_others() -> None:

@@ -147,7 +147,7 @@ BODIES = (
         name="values of logit_bias",
         path=CHAT,
         status=400,
-        message="logit_bias: not served",
+        message="logit_bias: 60000 keys; at most 300",
         make=lambda: keys(CHAT_HEAD + b'"logit_bias":{', 60_000, b"}}"),
     ),
     Bomb(

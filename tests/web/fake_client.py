@@ -16,7 +16,7 @@ from fleet.control.requests import GatewayRequests
 from fleet.control.scripts import VoiceHold
 from fleet.control.stream import ClientStream
 from fleet.control.waiting import Applicant
-from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.chunk import LOGPROBS, TOP_IDS, Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     Aborted,
@@ -81,6 +81,21 @@ class Script:
     figures: dict[str, int] = field(default_factory=dict[str, int])
     words: Sequence[tuple[str, int]] | None = None
     wave: np.ndarray | None = None
+
+
+def _with_logprobs(chunk: Chunk, num_top: int | None) -> Chunk:
+    """Return the chunk of token n with its log probability, -n / 8, and the ids 0, 1, ... as the
+    most likely ones, with 0, -1, ...; unchanged if `num_top` is None.
+    """
+    if num_top is None:
+        return chunk
+    top = np.arange(num_top, dtype="<i4")[None]
+    logprobs = np.concatenate([[[-chunk.index / 8]], -top], 1).astype("<f4")
+    tensors = {
+        name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
+        for name, array in ((LOGPROBS, logprobs), (TOP_IDS, top))
+    }
+    return replace(chunk, tensors={**chunk.tensors, **tensors})
 
 
 class FakeStream(ClientStream):
@@ -376,7 +391,12 @@ class FakeClient:
             ids.append(end)
         last = len(ids) - 1
         first, *others = [
-            tensor_chunk(spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last)
+            _with_logprobs(
+                tensor_chunk(
+                    spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last
+                ),
+                spec.sampling[main].top_logprobs,
+            )
             for n, token in enumerate(ids)
         ]
         return [replace(first, figures=self.script.figures), *others]

@@ -177,9 +177,9 @@ def test_unknown_content_field_is_refused_in_speech(gateway: ServedGateway, name
             "start a new chat",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
-        ({"n": 2}, "n", "n=1"),
-        ({"logprobs": True}, "logprobs", "in the client"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "in the client"),
+        ({"best_of": 2}, "best_of", "with n"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "in the client"),
+        ({"logits_bias": {"5": 1}}, "logits_bias", "logit_bias in a chat"),
     ],
 )
 def test_unserved_feature_is_refused_with_advice(

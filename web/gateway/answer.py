@@ -22,6 +22,7 @@ from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.timed_text import WindowReport, decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from web.gateway.answer_logprobs import AnswerLogprobs, TokenLogprob
 from web.gateway.answer_words import AnswerWords, WordEnd
 from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
@@ -39,7 +40,12 @@ MAX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
+    """Next text of an answer. `logprobs`: the tokens that begin in it, if the request asks for log
+    probabilities.
+    """
+
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterat
     """Yield the pieces of an answer without the part before position `sent`. The transcript of the
     prompt is not a part of the answer, and is always yielded.
     """
-    skip = Position(sent.chars, sent.audio_bytes)
+    first, skip = sent.chars, Position(sent.chars, sent.audio_bytes)
     async for piece in pieces:
         if isinstance(piece, HeardPiece):
             yield piece
@@ -113,7 +119,8 @@ async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterat
             skipped = min(skip.chars, len(piece.text))
             skip.chars -= skipped
             if skipped < len(piece.text):
-                yield TextPiece(piece.text[skipped:])
+                unsent = tuple(one for one in piece.logprobs if one.begin >= first)
+                yield TextPiece(piece.text[skipped:], unsent)
         else:
             skipped = min(skip.audio_bytes, len(piece.pcm))
             skip.audio_bytes -= skipped
@@ -195,7 +202,10 @@ class AnswerStream:
         self._metrics = context.metrics
         self._closing = context.closing
         self._detokenizer = context.frontend.detokenizer()
+        self._detokenizer.begin_after(spec.continued_ids)
         self._trimmer = StopTrimmer(main.stop)
+        self._last_ids = context.frontend.end_ids().union(main.stop_token_ids)
+        self._logprobs = AnswerLogprobs() if main.top_logprobs is not None else None
         self._pcm = bytearray()
         self._num_sent = 0
         self._started = time.monotonic()
@@ -256,7 +266,7 @@ class AnswerStream:
         # text
         rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
         if rest:
-            yield TextPiece(rest)
+            yield self._text_piece(rest)
         self._pcm += self._silence.finish()
         for piece in self._audio_pieces(final=True):
             yield piece
@@ -284,10 +294,17 @@ class AnswerStream:
         return self._words.ends(self.num_trimmed)
 
     @property
+    def tells_logprobs(self) -> bool:
+        """True if the request asks for the log probabilities of the answer's tokens."""
+        return self._logprobs is not None
+
+    @property
     def finish_reason(self) -> str:
-        """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
+        """`length` if max_tokens ended the text; `stop` after an end token, a stop token or a stop
+        string.
+        """
         cut = self._num_text_tokens >= self._main.max_tokens
-        ended = self._trimmer.stopped or (cut and self._text_ids[-1] in self._frontend.end_ids())
+        ended = self._trimmer.stopped or (cut and self._text_ids[-1] in self._last_ids)
         return "length" if cut and not ended else "stop"
 
     @property
@@ -340,12 +357,40 @@ class AnswerStream:
         self._text_ids += ids
         # as in the stage, stop strings end the text only in generated tokens, and only after
         # `min_tokens`
-        unchecked, checked = ids[:num_unchecked], ids[num_unchecked:]
-        text = self._detokenizer.add(unchecked) + self._trimmer.add(self._detokenizer.add(checked))
+        if self._logprobs is not None:
+            text = self._decode_one_by_one(self._logprobs, chunk, ids, num_unchecked)
+        else:
+            unchecked, checked = (
+                self._decode(ids[:num_unchecked]),
+                self._decode(ids[num_unchecked:]),
+            )
+            text = unchecked + self._trimmer.add(checked)
         if not text:
             return []
         self._observe_first("text")
-        return [TextPiece(text)]
+        return [self._text_piece(text)]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text that the next tokens add to the answer. Stop tokens have none."""
+        hidden = self._main.stop_token_ids
+        return self._detokenizer.add([id for id in ids if id not in hidden] if hidden else ids)
+
+    def _decode_one_by_one(
+        self, logprobs: AnswerLogprobs, chunk: Chunk, ids: Sequence[int], num_unchecked: int
+    ) -> str:
+        """Return the text of a chunk's tokens up to a stop string; note where each token begins."""
+        text = ""
+        for number, (token, told) in enumerate(
+            zip(ids, logprobs.told(chunk, len(ids)), strict=True)
+        ):
+            added = self._decode([token])
+            logprobs.put(token, None if token in self._last_ids else told, len(added))
+            text += added if number < num_unchecked else self._trimmer.add(added)
+        return text
+
+    def _text_piece(self, text: str) -> TextPiece:
+        taken = self._logprobs.take(len(text)) if self._logprobs is not None else ()
+        return TextPiece(text, taken)
 
     def _audio_pieces(self, *, final: bool) -> list[Piece]:
         end = len(self._pcm) if final else len(self._pcm) - len(self._pcm) % GROUP_BYTES

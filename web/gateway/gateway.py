@@ -45,6 +45,7 @@ from web.gateway.rule_check import RuleCheck
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
+from web.gateway.token_sampling import with_token_fields
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.refused_work import current_sender
 from web.schema.chat import (
@@ -130,9 +131,8 @@ class Gateway:
                 param=where,
             )
 
-    async def submit(self, body: ChatBody, request_id: RequestId) -> ActiveRequest:
-        """Check, prepare and submit the request of a chat completion. If the caller is cancelled
-        meanwhile, the request is aborted.
+    async def prepare(self, body: ChatBody, request_id: RequestId) -> PreparedChat:
+        """Check and prepare the request of a chat completion, for `submit_prepared`.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -141,8 +141,7 @@ class Gateway:
         self.check_num_messages(len(body.messages))
         messages = await messages_of(body, self.client.voice.transcript)
         stored = await read_input(is_large(body), stored_body, body)
-        chat = await self.prepare_chat(body, messages, request_id, stored=stored)
-        return await self.submit_prepared(chat)
+        return await self.prepare_chat(body, messages, request_id, stored=stored)
 
     async def prepare_chat(
         self,
@@ -165,10 +164,9 @@ class Gateway:
 
         `stored` is the copy of the body for the trace, by default made from the options and
         messages. `kind` is the kind of request that lists show, by default speech or text. If the
-        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is the place
-        of the request among the waiting ones of its client, by default the time of its arrival.
-        `outputs` are its client edges, by default text, and audio if it is spoken. Other parameters
-        are as in `ChatRequest`.
+        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is its place
+        among the waiting requests of its client, by default the time of arrival. `outputs` are its
+        client edges, by default text, and audio if it is spoken. Others: see `ChatRequest`.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -185,6 +183,7 @@ class Gateway:
             stages=stages,
             speech_text=speech_text,
             hearing=hearing,
+            continues=options.continues,
             sampling=sampling,
             spoken=spoken,
             voice=voice_name(options.audio.voice) if options.audio is not None else None,
@@ -210,6 +209,11 @@ class Gateway:
     ) -> dict[StageName, Sampling]:
         """Return the sampling of each of `stages`, after a check of the rule for the answer."""
         sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
+        if self._main in sampling:
+            spoken = "audio" in options.wants
+            sampling[self._main] = with_token_fields(
+                sampling[self._main], options, self.frontend, spoken=spoken
+            )
         if options.rule is not None:
             await self._rules.check(options.rule, sampling[self._main])
         return sampling
@@ -222,7 +226,9 @@ class Gateway:
         spec, blob = await prepare_in_thread(
             num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
         )
-        spec = msgspec.structs.replace(spec, stages=chat.stages, model=self.model)
+        spec = msgspec.structs.replace(
+            spec, stages=chat.stages, model=self.model, continues=chat.continues
+        )
         if isinstance(chat.given, TextPart):
             spec = self._with_length_of_given(spec)
         return spec, blob

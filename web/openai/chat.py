@@ -4,8 +4,8 @@ stage.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
@@ -24,9 +24,11 @@ from web.gateway.answer import (
     TextPiece,
     skip_sent,
 )
+from web.gateway.answer_logprobs import TokenLogprob
+from web.gateway.choices import choices_of, merged, submitted, summed_usage
 from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, Gateway
 from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
-from web.gateway.prepared_chat import ActiveRequest
+from web.gateway.prepared_chat import PreparedChat
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of
@@ -35,6 +37,7 @@ from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import encode_whole
+from web.openai.logprobs import choice_logprobs
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.responses import (
     AnswerMessage,
@@ -43,8 +46,10 @@ from web.schema.responses import (
     ChatChunk,
     ChatCompletion,
     Choice,
+    ChoiceLogprobs,
     ChunkChoice,
     Delta,
+    Usage,
 )
 
 STREAMED_FORMATS = ("pcm16", "wav")
@@ -69,11 +74,20 @@ class ChatEnvelope:
     wav: bool
     """True if each streamed piece of audio is a WAV file of its own."""
     warnings: tuple[str, ...]
+    index: int = 0
+    """Number of the choice, in an answer with several."""
 
     def chunk(
-        self, delta: Delta, finish_reason: str | None = None, *, is_first: bool = False
+        self,
+        delta: Delta,
+        finish_reason: str | None = None,
+        *,
+        is_first: bool = False,
+        logprobs: ChoiceLogprobs | None = None,
     ) -> bytes:
-        choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
+        choice = ChunkChoice(
+            index=self.index, delta=delta, finish_reason=finish_reason, logprobs=logprobs
+        )
         usage = None if self.usage else UNSET
         is_audio = delta.audio is not UNSET and delta.audio.data is not UNSET
         return event(
@@ -131,39 +145,82 @@ class ChatEndpoint:
         await until_disconnect(receive, answer)
 
     async def _answer(self, body: ChatBody, scope: Scope, receive: Receive, send: Send) -> None:
-        active = await self._gateway.submit(body, request_id_of(scope))
+        chat = await self._gateway.prepare(body, request_id_of(scope))
+        asked = _Asked(
+            num=body.n or 1,
+            kind=_audio_format(body, "wav"),
+            is_streamed=bool(body.stream),
+            with_ids=bool(body.stream_options and body.stream_options.include_event_ids),
+            headers=chat.headers(_ignored(body, chat)),
+        )
+        self._ignored_log.note(chat.spec.id, body.warned())
+        del body
+        response = (
+            await self._answer_once(chat, asked, scope, send)
+            if asked.num == 1
+            else await self._answer_repeatedly(chat, asked, scope, send)
+        )
+        if response is not None:
+            await response(scope, receive, send)
+
+    async def _answer_once(
+        self, chat: PreparedChat, asked: "_Asked", scope: Scope, send: Send
+    ) -> Response | None:
+        """Send a streamed answer, or return the response with a whole one."""
+        active = await self._gateway.submit_prepared(chat)
         async with active.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
             reply = ChatEnvelope.of(answer.spec, self._gateway)
-            headers, kind, is_streamed = (
-                active.chat.headers(_ignored(body, active)),
-                _audio_format(body, "wav"),
-                body.stream,
-            )
-            with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
-            self._ignored_log.note(answer.spec.id, body.warned())
-            del body
             body_memory_of(scope).free()
-            if is_streamed:
-                await send_stream(
-                    send,
-                    headers,
-                    chat_events(self._gateway, reply, answer, Position(), with_ids=with_ids),
+            if asked.is_streamed:
+                lines = chat_events(
+                    self._gateway, reply, answer, Position(), with_ids=asked.with_ids
                 )
-            else:
-                response = await self._complete(reply, answer, kind, headers)
-                await response(scope, receive, send)
+                await send_stream(send, asked.headers, lines)
+                return None
+            choice = await self._choice(reply, answer, asked.kind)
+            return _completion(reply, [choice], answer.usage(), asked.headers)
 
-    async def _complete(
-        self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]
-    ) -> Response:
+    async def _answer_repeatedly(
+        self, chat: PreparedChat, asked: "_Asked", scope: Scope, send: Send
+    ) -> Response | None:
+        """Send the streamed answers to a chat with several, or return the response with whole ones.
+        Such answers cannot be resumed: a client that does not read aborts them.
+        """
+        chats = choices_of(chat, asked.num, self._gateway.graph.main_stage.name)
+        whole = ChatEnvelope.of(chat.spec, self._gateway)
+        replies = [replace(whole, index=number) for number in range(asked.num)]
+        body_memory_of(scope).free()
+        if not asked.is_streamed:
+            async with submitted(
+                self._gateway,
+                chats,
+                lambda number, answer: self._choice(replies[number], answer, asked.kind),
+            ) as running:
+                made = await asyncio.gather(*running.tasks)
+                return _completion(whole, made, summed_usage(running.answers), asked.headers)
+        events = asyncio.Queue[bytes | None]()
+
+        async def put_events(number: int, answer: AnswerStream) -> None:
+            async for line in choice_events(self._gateway, replies[number], answer, Position()):
+                events.put_nowait(line)
+
+        async with submitted(self._gateway, chats, put_events) as choices:
+            lines = _ended(whole, merged(choices, events), lambda: summed_usage(choices.answers))
+            await send_stream(send, asked.headers, lines)
+        return None
+
+    async def _choice(self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat) -> Choice:
+        """Return a whole answer."""
         text: list[str] = []
+        told: list[TokenLogprob] = []
         pcm = bytearray()
         async for piece in answer.pieces():
             if isinstance(piece, AudioPiece):
                 pcm += piece.pcm
             elif isinstance(piece, TextPiece):
                 text.append(piece.text)
+                told += piece.logprobs
         transcript = "".join(text)
         audio: AudioMessage | UnsetType = UNSET
         if reply.spoken:
@@ -178,28 +235,88 @@ class ChatEndpoint:
                 expires_at=expires_at,
                 transcript=transcript,
             )
-        message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
-        completion = ChatCompletion(
-            id=reply.id,
-            created=reply.created,
-            model=reply.model,
-            choices=[Choice(message=message, finish_reason=answer.finish_reason)],
-            usage=answer.usage(),
-            warnings=reply.listed_warnings(),
+        return Choice(
+            index=reply.index,
+            message=AnswerMessage(content=transcript if reply.mirror else None, audio=audio),
+            logprobs=choice_logprobs(told, self._gateway.frontend)
+            if answer.tells_logprobs
+            else None,
+            finish_reason=answer.finish_reason,
         )
-        return json_response(completion, headers=headers)
 
 
-async def chat_events(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a request asks of the shape of its answer. `num`: number of choices; `kind`: format of
+    whole audio; `with_ids`: events have ids; `headers`: response headers.
+    """
+
+    num: int
+    kind: AudioFormat
+    is_streamed: bool
+    with_ids: bool
+    headers: dict[str, str]
+
+
+def _completion(
+    reply: ChatEnvelope, choices: list[Choice], usage: Usage, headers: dict[str, str]
+) -> Response:
+    completion = ChatCompletion(
+        id=reply.id,
+        created=reply.created,
+        model=reply.model,
+        choices=choices,
+        usage=usage,
+        warnings=reply.listed_warnings(),
+    )
+    return json_response(completion, headers=headers)
+
+
+def chat_events(
     gateway: Gateway, reply: ChatEnvelope, answer: AnswerStream, sent: Position, *, with_ids: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer after position `sent`. A failure becomes an error
-    event, without [DONE].
+    """Yield the server-sent events of an answer after position `sent`, up to the last of the
+    stream.
+    """
+    events = choice_events(gateway, reply, answer, sent, with_ids=with_ids)
+    return _ended(reply, events, answer.usage)
+
+
+async def _ended(
+    reply: ChatEnvelope, events: AsyncIterator[bytes], usage: Callable[[], Usage]
+) -> AsyncIterator[bytes]:
+    """Yield the events of a stream's choices, and what ends the stream: the usage, if it is asked
+    for, and [DONE]. A failure becomes an error event, without [DONE].
+    """
+    try:
+        async for line in events:
+            yield line
+    except FleetError as error:
+        yield event(envelope_of(error))
+        return
+    if reply.usage:
+        yield event(
+            ChatChunk(
+                id=reply.id, created=reply.created, model=reply.model, choices=[], usage=usage()
+            )
+        )
+    yield b"data: [DONE]\n\n"
+
+
+async def choice_events(
+    gateway: Gateway,
+    reply: ChatEnvelope,
+    answer: AnswerStream,
+    sent: Position,
+    *,
+    with_ids: bool = False,
+) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of an answer after position `sent`, up to its finish reason.
 
     The role is sent with the first piece: clients measure the time to the first token by the first
     event.
     If `with_ids` is True, the id of an event is the position after it, from which any gateway can
-    resume the stream.
+    resume the stream. Raises: FleetError if the answer fails.
     """
     transcript: list[str] = []
     opening, audio_id = b"", UNSET
@@ -207,33 +324,21 @@ async def chat_events(
         delta = Delta(role="assistant", content="" if reply.mirror else None, refusal=None)
         opening = reply.chunk(delta, is_first=True)
         audio_id = reply.audio_id
-    try:
-        async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
-            if isinstance(piece, HeardPiece):
-                continue
-            sent.advance(piece)
-            chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
-            yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
-            opening, audio_id = b"", UNSET
-        if reply.spoken:
-            expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript))
-            yield opening + reply.chunk(Delta(audio=AudioDelta(id=audio_id, expires_at=expires_at)))
-            opening = b""
-    except FleetError as error:
-        yield event(envelope_of(error))
-        return
-    yield opening + reply.chunk(Delta(), finish_reason=answer.finish_reason)
-    if reply.usage:
-        yield event(
-            ChatChunk(
-                id=reply.id,
-                created=reply.created,
-                model=reply.model,
-                choices=[],
-                usage=answer.usage(),
-            )
+    async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
+        if isinstance(piece, HeardPiece):
+            continue
+        sent.advance(piece)
+        chunk = reply.chunk(
+            _delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz),
+            logprobs=_logprobs(piece, gateway),
         )
-    yield b"data: [DONE]\n\n"
+        yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
+        opening, audio_id = b"", UNSET
+    if reply.spoken:
+        expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript))
+        yield opening + reply.chunk(Delta(audio=AudioDelta(id=audio_id, expires_at=expires_at)))
+        opening = b""
+    yield opening + reply.chunk(Delta(), finish_reason=answer.finish_reason)
 
 
 async def _with_transcript(
@@ -257,6 +362,12 @@ def _delta(
     return Delta(audio=AudioDelta(id=audio_id, data=base64.b64encode(data).decode("ascii")))
 
 
+def _logprobs(piece: TextPiece | AudioPiece, gateway: Gateway) -> ChoiceLogprobs | None:
+    """Return the log probabilities of the tokens that begin in a piece; None if there are none."""
+    told = piece.logprobs if isinstance(piece, TextPiece) else ()
+    return choice_logprobs(told, gateway.frontend) if told else None
+
+
 def _audio_format(body: ChatBody, default: AudioFormat) -> AudioFormat:
     return (body.audio.format if body.audio is not None else None) or default
 
@@ -269,6 +380,6 @@ def _check_format(body: ChatBody) -> None:
         )
 
 
-def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:
-    unused = ["audio"] if body.audio is not None and not active.chat.spoken else []
+def _ignored(body: ChatBody, chat: PreparedChat) -> list[str]:
+    unused = ["audio"] if body.audio is not None and not chat.spoken else []
     return sorted([*(given.where for given in body.ignored), *unused])

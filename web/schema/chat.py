@@ -23,12 +23,15 @@ from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
 from web.schema.answer_rules import AnswerRule, AnswerRules
 from web.schema.body import Body
+from web.schema.continuation import check_continuation
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
+from web.schema.token_fields import TokenFields, unset
 from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
+MAX_CHOICES = 4
 MAX_STAGES = 64
 MAX_STAGE_FIELDS = 64
 """Limit of the keys in each section of `fleet`, including unknown keys; `MAX_STAGES` limits the
@@ -226,7 +229,7 @@ StageSections = Annotated[
 ]
 
 
-class ChatOptions(SamplingFields, AnswerRules):
+class ChatOptions(SamplingFields, AnswerRules, TokenFields):
     """Options of a chat, without its messages. `fleet` sets the sampling of single stages, by the
     graph's stage names.
 
@@ -257,6 +260,11 @@ class ChatOptions(SamplingFields, AnswerRules):
     def wants(self) -> tuple[Modality, ...]:
         return tuple(self.modalities or ("text",))
 
+    @property
+    def continues(self) -> bool:
+        """True if the answer continues the last message."""
+        return False
+
     def warned(self) -> list[str]:
         """Return the names of ignored fields that the answer warns about; empty for options without
         a body.
@@ -272,6 +280,13 @@ class ChatBody(ChatOptions):
     tool_choice: object = None
     functions: list[object] | None = None
     function_call: object = None
+    n: Annotated[Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None, BeforeValidator(unset)] = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def continues(self) -> bool:
+        return bool(self.continue_final_message)
 
     @cached_property
     def ignored(self) -> tuple[Given, ...]:
@@ -291,9 +306,27 @@ def parse_chat(body: bytes) -> ChatBody:
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
     _ = chat.ignored, chat.rule  # found here, in the thread of a large body
+    _check_choices(chat)
+    check_continuation(
+        chat.continue_final_message,
+        chat.add_generation_prompt,
+        last_role=chat.messages[-1].role,
+        spoken="audio" in chat.wants,
+    )
     for name in ("tool_choice", "function_call"):
         check_tool_choice(name, getattr(chat, name))
     return chat
+
+
+def _check_choices(chat: ChatBody) -> None:
+    """Refuse what a chat with several choices cannot have. Raises: UnsupportedValue."""
+    if (chat.n or 1) == 1:
+        return
+    if "audio" in chat.wants:
+        raise UnsupportedValue("n: one answer can be spoken; use n=1, or ask for text", param="n")
+    if chat.stream_options is not None and chat.stream_options.include_event_ids:
+        where = "stream_options.include_event_ids"
+        raise UnsupportedValue(f"{where}: only one answer can be resumed; use n=1", param=where)
 
 
 def parse_json(kind: type[BodyT], body: bytes) -> BodyT:

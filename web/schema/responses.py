@@ -48,10 +48,34 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     audio: AudioDelta | UnsetType = UNSET
 
 
+class ListedLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token with the logarithm of its probability. `bytes`: UTF-8 of the token, which may be a
+    part of a character; `token` then has U+FFFD.
+    """
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """A token of an answer, and the most likely tokens at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ListedLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[TokenLogprobs]
+    refusal: None = None
+
+
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 
@@ -90,7 +114,7 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str
 
 

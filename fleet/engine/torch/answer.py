@@ -2,20 +2,27 @@
 by every program that answers in text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.core.errors import EngineError
+from fleet.core.errors import EngineError, FleetError
 from fleet.core.ids import DECODE
-from fleet.engine.base import TOKEN, EngineOutput, EngineRequest
+from fleet.engine.base import TOKEN, Arrays, EngineOutput, EngineRequest
+from fleet.engine.torch.adjustments import Adjustments
+from fleet.engine.torch.logprobs import RawLogits
 from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.program import DraftedTask, GraphTask
 from fleet.engine.torch.rows import Rows
-from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, banned_ids, draw
+
+NO_ARRAYS: Arrays = MappingProxyType({})
+NO_LOGPROBS: Mapping[int, Arrays] = MappingProxyType({})
 
 
 class TokenAnswer:
@@ -31,6 +38,8 @@ class TokenAnswer:
     ) -> None:
         self._request = request
         self._end_ids = end_ids
+        self._last_ids = end_ids.union(request.sampling.stop_token_ids)
+        self._adjustments = Adjustments.of(request.sampling)
         self._salt = salt
         self._rule = request.open_rule() if request.open_rule is not None else None
         self.prompt_ids = prompt_ids
@@ -58,42 +67,47 @@ class TokenAnswer:
         """
         sampling, number = self._request.sampling, len(self.ids) + len(drafts)
         key = noise_key(sampling.seed, self._salt, 0, number)
-        banned = frozenset[int]() if sampling.may_end(number) else self._end_ids
         allowed = self._rule.allowed(drafts) if self._rule is not None else None
-        if allowed is not None and banned and set(np.flatnonzero(allowed)) <= banned:
-            banned = frozenset[int]()  # the rule leaves only the end
+        adjusts = self._adjustments
         row = RowSampling(
             sampling=sampling,
             noise_key=key,
             counts=self._counts,
-            banned=banned,
+            banned=banned_ids(sampling, number, self._end_ids, allowed),
             allowed=allowed,
+            adjustment=adjusts.row(self.ids, drafts) if adjusts is not None else None,
         )
         if drafts and row.penalised:
             return msgspec.structs.replace(row, counts=self._counts.followed_by(drafts))
         return row
 
-    def record_draw(self, token: int) -> EngineOutput:
-        """Append a sampled token to the answer and return its output: `final` at an end token or
-        the length limit, an error if `token` is negative (the logits were not finite) or breaks the
-        rule.
+    def record_draw(self, token: int, logprobs: Arrays = NO_ARRAYS) -> EngineOutput:
+        """Append a sampled token to the answer and return its output: `final` at an end token, a
+        stop token or the length limit, an error if `token` is negative (the logits were not finite)
+        or may not follow. `logprobs`: arrays with its log probabilities, if they are asked for.
         """
         request = self._request
-        if token < 0:
-            error = EngineError(
-                "the model's output is not a number; the prompt's audio may hold invalid samples"
-            )
+        error = self._error_of(token)
+        if error is not None:
             return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
-        if self._rule is not None:
-            self._rule.add(token)
-            if self._rule.error is not None:
-                error = self._rule.error
-                return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
         self._counts.add(token)
         self.ids.append(token)
-        self.ended = final = token in self._end_ids or len(self.ids) >= request.sampling.max_tokens
-        arrays = {TOKEN: np.array([token], dtype=np.int32)}
+        self.ended = final = token in self._last_ids or len(self.ids) >= request.sampling.max_tokens
+        arrays = {TOKEN: np.array([token], dtype=np.int32), **logprobs}
         return EngineOutput(request_id=request.request_id, walk=DECODE, arrays=arrays, final=final)
+
+    def _error_of(self, token: int) -> FleetError | None:
+        """Add a sampled token to the rule; return the error if it may not follow."""
+        if token < 0:
+            return EngineError(
+                "the model's output is not a number; the prompt's audio may hold invalid samples"
+            )
+        if self._adjustments is not None and (error := self._adjustments.check(self.ids, token)):
+            return error
+        if self._rule is None:
+            return None
+        self._rule.add(token)
+        return self._rule.error
 
 
 def history_of(request: EngineRequest) -> NDArray[np.int32]:
@@ -138,12 +152,12 @@ class AnsweringTask(GraphTask, DraftedTask):
         assert self.answer is not None, "a draw before the prompt"
         return self.answer.next_draw(drafts)
 
-    def record_draw(self, token: int, row_1H: Tensor) -> EngineOutput:
+    def record_draw(self, token: int, row_1H: Tensor, logprobs: Arrays = NO_ARRAYS) -> EngineOutput:
         """Append a sampled token to the answer, and its embedding `row_1H` to the task's input;
-        return the output.
+        return the output, with the arrays of its log probabilities.
         """
         assert self.answer is not None, "a draw before the prompt"
-        output = self.answer.record_draw(token)
+        output = self.answer.record_draw(token, logprobs)
         if not output.final and output.error is None:
             self.grow(row_1H)
         return output
@@ -163,19 +177,41 @@ def draw_answers(
     """Sample the next token of each task and return the outputs. Shapes: `logits_SV` may have
     padding rows after the tasks' rows; `embed` maps token ids [S] to embeddings [S, H].
     """
-    tokens_S = draw(
-        logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one=one_by_one
-    )
-    return record_answers(tasks, tokens_S.tolist(), embed(tokens_S.clamp(min=0)))
+    drawn = _draw(logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one)
+    return record_answers(tasks, drawn.tokens, drawn.embedded(embed), drawn.logprobs)
+
+
+class _Drawn(NamedTuple):
+    """Sampled tokens [R], on the device and as numbers, and log probabilities by row."""
+
+    tokens_R: Tensor
+    tokens: list[int]
+    logprobs: Mapping[int, Arrays]
+
+    def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:
+        return embed(self.tokens_R.clamp(min=0))
+
+
+def _draw(logits_RV: Tensor, rows: Sequence[RowSampling], one_by_one: bool) -> _Drawn:
+    raw = RawLogits.of(logits_RV, rows, one_by_one=one_by_one)
+    tokens_R = draw(logits_RV, rows, one_by_one=one_by_one)
+    tokens = tokens_R.tolist()
+    return _Drawn(tokens_R, tokens, raw.of_tokens(tokens) if raw is not None else {})
 
 
 def record_answers(
-    tasks: Sequence[AnsweringTask], tokens: Sequence[int], rows_SH: Tensor
+    tasks: Sequence[AnsweringTask],
+    tokens: Sequence[int],
+    rows_SH: Tensor,
+    logprobs: Mapping[int, Arrays] = NO_LOGPROBS,
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Record one sampled token per task, with its embedding in `rows_SH`; return the outputs."""
+    """Record one sampled token per task, with its embedding in `rows_SH` and, by row, its log
+    probabilities; return the outputs.
+    """
+    drawn = zip(tasks, tokens, rows_SH.split(1), strict=True)
     return [
-        (task.record_draw(token, row_1H),)
-        for task, token, row_1H in zip(tasks, tokens, rows_SH.split(1), strict=True)
+        (task.record_draw(token, row_1H, logprobs.get(row, NO_ARRAYS)),)
+        for row, (task, token, row_1H) in enumerate(drawn)
     ]
 
 
@@ -200,23 +236,30 @@ def draw_drafted(
         for task, guessed in zip(tasks, drafts, strict=True)
         for number in range(len(guessed) + 1)
     ]
-    tokens_R = draw(logits_RV, rows, one_by_one=one_by_one)
-    embedded_RH, tokens = embed(tokens_R.clamp(min=0)), tokens_R.tolist()
+    drawn = _draw(logits_RV, rows, one_by_one)
+    embedded_RH = drawn.embedded(embed)
     outputs: list[Sequence[EngineOutput]] = []
     first = 0
     for task, guessed in zip(tasks, drafts, strict=True):
-        stop = first + len(guessed) + 1
-        outputs.append(_record_drafted(task, guessed, tokens[first:stop], embedded_RH[first:stop]))
-        first = stop
+        own = range(first, first + len(guessed) + 1)
+        first = own.stop
+        logprobs = [drawn.logprobs.get(row, NO_ARRAYS) for row in own]
+        tokens, rows_RH = drawn.tokens[own.start : first], embedded_RH[own.start : first]
+        outputs.append(_record_drafted(task, guessed, tokens, rows_RH, logprobs))
     return outputs
 
 
 def _record_drafted(
-    task: AnsweringTask, drafts: Sequence[int], tokens: Sequence[int], rows_RH: Tensor
+    task: AnsweringTask,
+    drafts: Sequence[int],
+    tokens: Sequence[int],
+    rows_RH: Tensor,
+    logprobs: Sequence[Arrays],
 ) -> Sequence[EngineOutput]:
     outputs: list[EngineOutput] = []
-    for token, draft, row_1H in zip(tokens, (*drafts, None), rows_RH.split(1), strict=True):
-        outputs.append(task.record_draw(token, row_1H))
+    drawn = zip(tokens, (*drafts, None), rows_RH.split(1), logprobs, strict=True)
+    for token, draft, row_1H, arrays in drawn:
+        outputs.append(task.record_draw(token, row_1H, arrays))
         if outputs[-1].final or outputs[-1].error is not None or token != draft:
             break
     return outputs

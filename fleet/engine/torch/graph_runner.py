@@ -10,9 +10,12 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Generic
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fleet.engine.base import EngineOutput
 from fleet.engine.torch.attention_step import StepLayout
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
@@ -106,29 +109,56 @@ class GraphRunner(Generic[GraphTaskT]):
         originals.
         """
         used, extents = len(decoding), [extent for _, extent in decoding]
+        draws = [task.next_draw() for task, _ in decoding]
         num_rows = next(bucket for bucket in self._buckets if bucket >= used)
         buffers, run = self._prepare(num_rows, self._num_pages(extents))
         buffers.fill(
             joined([task.rows(extent.start, extent.stop) for task, extent in decoding]),
             extents,
-            [task.next_draw() for task, _ in decoding],
+            draws,
             [task.num_drawn for task, _ in decoding],
         )
         done = run()
-        tapped_BH = done.tapped_BH
+        tapped_BH, logits_BV = done.tapped_BH, done.logits_BV
+        is_adjusted = any(draw.adjustment is not None for draw in draws)
         return StepOutputs(
             codes_BQ=done.codes_BQ[:used].clone(),
             rows_BH=done.rows_BH[:used].clone(),
             tapped_BH=None if tapped_BH is None else tapped_BH[:used].clone(),
+            logits_BV=logits_BV[:used].clone() if is_adjusted and logits_BV is not None else None,
         )
 
     def _record(self, decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs) -> Drawn:
         """Copy the sampled codes to the host, which waits for nothing else of a step, and record
-        them; return the outputs.
+        them; return the outputs. Rows with an adjustment, which the step does not know, are sampled
+        again from its logits.
         """
         codes_SQ = stepped.codes_BQ.cpu().numpy()
-        outputs = self._program.record([task for task, _ in decoding], codes_SQ, stepped.rows_BH)
+        tasks = [task for task, _ in decoding]
+        if stepped.logits_BV is None:
+            outputs = self._program.record(tasks, codes_SQ, stepped.rows_BH)
+        else:
+            outputs = self._draw_adjusted(tasks, codes_SQ, stepped, stepped.logits_BV)
         return {id(extent): output for (_, extent), output in zip(decoding, outputs, strict=True)}
+
+    def _draw_adjusted(
+        self,
+        tasks: Sequence[GraphTaskT],
+        codes_SQ: NDArray[np.int32],
+        stepped: StepOutputs,
+        logits_SV: Tensor,
+    ) -> Sequence[Sequence[EngineOutput]]:
+        adjusted = [
+            row for row, task in enumerate(tasks) if task.next_draw().adjustment is not None
+        ]
+        index = torch.tensor(adjusted, device=logits_SV.device)
+        drawn = self._program.draw_from([tasks[row] for row in adjusted], logits_SV[index])
+        outputs = dict(zip(adjusted, drawn, strict=True))
+        for row, task in enumerate(tasks):
+            if row not in outputs:
+                own = slice(row, row + 1)
+                (outputs[row],) = self._program.record([task], codes_SQ[own], stepped.rows_BH[own])
+        return [outputs[row] for row in range(len(tasks))]
 
     def _num_pages(self, extents: Sequence[Extent]) -> int:
         if self._captures:

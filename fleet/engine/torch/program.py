@@ -214,11 +214,14 @@ class StepOutputs:
     finite.
     `rows_BH`: the embeddings of the sampled codes.
     `tapped_BH`: the hidden states that enter the tapped layer, if the program taps a layer.
+    `logits_BV`: the logits before sampling, if rows with a `RowSampling.adjustment` may be sampled
+    again from them.
     """
 
     codes_BQ: Tensor
     rows_BH: Tensor
     tapped_BH: Tensor | None = None
+    logits_BV: Tensor | None = None
 
 
 class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
@@ -239,4 +242,10 @@ class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
         """Record the tokens that a decode step sampled, with their embeddings `rows_SH`; return the
         tasks' outputs, as `draw` does.
         """
+        ...
+
+    def draw_from(
+        self, tasks: Sequence[GraphTaskT], logits_SV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
+        """Sample the next token of each task from logits; return the outputs, as `draw` does."""
         ...

@@ -1,5 +1,5 @@
-"""From logits to token ids: penalties, suppression, temperature, top-k, top-p, in `transformers`'
-order. Knows no request.
+"""From logits to token ids: biases, penalties, suppression, temperature, top-k, top-p, min-p, in
+`transformers`' order. Knows no request.
 
 Source: transformers 5.23, generation/utils.py `_get_logits_processor`. Logits are float32; ties go
 to the lowest id.
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.request import Sampling
+from fleet.engine.torch.adjustments import RowAdjustment
 from fleet.engine.torch.noise import gumbel
 
 UNSEEN = -1
@@ -62,7 +63,8 @@ class TokenCounts:
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one row (one token to be sampled). `noise_key` is used only if
     `temperature` > 0. `banned`: token ids that must not be sampled. `allowed`: bool [V], the only
-    ids that may be sampled; None for all.
+    ids that may be sampled; None for all. `adjustment`: settings about single tokens, if the
+    request has any.
     """
 
     sampling: Sampling
@@ -70,6 +72,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     counts: TokenCounts | None = None
     banned: frozenset[int] = frozenset()
     allowed: NDArray[np.bool_] | None = None
+    adjustment: RowAdjustment | None = None
 
     @property
     def greedy(self) -> bool:
@@ -81,6 +84,19 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
         return sampling.repetition_penalty != 1.0 or bool(
             sampling.frequency_penalty or sampling.presence_penalty
         )
+
+
+def banned_ids(
+    sampling: Sampling, number: int, end_ids: frozenset[int], allowed: NDArray[np.bool_] | None
+) -> frozenset[int]:
+    """Return the end tokens that must not be sampled as token `number` of an answer; none where the
+    answer's rule leaves only the end.
+    """
+    if sampling.may_end(number) or (
+        allowed is not None and set(np.flatnonzero(allowed)) <= end_ids
+    ):
+        return frozenset()
+    return end_ids
 
 
 def draw(
@@ -109,10 +125,12 @@ def adjusted(
     suppressed_V: Tensor | None = None,
     one_by_one: bool = False,
 ) -> Tensor:
-    """Return float32 logits with penalties, top-k and top-p cuts and noise, whose argmax is the
-    sampled token. May overwrite the logits.
+    """Return float32 logits with biases, penalties, cuts and noise, whose argmax is the sampled
+    token. May overwrite the logits.
     """
     for row, plan in enumerate(draws):
+        if plan.adjustment is not None:
+            plan.adjustment.apply(logits_SV[row])
         if plan.penalised:
             _penalise(logits_SV[row], plan)
     banned = [(row, token) for row, plan in enumerate(draws) for token in plan.banned]
@@ -164,17 +182,29 @@ def _penalise(logits_V: Tensor, plan: RowSampling) -> None:
 
 
 def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
-    """Return logits with temperature, top-k and top-p cuts and noise applied, whose argmax is a
-    sample.
+    """Return logits with temperature, top-k, top-p and min-p cuts and noise applied, whose argmax
+    is a sample.
     """
     temperatures = [plan.sampling.temperature for plan in draws]
     scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device)[:, None]
     kept_SV = keep_top(
         scaled_SV, [plan.sampling.top_k for plan in draws], [plan.sampling.top_p for plan in draws]
     )
+    min_p = [plan.sampling.min_p for plan in draws]
+    if any(min_p):
+        kept_SV = keep_likely(kept_SV, min_p)
     return kept_SV + gumbel(
         [plan.noise_key for plan in draws], logits_SV.shape[-1], logits_SV.device
     )
+
+
+def keep_likely(scaled_SV: Tensor, min_p: Sequence[float]) -> Tensor:
+    """Set logits to -inf whose probability is below the row's share `min_p` of the highest one; 0
+    cuts nothing.
+    """
+    share_S1 = torch.tensor(min_p, dtype=scaled_SV.dtype, device=scaled_SV.device)[:, None]
+    floor_S1 = scaled_SV.amax(-1, keepdim=True) + share_S1.log()
+    return scaled_SV.masked_fill(scaled_SV < floor_S1, -torch.inf)
 
 
 def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:

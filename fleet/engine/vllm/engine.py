@@ -40,6 +40,7 @@ from fleet.engine.vllm.llm import (
     StartedLlm,
     TappedRows,
     Ticket,
+    logprob_arrays,
     no_rows,
     token_prompt,
 )
@@ -398,9 +399,10 @@ class VllmEngine(Engine):
         at_first = running.num_drawn == len(running.request.history.get(TOKEN, ()))
         num_reused = (output.num_cached_tokens or 0) if at_first else 0
         self._rows_reused += num_reused
-        for token in output.outputs[0].token_ids:
+        made, num_top = output.outputs[0], running.request.sampling.top_logprobs
+        for at, token in enumerate(made.token_ids):
             if not running.over:
-                self._record(running, token, num_reused)
+                self._record(running, token, num_reused, logprob_arrays(made, at, num_top))
                 num_reused = 0
         if output.finished and (not running.over or running.prefilling):
             self._fail(running, output)
@@ -422,13 +424,17 @@ class VllmEngine(Engine):
     def _fail(self, running: _VllmRequest, output: LlmOutput) -> None:
         running.fail(EngineError(f"vLLM ended the answer early: {output.outputs[0].finish_reason}"))
 
-    def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
-        """Add the output of a sampled token: `final` at an end token or the length limit."""
+    def _record(
+        self, running: _VllmRequest, token: int, num_reused: int = 0, more: Arrays | None = None
+    ) -> None:
+        """Add the output of a sampled token, with `more` arrays: `final` at an end or stop token,
+        or the length limit.
+        """
         running.num_drawn += 1
-        running.over = (
-            token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens
-        )
-        arrays = {TOKEN: np.array([token], dtype=np.int32)}
+        sampling = running.request.sampling
+        ends = token in self._end_ids or token in sampling.stop_token_ids
+        running.over = ends or running.num_drawn >= sampling.max_tokens
+        arrays = {TOKEN: np.array([token], dtype=np.int32), **(more or {})}
         running.add(DECODE, arrays, final=running.over, num_reused=num_reused)
 
 

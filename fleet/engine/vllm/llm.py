@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from fleet.core.chunk import LOGPROBS, TOP_IDS
 from fleet.engine.base import Arrays, EngineRequest
 
 Ticket = Mapping[str, object]
@@ -18,9 +19,24 @@ Private to vLLM; values are of JSON types.
 """
 
 
+class LlmLogprob(Protocol):
+    """Log probability of a token, and the token's rank among all, 1 for the most likely."""
+
+    @property
+    def logprob(self) -> float: ...
+    @property
+    def rank(self) -> int | None: ...
+
+
 class LlmCompletion(Protocol):
+    """New tokens of an answer. `logprobs`: log probabilities by token id, for each new token, if
+    the request asks for them.
+    """
+
     @property
     def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[Mapping[int, LlmLogprob]] | None: ...
     @property
     def finish_reason(self) -> str | None: ...
 
@@ -93,6 +109,21 @@ class Draws:
     hands_off: bool = False
     ticket: Ticket | None = None
     salt: int = 0
+
+
+def logprob_arrays(made: LlmCompletion, at: int, num_top: int | None) -> Arrays:
+    """Return the output arrays of the log probabilities of new token `at`, with the `num_top` most
+    likely ids; no arrays if it is None.
+    """
+    if num_top is None or made.logprobs is None:
+        return {}
+    token, listed = made.token_ids[at], made.logprobs[at]
+    ranked = sorted(listed, key=lambda one: listed[one].rank or 1)[:num_top]
+    logprobs = [listed[one].logprob for one in (token, *ranked)]
+    return {
+        LOGPROBS: np.array([logprobs], np.float32),
+        TOP_IDS: np.array([ranked], np.int32).reshape(1, num_top),
+    }
 
 
 def token_prompt(ids: Sequence[int], arrays: Arrays) -> object:

@@ -20,28 +20,33 @@ from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcess
 
 from fleet.core.request import Sampling
 from fleet.engine.base import TokenRule
+from fleet.engine.torch.adjustments import Adjustments
 from fleet.engine.torch.noise import noise_key
-from fleet.engine.torch.sampling import RowSampling, TokenCounts, adjusted
+from fleet.engine.torch.sampling import RowSampling, TokenCounts, adjusted, banned_ids
 
 SAMPLING, SALT, NUM_KNOWN = "fleet_sampling", "fleet_salt", "fleet_num_known"
-OPEN_RULE = "fleet_open_rule"
+OPEN_RULE, END_IDS = "fleet_open_rule", "fleet_end_ids"
 """Keys in `SamplingParams.extra_args`: sampling parameters, salt of the noise, number of tokens at
-the end of the prompt that belong to the answer, and `EngineRequest.open_rule`.
+the end of the prompt that belong to the answer, `EngineRequest.open_rule`, and end tokens that
+vLLM does not ban itself.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """Sampling state of one request in vLLM's batch. `drawn` is vLLM's own list of sampled tokens,
-    which grows with the answer; its first `num_counted` tokens are in `counts`.
+    """Sampling state of one request in vLLM's batch. `known`: tokens of the answer before vLLM's;
+    `drawn` is vLLM's own list of sampled tokens, which grows with the answer; its first
+    `num_counted` tokens are in `counts`.
     """
 
     sampling: Sampling
     salt: int
-    num_known: int
+    known: list[int]
     counts: TokenCounts
     drawn: list[int]
     rule: TokenRule | None
+    end_ids: frozenset[int]
+    adjustments: Adjustments | None
     num_counted: int = 0
 
     def next_draw(self) -> RowSampling:
@@ -50,16 +55,21 @@ class _Row:
             if self.rule is not None:
                 self.rule.add(token)
         self.num_counted = len(self.drawn)
-        key = noise_key(self.sampling.seed, self.salt, 0, self.num_known + len(self.drawn))
         allowed = self.rule.allowed(()) if self.rule is not None else None
+        number, adjusts = len(self.known) + len(self.drawn), self.adjustments
         return RowSampling(
-            sampling=self.sampling, noise_key=key, counts=self.counts, allowed=allowed
+            sampling=self.sampling,
+            noise_key=noise_key(self.sampling.seed, self.salt, 0, number),
+            counts=self.counts,
+            banned=banned_ids(self.sampling, number, self.end_ids, allowed),
+            allowed=allowed,
+            adjustment=adjusts.row(self.known, self.drawn) if adjusts is not None else None,
         )
 
 
 class SeededDraws(LogitsProcessor):
-    """vLLM logits processor that applies penalties, cuts and noise to each request that has
-    penalties or a rule, or is not greedy.
+    """vLLM logits processor that applies biases, penalties, cuts and noise to each request
+    that has any of them or a rule, or is not greedy.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
@@ -84,10 +94,11 @@ def _row_of(params: SamplingParams, prompt_ids: list[int] | None, drawn: list[in
     extra = params.extra_args or {}
     if SAMPLING not in extra:
         return None
-    num_known, ids = extra[NUM_KNOWN], prompt_ids or []
-    counts = TokenCounts(ids[: len(ids) - num_known])
+    ids = prompt_ids or []
+    num_prompt = len(ids) - extra[NUM_KNOWN]
+    counts, known = TokenCounts(ids[:num_prompt]), ids[num_prompt:]
     rule = extra[OPEN_RULE]() if OPEN_RULE in extra else None
-    for token in ids[len(ids) - num_known :]:
+    for token in known:
         counts.add(token)
         if rule is not None:
             rule.add(token)
@@ -95,8 +106,10 @@ def _row_of(params: SamplingParams, prompt_ids: list[int] | None, drawn: list[in
     return _Row(
         sampling=sampling,
         salt=extra[SALT],
-        num_known=num_known,
+        known=known,
         counts=counts,
         drawn=drawn,
         rule=rule,
+        end_ids=frozenset(extra.get(END_IDS, ())),
+        adjustments=Adjustments.of(sampling),
     )

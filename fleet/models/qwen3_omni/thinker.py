@@ -287,11 +287,14 @@ class Thinker(AnsweringProgram):
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)
-        tokens_B = draw_rows(
-            self.layers.head(last_BH), inputs.draws, never_V=self._never_V, ends_V=self._ends_V
+        logits_BV = self.layers.head(last_BH)
+        tokens_B = draw_rows(logits_BV, inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        return StepOutputs(
+            codes_BQ=tokens_B[:, None].int(),
+            rows_BH=F.embedding(tokens_B.clamp(min=0), self._table),
+            tapped_BH=tapped_BH,
+            logits_BV=logits_BV,
         )
-        rows_BH = F.embedding(tokens_B.clamp(min=0), self._table)
-        return StepOutputs(codes_BQ=tokens_B[:, None].int(), rows_BH=rows_BH, tapped_BH=tapped_BH)
 
     def record(
         self, tasks: Sequence[ThinkerTask], codes_SQ: NDArray[np.int32], rows_SH: Tensor

@@ -48,7 +48,12 @@ class SpokenChatAdapter(TextAdapter):
         self._is_heard = TRANSCRIPT not in self._edges
         self._prompt: Sequence[int] | None = None
         num_unchecked = max(len(spec.given), self._sampling.min_tokens)
-        self._spoken = SpokenText(model.tokenizer(), self._sampling.stop, num_unchecked)
+        self._spoken = SpokenText(
+            model.tokenizer(),
+            self._sampling.stop,
+            num_unchecked,
+            silent_ids=self._sampling.stop_token_ids,
+        )
         self._num_sent = 0
 
     def may_open(self) -> bool:
@@ -101,10 +106,19 @@ class SpokenText:
     """The text of an answer to be spoken, which is the text that a client is shown: without control
     tokens and without the stop string that ended it.
 
-    `num_unchecked`: number of first tokens in whose text no stop string counts.
+    `num_unchecked`: number of first tokens in whose text no stop string counts. `silent_ids`:
+    tokens whose text is left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], num_unchecked: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        num_unchecked: int,
+        *,
+        silent_ids: Sequence[int] = (),
+    ) -> None:
+        self._silent_ids = silent_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._trimmer = StopTrimmer(stops)
         self._num_left = num_unchecked
@@ -114,7 +128,7 @@ class SpokenText:
         is left after the last one.
         """
         self._num_left -= 1
-        text = self._detokenizer.add([token])
+        text = self._detokenizer.add([] if token in self._silent_ids else [token])
         if self._num_left < 0:
             text = self._trimmer.add(text)
         if not is_last:

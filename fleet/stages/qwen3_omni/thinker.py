@@ -60,7 +60,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         stop = sampling_of(spec, QWEN3_OMNI, THINKER).stop
-        detector = StopDetector(stop, tokenizer)
+        detector = StopDetector(stop, tokenizer, spec.continued_ids)
         return ThinkerAdapter(spec, blob, features, detector, constraints.compile)
 
     return answering_stage(

@@ -64,11 +64,18 @@ LABELS: list[Field] = [
 
 _DECODING = "not served; clear it in the client's settings of the model"
 _FREE_TEXT = "this route answers in free text only; turn JSON mode or structured output off"
+_ONLY_CHATS = "only chat completions have it; clear it in the client's settings of the model"
 RULES: list[Field] = [
     *refused("guided_json guided_regex guided_choice guided_grammar", _FREE_TEXT),
     *refused("structured_outputs json_schema regex ebnf", _FREE_TEXT),
+    *refused("stop_token_ids bad_words allowed_token_ids", _ONLY_CHATS),
+    *refused("logit_bias", _ONLY_CHATS, accepted=({}, [], "")),
+    *refused("min_p top_logprobs", _ONLY_CHATS, accepted=(False, 0)),
+    *refused("logprobs continue_final_message", _ONLY_CHATS, accepted=(False,)),
+    *refused("add_generation_prompt", _ONLY_CHATS, accepted=(True,)),
+    *refused("n", _ONLY_CHATS, accepted=(1, False)),
 ]
-"""Fields that set a rule for an answer, on routes whose answers keep none."""
+"""Fields of chats that set a rule for an answer or its tokens, on routes that have none of them."""
 CONSTRAINTS: list[Field] = [
     *ignored("guided_decoding_backend", "the library that keeps the rule; the answer keeps it"),
     *refused(
@@ -76,15 +83,9 @@ CONSTRAINTS: list[Field] = [
         "not served under this name; set the rule for the answer in response_format",
     ),
     *refused(
-        "stop_token_ids bad_words bad_words_ids banned_strings allowed_token_ids banned_tokens "
-        "custom_token_bans "
-        "logits_bias logits_processors stop_regex stopping_strings stop_sequences stop_sequence",
-        "not served; give strings in stop, or clear it in the client's settings of the model",
-    ),
-    *refused(
-        "logit_bias",
-        "not served; clear it in the client's settings of the model",
-        accepted=({}, [], ""),
+        "bad_words_ids banned_strings banned_tokens custom_token_bans logits_bias "
+        "logits_processors stop_regex stopping_strings stop_sequences stop_sequence",
+        "not served under this name; use stop, bad_words or logit_bias in a chat",
     ),
     *refused(
         "max_new_tokens max_length num_predict n_predict max_output_tokens max_tokens_to_sample "
@@ -101,7 +102,7 @@ CONSTRAINTS: list[Field] = [
         "typical_p typical tfs tfs_z epsilon_cutoff_scale smoothing_curve", _DECODING, accepted=(1,)
     ),
     *refused(
-        "min_p top_a top_n_sigma mirostat mirostat_mode xtc_probability dry_multiplier "
+        "top_a top_n_sigma mirostat mirostat_mode xtc_probability dry_multiplier "
         "dynatemp_range smoothing_factor "
         "no_repeat_ngram_size eta_cutoff epsilon_cutoff penalty_alpha",
         _DECODING,
@@ -116,8 +117,8 @@ CONSTRAINTS: list[Field] = [
     ),
     *refused("random_seed sampler_seed", "not served under this name; use seed"),
     *refused(
-        "n best_of num_beams beam_width num_return_sequences",
-        "one request gets one answer; use n=1",
+        "best_of num_beams beam_width num_return_sequences",
+        "no answer is chosen from several; ask for several with n",
         accepted=(1, False),
     ),
     *refused(
@@ -125,15 +126,11 @@ CONSTRAINTS: list[Field] = [
     ),
     *refused("do_sample", "use temperature: 0 for greedy answers", accepted=(True,)),
     *refused(
-        "logprobs prompt_logprobs return_logprob return_token_ids return_tokens_as_token_ids",
+        "prompt_logprobs return_logprob return_token_ids return_tokens_as_token_ids",
         "this server does not send them; turn them off in the client",
         accepted=(False,),
     ),
-    *refused(
-        "top_logprobs n_probs",
-        "this server does not send them; turn them off in the client",
-        accepted=(0,),
-    ),
+    *refused("n_probs", "not served under this name; use top_logprobs", accepted=(0,)),
     *refused("echo", "an answer does not repeat its prompt", accepted=(False,)),
     *refused("suffix", "nothing is inserted before a text; put the text into the prompt"),
     *refused(
@@ -152,12 +149,6 @@ values.
 """
 
 TEMPLATE: list[Field] = [
-    *refused(
-        "continue_final_message",
-        "an answer is a new message; ask for a continuation in the text",
-        accepted=(False,),
-    ),
-    *refused("add_generation_prompt", "an answer always begins a new message", accepted=(True,)),
     *refused(
         "add_special_tokens", "the chat template alone sets special tokens", accepted=(False,)
     ),

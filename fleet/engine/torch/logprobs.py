@@ -1,0 +1,71 @@
+"""Log probabilities of sampled tokens, for the requests that ask for them: the model's own, before
+biases, penalties, temperature, rules and cuts (vllm 0.32, `logprobs_mode: raw_logprobs`).
+
+Legend: A rows that ask, K alternatives, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.core.chunk import LOGPROBS, TOP_IDS
+from fleet.engine.base import Arrays
+from fleet.engine.torch.sampling import RowSampling
+
+
+class RawLogits:
+    """Copy of the logits of the rows that ask, made before sampling changes the logits.
+
+    `wanted`: number of alternatives by row. `one_by_one`: True to compute each row by itself, so
+    that no other row changes its last bits.
+    """
+
+    def __init__(self, logits_SV: Tensor, wanted: Mapping[int, int], *, one_by_one: bool) -> None:
+        self._wanted = wanted
+        index = torch.tensor(list(wanted), device=logits_SV.device)
+        self._logits_AV = logits_SV.index_select(0, index).float()
+        self._one_by_one = one_by_one
+
+    @staticmethod
+    def of(
+        logits_SV: Tensor, draws: Sequence[RowSampling], *, one_by_one: bool
+    ) -> "RawLogits | None":
+        """Return the logits of the rows that ask for log probabilities; None if no row does."""
+        wanted = {
+            row: num
+            for row, plan in enumerate(draws)
+            if plan.adjustment is not None
+            and (num := plan.adjustment.sampling.top_logprobs) is not None
+        }
+        return RawLogits(logits_SV, wanted, one_by_one=one_by_one) if wanted else None
+
+    def of_tokens(self, tokens: Sequence[int]) -> dict[int, Arrays]:
+        """Return the output arrays of the rows that ask, by row: `logprobs` float32 [1, 1 + K], of
+        the row's sampled token and of the K most likely ids, and these as `top_ids` int32 [1, K].
+
+        `tokens`: sampled token of each row; a negative one, of a row that is not finite, counts as
+        0.
+        """
+        num_top = list(self._wanted.values())
+        chosen_A1 = torch.tensor(
+            [[max(0, tokens[row])] for row in self._wanted], device=self._logits_AV.device
+        )
+        size = 1 if self._one_by_one else len(num_top)
+        arrays: list[Arrays] = []
+        for first in range(0, len(num_top), size):
+            own = slice(first, first + size)
+            arrays += _arrays(self._logits_AV[own], chosen_A1[own], num_top[own])
+        return dict(zip(self._wanted, arrays, strict=True))
+
+
+def _arrays(logits_AV: Tensor, chosen_A1: Tensor, num_top: Sequence[int]) -> list[Arrays]:
+    log_AV = logits_AV.log_softmax(-1)
+    best = log_AV.topk(max(num_top), -1)
+    logprobs = torch.cat([log_AV.gather(-1, chosen_A1), best.values], -1).cpu().numpy()
+    top_ids = best.indices.cpu().numpy().astype(np.int32)
+    return [
+        {LOGPROBS: logprobs[row : row + 1, : 1 + num], TOP_IDS: top_ids[row : row + 1, :num]}
+        for row, num in enumerate(num_top)
+    ]

@@ -1,0 +1,32 @@
+"""Words that an answer must not contain, as token ids. Knows no request.
+
+Source: vllm 0.32, sampling_params.py (`update_from_tokenizer`).
+"""
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+from fleet.core.errors import BadInput
+from fleet.processing.tokenizer import token_ids
+
+
+def bad_word_ids(
+    tokenizer: Tokenizer, words: Sequence[str], where: str
+) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of token ids that write a word of `words`, alone and after a space, if
+    the space makes another first token and no further one. `where`: field of the user's input that
+    has the words.
+
+    Raises: BadInput for a word without tokens.
+    """
+    found: list[tuple[int, ...]] = []
+    for word in words:
+        bare = tuple(token_ids(tokenizer, word.lstrip(), where))
+        if not bare:
+            raise BadInput(f"{where}: {word[:40]!r} has no tokens; remove it", param=where)
+        spaced = tuple(token_ids(tokenizer, " " + word.lstrip(), where))
+        found.append(bare)
+        if len(spaced) == len(bare) and spaced[0] != bare[0]:
+            found.append(spaced)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,57 @@
+"""Prompts that end within their last message, which the answer continues. Knows no tokenizer.
+
+Source: transformers 5.23, utils/chat_template_utils.py (`continue_final_message`).
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import cast
+
+from fleet.core.errors import BadInput
+from fleet.processing.template import TemplateMessage
+
+WHERE = "continue_final_message"
+
+
+class Continuation:
+    """Finds where a chat template writes the end of the last message: a random word, which no text
+    of a user can contain, follows the message. A space after the word shows whether the template
+    removes blanks at the end of a text, as it then does here.
+    """
+
+    def __init__(self) -> None:
+        self._mark = f"end{secrets.token_hex(16)}"
+        self._text = ""
+
+    def marked(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+        """Return the messages with the word after the text of the last one. Raises: BadInput if
+        that ends with something else than text.
+        """
+        *others, last = messages
+        content = last.get("content")
+        blocks = cast("list[dict[str, str]]", content) if isinstance(content, list) else None
+        end = blocks[-1].get("text") if blocks else content
+        if not isinstance(end, str):
+            raise BadInput(f"{WHERE}: the last message does not end with text", param=WHERE)
+        self._text = end.strip()
+        end += f"{self._mark} "
+        return [
+            *others,
+            {
+                **last,
+                "content": [*blocks[:-1], {**blocks[-1], "text": end}] if blocks else end,
+            },
+        ]
+
+    def cut(self, prompt: str) -> str:
+        """Return a rendered prompt up to the end of the last message. Raises: BadInput if the
+        template leaves out parts of the message.
+        """
+        before, mark, after = prompt.rpartition(self._mark)
+        if not mark or self._text not in before:
+            raise BadInput(
+                f"{WHERE}: the model's chat template changes the last message, so it cannot be "
+                "continued",
+                param=WHERE,
+            )
+        return before if after.startswith(" ") else before.rstrip()
