@@ -23,10 +23,12 @@ from web.http.body import BodyMemory
 from web.http.errors import on_fleet_error, on_http_error
 from web.http.guard import AccessRules, Guard
 from web.http.hosts import AllowedHosts
+from web.http.key_ring import KeyRing
 from web.http.logins import Logins
 from web.http.middleware import RequestContext
 from web.http.origins import AllowedOrigins, Cors
 from web.http.protocol.abuse import TimedAbuseLog
+from web.http.scopes import require_scopes
 from web.http.wrong_keys import WrongKeys
 from web.openai.chat import ChatEndpoint
 from web.openai.models import ModelRoutes
@@ -48,26 +50,31 @@ def create_app(
 ) -> Starlette:
     """Return the gateway's ASGI app for a deployment.
 
-    `frontend` is the model's tokenizer and audio input. `api_key` is the key that clients must
-    send; None requires no key. `clock` is the clock of the voice sessions, which tests replace.
-    Raises: ConfigError if the graph or the deployment's sampling cannot be served, or if requests
-    from any origin are allowed without a key.
+    `frontend` is the model's tokenizer and audio input. Clients must send `api_key` or a key of
+    `web.keys_file`; without both none is required. `clock` is the clock of the voice sessions,
+    which tests replace.
+    Raises: ConfigError if the graph or the deployment's sampling cannot be served, if requests from
+    any origin are allowed without a key, or if `web.keys_file` cannot be read.
     """
     gateway = Gateway(config, client, frontend)
-    has_key = api_key is not None
+    keys = KeyRing(api_key, config.web.keys_file)
+    has_key = keys.is_required
     origins = AllowedOrigins(config.web, has_key=has_key)
     lines = TimedAbuseLog()
-    logins, wrong_keys = Logins(client.logins, api_key), WrongKeys(lines)
+    refuse = partial(refuse_socket, lines=lines)
+    logins, wrong_keys = Logins(client.logins, keys), WrongKeys(lines)
     rules = AccessRules(
-        api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys
+        keys, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys
     )
     templates = Templates(gateway.graph)
-    login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
+    login = LoginPages(gateway, keys, logins, wrong_keys, templates)
+    routes = [
+        *_routes(gateway, VoiceRoutes(gateway, keys, wrong_keys, lines, clock)),
+        *console_routes(gateway, login, templates),
+    ]
+    require_scopes(routes, refuse, lines)
     app = Starlette(
-        routes=[
-            *_routes(gateway, wrong_keys, lines, clock),
-            *console_routes(gateway, login, templates),
-        ],
+        routes=routes,
         middleware=[
             Middleware(Cors, origins=origins, lines=lines),
             Middleware(ErrorPages, gateway=gateway, templates=templates),
@@ -76,7 +83,7 @@ def create_app(
                 responses=gateway.metrics.http,
                 bodies=BodyMemory(config.web.body_memory_mib),
             ),
-            Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, lines=lines)),
+            Middleware(Guard, rules=rules, refuse_socket=refuse),
             Middleware(QueryFields),
         ],
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
@@ -88,9 +95,7 @@ def create_app(
     return app
 
 
-def _routes(
-    gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None
-) -> list[BaseRoute]:
+def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
@@ -100,5 +105,5 @@ def _routes(
         *FleetApi(gateway).routes(),
         *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, wrong_keys, lines, clock).routes(),
+        *voice.routes(),
     ]

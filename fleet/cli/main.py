@@ -13,6 +13,7 @@ from fleet.cli import (
     draft,
     inspect,
     jobs,
+    keys,
     models,
     pocket,
     serve,
@@ -42,6 +43,7 @@ app.command()(serve.conductor)
 app.command()(serve.worker)
 app.command()(serve.web)
 app.add_typer(jobs.app)
+app.add_typer(keys.app)
 app.command()(inspect.status)
 app.command()(inspect.config)
 app.command()(doctor)

@@ -107,7 +107,7 @@ def check_gateway_address(config: FleetConfig, _settings: EnvironmentSettings) -
 
 
 def check_api_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    key, host = settings.api_key, config.web.host
+    key, host, listed = settings.api_key, config.web.host, config.web.keys_file
     permitted = "security.allow_no_key" if config.security.allow_no_key else ""
     permit = "or permit it: --set security.allow_no_key=true"
     refusal = ""
@@ -121,12 +121,12 @@ def check_api_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterato
             f"{MAKE_KEY}",
             "",
         )
-    elif is_local or (key is None and is_loopback(host)):
+    elif is_local or (key is None and (listed is not None or is_loopback(host))):
         permitted = ""
     elif key is None:
         refusal = (
-            f"web.host: {host} is not loopback and {KEY} is not set, so others could use "
-            f"this gateway; {MAKE_KEY}, {permit}"
+            f"web.host: {host} is not loopback and {KEY} is not set, nor is web.keys_file, so "
+            f"others could use this gateway; {MAKE_KEY}, {permit}"
         )
     elif len(key.strip()) < MIN_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS:
         weak = (
@@ -138,6 +138,7 @@ def check_api_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterato
         )
         refusal = f"{KEY}: the key is {weak} ({reach}); {MAKE_KEY}, {permit}"
     value = f"{KEY} is {'not set' if key is None else 'weak' if refusal else 'set'}"
+    value += f", web.keys_file is {listed}" if listed is not None else ""
     yield Finding(
         subject="API key",
         value=value,
@@ -157,7 +158,7 @@ def _is_placeholder(key: str, *, everywhere: bool) -> bool:
 
 def check_origins(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     origins, param = config.web.allowed_origins, "web.allowed_origins"
-    refusal = find_any_origin_refusal(config.web) if settings.api_key is None else ""
+    refusal = "" if _has_key(config, settings) else find_any_origin_refusal(config.web)
     yield Finding(
         subject="web origins",
         value=", ".join(origins) or "own pages only",
@@ -176,12 +177,16 @@ def find_any_origin_refusal(web: WebConfig) -> str:
     )
 
 
+def _has_key(config: FleetConfig, settings: EnvironmentSettings) -> bool:
+    return settings.api_key is not None or config.web.keys_file is not None
+
+
 def check_metrics(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    opened = config.web.open_metrics and settings.api_key is not None
+    opened = config.web.open_metrics and _has_key(config, settings)
     value = (
-        "/metrics is served without the API key"
+        "/metrics is served without an API key"
         if opened
-        else "/metrics requires the API key, if one is set"
+        else "/metrics requires an API key, if one is set"
     )
     permitted = "web.open_metrics" if opened else ""
     yield Finding(

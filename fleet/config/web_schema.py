@@ -41,7 +41,9 @@ class WebConfig(Strict):
     `header_timeout_s`: time for a whole request head. `body_timeout_s`: time for the next part of a
     body. `send_timeout_s`: time for which a client may read nothing. After a timeout the connection
     is closed. `body_memory_mib`: memory for request bodies held at one time, and as much again for
-    unfinished WebSocket messages. `open_metrics`: serve `/metrics` without the API key.
+    unfinished WebSocket messages. `open_metrics`: serve `/metrics` without an API key. `keys_file`:
+    file of the API keys that clients may send, with their scopes and limits; see
+    `fleet/config/api_keys.py`.
     """
 
     host: Host = "127.0.0.1"
@@ -60,6 +62,7 @@ class WebConfig(Strict):
     body_timeout_s: Annotated[float, Number(0.1, 3600)] = 30.0
     send_timeout_s: Annotated[float, Number(0.1, 3600)] = 30.0
     body_memory_mib: Annotated[int, Whole(1, 1024 * 1024)] = 128
+    keys_file: Folder | None = None
     tls: Literal["self-signed"] | None = None
     tls_cert: Folder | None = None
     tls_key: Folder | None = None
@@ -80,8 +83,8 @@ class VoiceConfig(Strict):
     longest duration of a session. `idle_s`: time without input from the client and without a
     response after which a session ends. `sessions_per_secret`: sessions that one short-lived secret
     (`ek_...`) may have open or queued at one time, on all gateways together. `secret_share`: share
-    of `max_sessions` and `max_waiting` open to short-lived secrets; the rest is reserved for the
-    API key and the console.
+    of `max_sessions` and `max_waiting` open to short-lived secrets; the rest is reserved for API
+    keys and the console.
     """
 
     max_sessions: Items = 64

@@ -10,13 +10,22 @@ from typing import Protocol, cast
 from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
+from fleet.config.api_keys import KeyLimits
 from fleet.control import scripts
 from fleet.control.connect import answer_of, run_async
 from fleet.control.membership import Membership, Run
 from fleet.control.redis_status import RedisStatus
 from fleet.control.retry_times import MAX_RETRY_AFTER_S
 from fleet.control.waiting import Applicant, WaitingRequests
-from fleet.core.errors import AlreadySubmitted, FleetError, NoWorker, Overloaded, RedisUnreachable
+from fleet.core.errors import (
+    AlreadySubmitted,
+    FleetError,
+    KeyAtLimit,
+    NoWorker,
+    Overloaded,
+    RedisUnreachable,
+    quoted,
+)
 from fleet.core.ids import RequestId, RoleName, WorkerId
 
 log = logging.getLogger("fleet.control.client")
@@ -56,9 +65,26 @@ def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
             return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 
 
-def client_key(applicant: Applicant | None) -> str:
-    """Return the client among whose live requests a request is counted; "" for the fleet's own."""
-    return applicant.client.key if applicant is not None else ""
+_CAUSES = {
+    "max_requests": "{} requests of the API key {} are running",
+    "max_sessions": "{} voice sessions of the API key {} are open or queued",
+    "audio_s_per_day": "{} seconds of audio of the API key {} were used today (UTC)",
+}
+"""Why a key is refused, by the limit that it has reached."""
+
+
+def key_refusal(answer: Sequence[str], key: str, limits: KeyLimits) -> KeyAtLimit:
+    """Return the error for the answer "key_limit" of a script, which names the limit of `limits`
+    that the API key has reached, and the seconds until it may go on.
+    """
+    _, limit, retry_s = answer
+    bound = {name: getattr(limits, name) for name in _CAUSES}[limit]
+    cause = _CAUSES[limit].format(bound, quoted(key))
+    return KeyAtLimit(
+        f"{limit}: {cause}, which is its limit; try again in {retry_s} s",
+        param=limit,
+        retry_after_s=int(retry_s),
+    )
 
 
 class RequestAdmission:
@@ -101,7 +127,8 @@ class RequestAdmission:
         """Run the script `submit` or `admission` as `Membership.call` does, again and again while
         `applicant` waits for its turn; return the gateway's id and the answer.
 
-        Raises: NoWorker, Overloaded, AlreadySubmitted, RedisUnreachable, and the errors of `run`.
+        Raises: NoWorker, Overloaded, KeyAtLimit, AlreadySubmitted, RedisUnreachable, and the errors
+        of `run`.
         """
         if applicant is None:
             gateway, answer = await self._call(partial(call, waits=""), run)
@@ -111,6 +138,9 @@ class RequestAdmission:
                 gateway, answer = await self._call_in_turn(request, applicant, call, run)
             finally:
                 self.waiting.leave(applicant)
+        if answer[0] == "key_limit":
+            assert applicant is not None, "only a client's requests count towards a key"
+            raise key_refusal(answer, applicant.key, applicant.limits)
         if answer[0] != "ok":
             error = refusal_of(answer, self._config.limits.max_requests)
             if isinstance(error, NoWorker):

@@ -27,6 +27,7 @@ other keys, which are on the same server.
 WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
 LIVE_CLIENTS = PREFIX + "live:clients"
+LIVE_KEYS = PREFIX + "live:keys"
 WAITING = PREFIX + "waiting"
 WAITING_NUMBERS = PREFIX + "waiting:numbers"
 WAITING_GATEWAYS = PREFIX + "waiting:gateways"
@@ -168,8 +169,8 @@ def voice(session_id: str) -> str:
 
 
 def voices_of(owner: str) -> str:
-    """Return the key of the voice sessions that one client secret opened. `owner`: hash of the
-    secret.
+    """Return the key of the voice sessions of one API key, or of one client secret. `owner`: name
+    of the API key, or owner name of the secret's sessions (`fleet.control.voice.hold`).
     """
     return f"{PREFIX}voices_of:{owner}"
 
@@ -230,6 +231,11 @@ live | set | forever | submit
     requests that have not ended
 live:clients | hash | live | submit
     client -> number of its live requests
+live:keys | hash | live | submit
+    API key -> number of its live requests that count towards its limits
+key_audio:{day} | hash | retention | submit, hold_voice
+    API key -> ms of audio in its requests that ended on this day (UTC, days since 1970), and of
+    its voice sessions
 waiting | zset | live | take_turns
     client with requests that wait at gateways for a place -> its turn: live requests by weight,
     and the time of its last turn
@@ -290,17 +296,17 @@ transcript:{audio} | hash | retention | gateway
     text of a spoken answer, for turns that name the answer by its audio id, and the expiry that
     clients were sent
 voice:{session} | hash | retention | hold_voice
-    a voice session: holder, epoch, the credential that opened it, time of its start, time of
-    its client's disconnect, the view for operators, and the state that another gateway needs to
-    continue it
+    a voice session: holder, epoch, the credential that opened it, time of its start, time up to
+    which its audio is counted, time of its client's disconnect, the view for operators, and the
+    state that another gateway needs to continue it
 voice_ended:{session} | string | retention | end_voice
     the voice session has ended: 1 and the credential that opened it if an operator ended it,
     else 0
 voices | zset | forever | hold_voice
     voice session -> time of expiry, us
 voices_of:{owner} | zset | retention | hold_voice
-    sessions of one client secret, open or queued -> time of expiry, us; the secret is named by
-    its hash
+    sessions of one API key, or of one client secret (KEY/HASH), open or queued -> time of
+    expiry, us
 secret:{name} | string | retention | gateway
     settings of the session that a short-lived client secret opens; the secret is named by its
     hash

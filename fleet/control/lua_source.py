@@ -23,6 +23,7 @@ COMMON = (
     "workers",
     "tasks",
     "parking",
+    "quotas",
     "sessions",
     "shares",
     "endings",

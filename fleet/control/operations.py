@@ -114,7 +114,7 @@ class Operations:
                 param="request_id",
             )
         again = msgspec.structs.replace(
-            spec, id=new_request_id(), created_us=now_us(), retry_of=spec.id
+            spec, id=new_request_id(), created_us=now_us(), retry_of=spec.id, is_counted=False
         )
         await self._submit(again, blob)
         return again.id

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.admission import RequestAdmission, client_key
+from fleet.control.admission import RequestAdmission
 from fleet.control.connect import (
     Reply,
     answer_of,
@@ -35,7 +35,7 @@ from fleet.control.replication import Replication
 from fleet.control.stream import ClientStream
 from fleet.control.stream_recovery import StreamRecovery
 from fleet.control.submission import SubmissionCalls
-from fleet.control.waiting import Applicant
+from fleet.control.waiting import Applicant, client_key, limits_of
 from fleet.core.errors import (
     FleetError,
     GatewayStopping,
@@ -107,8 +107,8 @@ class GatewayRequests:
         A request whose role has no worker waits if a worker is starting, or if the last one was
         lost less than `lease.no_worker_timeout_s` ago.
 
-        Raises: NoWorker naming the role, Overloaded at the limit of requests, RedisUnreachable,
-        NotReplicated.
+        Raises: NoWorker naming the role, Overloaded at the limit of requests, KeyAtLimit at one of
+        the API key, RedisUnreachable, NotReplicated.
         """
         await answer_of(self.endings.send_overdue())
         stream = self._stream(spec, blob)
@@ -116,7 +116,8 @@ class GatewayRequests:
         may_have_run = False
 
         def submission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
-            return self._calls.submit(spec, blob, me, stream.client_key, waits)
+            limits = limits_of(applicant)
+            return self._calls.submit(spec, blob, me, stream.client_key, waits, limits)
 
         async def submit(client: Redis, call: scripts.Call) -> Reply:
             nonlocal may_have_run
@@ -170,7 +171,7 @@ class GatewayRequests:
         roles = self._calls.roles_for(outputs)
 
         def admission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
-            return self._calls.admission(request, roles, me, client_key(applicant), waits)
+            return self._calls.admission(request, roles, me, applicant, waits)
 
         _, answer = await self._admission.admit(request, roles, admission, applicant=applicant)
         return int(answer[1])

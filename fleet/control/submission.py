@@ -6,7 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from fleet.config import FleetConfig
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.control import scripts
+from fleet.control.waiting import Applicant, client_key, limits_of
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec
 
@@ -37,6 +39,7 @@ class SubmissionCalls:
         gateway: WorkerId,
         client: str,
         waits: scripts.Waits,
+        limits: KeyLimits = NO_LIMITS,
     ) -> scripts.Call:
         parts = self._parts_of(spec)
         return scripts.submit(
@@ -53,6 +56,7 @@ class SubmissionCalls:
             first_roles=parts.first_roles,
             client=client,
             waits=waits,
+            limits=limits,
         )
 
     def restore(
@@ -77,7 +81,7 @@ class SubmissionCalls:
         request: RequestId,
         roles: Sequence[RoleName],
         gateway: WorkerId,
-        client: str,
+        applicant: Applicant | None,
         waits: scripts.Waits,
     ) -> scripts.Call:
         return scripts.admission(
@@ -86,8 +90,10 @@ class SubmissionCalls:
             gateway=gateway,
             roles=roles,
             grace_us=self.grace_us,
-            client=client,
+            client=client_key(applicant),
             waits=waits,
+            key=applicant.key if applicant is not None else "",
+            limits=limits_of(applicant),
         )
 
     def roles_of_request(self, spec: RequestSpec) -> list[RoleName]:

@@ -13,8 +13,10 @@ from typing import cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.config.schema import VoiceConfig
 from fleet.control import keys, scripts
+from fleet.control.admission import key_refusal
 from fleet.control.connect import answer_of, pairs, run_async, text, unreachable
 from fleet.control.membership import Membership
 from fleet.control.outage import Outage, is_away
@@ -32,7 +34,7 @@ class Saved(StrEnum):
     """The write was refused: another gateway holds the session, or the session has ended."""
 
 
-OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
+OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us", "counted_us")
 """Fields of a session's record that the scripts write; the gateway that holds the session writes
 the rest.
 """
@@ -64,23 +66,38 @@ class VoiceStore:
         self._membership = membership
 
     async def hold(
-        self, session: str, ttl_s: float, owner: str, *, new: bool = False
+        self,
+        session: str,
+        ttl_s: float,
+        owner: str,
+        *,
+        new: bool = False,
+        limits: KeyLimits = NO_LIMITS,
     ) -> HeldVoice | None:
         """Take over a voice session, or open it with `new`. Its former gateway can no longer write
         to it.
 
-        `owner`: credential that opened the session; "" for the API key, else the hash of a client
-        secret. `ttl_s`: seconds until an unsaved session expires.
+        `owner`: credential that opened the session: KEY, the name of an API key, or KEY/HASH for a
+        client secret that this key has created; KEY is "" at a gateway without keys. `ttl_s`:
+        seconds until an unsaved session expires. `limits`: limits of the API key, for `new`.
         Returns None if `owner` has no session of that name or, with `new`, if the session exists
         already.
         Raises: SecretInUse if the client secret `owner` already has `voice.sessions_per_secret`
-        open sessions.
+        open sessions; KeyAtLimit if the key is at one of its limits.
         """
         bound = self._config.sessions_per_secret
         call = scripts.hold_voice(
-            session, self._membership.id, int(ttl_s * 1000), owner, new=new, bound=bound
+            session,
+            self._membership.id,
+            int(ttl_s * 1000),
+            owner,
+            new=new,
+            bound=bound,
+            limits=limits,
         )
         answer = cast("list[object]", await answer_of(run_async(self._redis, call)))
+        if answer and text(answer[0]) == "key_limit":
+            raise key_refusal(list(map(text, answer)), owner.partition("/")[0], limits)
         if len(answer) == 1:
             have = "a session" if bound == 1 else f"{bound} sessions"
             raise SecretInUse(

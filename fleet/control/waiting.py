@@ -18,6 +18,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.control import scripts
 from fleet.control.connect import run_async, texts
 from fleet.control.membership import Membership
@@ -53,7 +54,7 @@ class Applicant:
     """A request that asks for admission and may wait for it. `num_bytes`: memory that it holds
     meanwhile. `roles`: roles that get its tasks. `arrived_s`: time of its arrival, by which the
     requests of a client are ordered. `began_s`: time from which its wait is measured; both times
-    are of the monotonic clock.
+    are of the monotonic clock. `key`: API key towards whose `limits` it counts; "" for none.
 
     While it `is_queued`, it either waits for its `turn` or `is_trying`, with a call under way.
     """
@@ -63,6 +64,8 @@ class Applicant:
     roles: tuple[RoleName, ...] = ()
     arrived_s: float = field(default_factory=time.monotonic)
     began_s: float = field(default_factory=time.monotonic)
+    key: str = ""
+    limits: KeyLimits = NO_LIMITS
     turn: asyncio.Event = field(default_factory=asyncio.Event)
     is_queued: bool = False
     is_trying: bool = False
@@ -77,6 +80,15 @@ class Applicant:
     def withdraw(self) -> None:
         """End the wait of a request whose client has left."""
         self.refuse(Aborted("the client left before its request was admitted"))
+
+
+def client_key(applicant: Applicant | None) -> str:
+    """Return the client among whose live requests a request is counted; "" for the fleet's own."""
+    return applicant.client.key if applicant is not None else ""
+
+
+def limits_of(applicant: Applicant | None) -> KeyLimits:
+    return applicant.limits if applicant is not None else NO_LIMITS
 
 
 @dataclass(slots=True)

@@ -117,6 +117,10 @@ class Overloaded(FleetError):
     retryable = True
 
 
+class KeyAtLimit(Overloaded):
+    """The API key has reached one of its limits, which `param` names."""
+
+
 class VersionSkew(ConfigError):
     """A worker does not fit the registered workers: its version, checkpoint, readable tensors or
     secret differs.

@@ -104,7 +104,10 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     `stages`: stages that the request runs, decided where it is submitted; () for all stages that
     its outputs and inputs need (`Graph.stages_of`). `speech_text`: text to speak instead of an
     answer of the main stage, for a graph whose speaking stage reads text. `continues`: True if the
-    answer continues the prompt's last message, instead of beginning a new one.
+    answer continues the prompt's last message, instead of beginning a new one. `key`: name of the
+    API key that sent the request; "" without keys. `is_counted`: it counts towards the limits of
+    that key; requests of voice sessions do not. `audio_hz`: sample rate of the spoken answer; 0
+    without.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -128,6 +131,9 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageName, ...] = ()
     speech_text: str = ""
     continues: bool = False
+    key: str = ""
+    is_counted: bool = False
+    audio_hz: int = 0
 
     @property
     def continued_ids(self) -> tuple[int, ...]:
@@ -136,6 +142,11 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         last = self.prompt_ids[-NUM_CONTINUED:] if self.continues else ()
         return tuple(token for token in last if token >= 0)
+
+    @property
+    def prompt_audio_ms(self) -> int:
+        """Duration of the audio in the prompt."""
+        return sum(clip.num_samples * 1000 // clip.rate_hz for clip in self.audio)
 
 
 _encoder = msgspec.msgpack.Encoder()

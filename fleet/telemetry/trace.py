@@ -203,7 +203,8 @@ class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete trace of a request. `retry_of`: id of the request that this request repeats.
+    """Complete trace of a request. `retry_of`: id of the request that this request repeats. `key`:
+    name of the API key that sent it; "" without keys.
     `now_us`: time at which the trace was read. `body`: the client's request without its audio; ""
     if it was not retained.
 
@@ -224,6 +225,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int
     session: str
     retry_of: str
+    key: str = ""
     body: str = ""
     outputs: tuple[EdgeName, ...]
     params: dict[str, str]

@@ -275,11 +275,10 @@ async def test_voice_session_is_written_by_its_last_holder(fleet: ConnectedFleet
 async def test_operator_end_of_a_voice_session_is_known_to_its_owner(fleet: ConnectedFleet) -> None:
     voice = fleet.client.voice
     assert (
-        await voice.hold("s", KEEP_S, "secret:1", new=True)
-        and await voice.hold("s", KEEP_S, "") is None
+        await voice.hold("s", KEEP_S, "/1", new=True) and await voice.hold("s", KEEP_S, "") is None
     )
     assert await voice.end("s") and not await voice.end("s")
-    assert await voice.was_ended("s", "secret:1") and not await voice.was_ended("s", "")
+    assert await voice.was_ended("s", "/1") and not await voice.was_ended("s", "")
     await voice.save_secret("secret:1", b"settings", KEEP_S)
     expires_at = now_us() // 1_000_000 + KEEP_S
     assert await voice.save_transcript("audio-1", "the words", expires_at) == expires_at

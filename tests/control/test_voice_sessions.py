@@ -102,20 +102,18 @@ def test_save_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(
 
 
 def test_save_restores_a_lost_session_unless_it_has_ended(control: Control) -> None:
-    epoch, *_ = hold(control, "sess_1", "secret:1", new=True)
-    control.client.delete(keys.voice("sess_1"), keys.VOICES, keys.voices_of("secret:1"))
-    assert save(control, "sess_1", epoch, {"state": b"x"}, owner="secret:1") == "restored"
-    again, _, fields, _ = hold(control, "sess_1", "secret:1")
+    epoch, *_ = hold(control, "sess_1", "/1", new=True)
+    control.client.delete(keys.voice("sess_1"), keys.VOICES, keys.voices_of("/1"))
+    assert save(control, "sess_1", epoch, {"state": b"x"}, owner="/1") == "restored"
+    again, _, fields, _ = hold(control, "sess_1", "/1")
     assert pairs(fields)["state"] == b"x" and int(text(again)) > int(text(epoch))
-    assert (
-        control.client.zcard(keys.VOICES) == control.client.zcard(keys.voices_of("secret:1")) == 1
-    )
+    assert control.client.zcard(keys.VOICES) == control.client.zcard(keys.voices_of("/1")) == 1
     assert end(control, "sess_1", again) == "ok"
-    assert save(control, "sess_1", again, {"state": b"late"}, owner="secret:1") == "stale"
+    assert save(control, "sess_1", again, {"state": b"late"}, owner="/1") == "stale"
     assert not control.client.exists(keys.voice("sess_1"))
 
 
-API, SECRET, ANOTHER = "", "secret:1a2b", "secret:3c4d"
+API, SECRET, ANOTHER = "", "/1a2b", "/3c4d"
 HOUR_US = 3_600_000_000
 
 

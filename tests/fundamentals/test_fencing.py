@@ -95,7 +95,7 @@ def lose_voice(control: Control) -> Epoch:
 
 
 def hold_voice(holder: WorkerId, name: str = "talk", *, new: bool = False) -> scripts.Call:
-    return scripts.hold_voice(name, holder, 60_000, "secret:1", new=new, bound=1)
+    return scripts.hold_voice(name, holder, 60_000, "/1", new=new, bound=1)
 
 
 def lose_training(control: Control) -> Epoch:
@@ -269,7 +269,7 @@ LOST_RIGHTS = {
         lose_voice,
         {
             "save_voice": (
-                lambda _, old: scripts.save_voice("talk", old, 60_000, "secret:1", {}, ()),
+                lambda _, old: scripts.save_voice("talk", old, 60_000, "/1", {}, ()),
                 "stale",
             ),
             "end_voice": (lambda _, old: scripts.end_voice("talk", old), "stale"),

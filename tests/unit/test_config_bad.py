@@ -26,7 +26,8 @@ SPELLING: tuple[Case, ...] = (
         "trusted_proxies, model_name, "
         "model_aliases, max_leading_silence_ms, read_only, open_metrics, max_connections, "
         "max_connections_per_address, "
-        "header_timeout_s, body_timeout_s, send_timeout_s, body_memory_mib, tls, tls_cert, tls_key",
+        "header_timeout_s, body_timeout_s, send_timeout_s, body_memory_mib, keys_file, tls, "
+        "tls_cert, tls_key",
     ),
     ("a misspelt key", "grpah: text", "grpah: unknown key; did you mean graph?"),
     (

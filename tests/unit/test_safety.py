@@ -86,6 +86,13 @@ def test_gateway_beyond_loopback_without_a_key_is_refused_unless_permitted(host:
     refuse_unsafe(config(host), settings(STRONG))
 
 
+def test_file_of_keys_is_as_good_as_a_key() -> None:
+    listed = config("0.0.0.0", keys_file="keys.json", allowed_origins=["*"])
+    refuse_unsafe(listed, settings(None))
+    with pytest.raises(ConfigError, match="FLEET_API_KEY"):
+        refuse_unsafe(listed, settings("weak"))
+
+
 @pytest.mark.parametrize("host", LOOPBACK)
 def test_gateway_on_loopback_needs_no_key(host: str) -> None:
     assert is_loopback(host)

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.control.logins import LoginStore
 from fleet.control.voice import OWN_FIELDS, HeldVoice, Saved, VoiceStore
 from fleet.core.clock import now_us
@@ -60,10 +61,16 @@ class FakeVoice(VoiceStore):
     num_saved: int = 0
 
     async def hold(
-        self, session: str, ttl_s: float, owner: str, *, new: bool = False
+        self,
+        session: str,
+        ttl_s: float,
+        owner: str,
+        *,
+        new: bool = False,
+        limits: KeyLimits = NO_LIMITS,
     ) -> HeldVoice | None:
-        """Register a session as held by `owner`, without the limit of sessions per client
-        secret.
+        """Register a session as held by `owner`, without the limits of sessions per client secret
+        and API key.
         """
         self.check_reachable()
         held = self.held.get(session)

@@ -20,6 +20,7 @@ import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 
+from fleet.config.api_keys import ENVIRONMENT, KeyLimits
 from fleet.config.schema import Limits
 from fleet.control.client import FleetClient
 from fleet.control.waiting import ClientShare
@@ -32,6 +33,7 @@ from tests.web.realtime.socket_client import SocketClient
 from web.app import create_app
 from web.gateway import audio_preparation
 from web.gateway.shares import FairShares
+from web.http.callers import ApiCaller
 from web.serve import Server, uvicorn_config
 
 STEP_MS, SLOTS = 5, 64
@@ -385,6 +387,18 @@ def test_addresses_have_the_weights_of_their_networks() -> None:
     assert shares.client_at("192.0.2.1").key == "192.0.2.1"
     assert shares.client_at("2001:db8:1:2::/64").key == "2001:db8:1:2::/64*3"
     assert shares.client_at("an unknown address").weight == 1
+
+
+def test_key_of_the_file_is_one_client_at_all_addresses() -> None:
+    shares, caller = FairShares(Limits()), ApiCaller(name="phone", limits=KeyLimits(max_requests=1))
+    asked = [shares.applicant(address, caller) for address in ("10.0.0.1", "10.0.0.2")]
+    assert {(each.client.key, each.key, each.limits) for each in asked} == {
+        ("key:phone", "phone", caller.limits)
+    }
+    in_session = shares.applicant("10.0.0.1", caller.in_session())
+    assert (in_session.client.key, in_session.key) == ("key:phone", "")
+    own = shares.applicant("10.0.0.1", ApiCaller(name=ENVIRONMENT))
+    assert (own.client.key, own.key) == ("10.0.0.1", ENVIRONMENT)
 
 
 def test_unfair_queue_knows_one_client() -> None:

@@ -222,6 +222,7 @@ CHECKS = (
     Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
     Check(r"fleet doctor ?.*", parse_fleet, ("tests/e2e/test_doctor.py",)),
     Check(r"fleet spans plan ?.*", parse_fleet, ("tests/unit/test_spans_plan_command.py",)),
+    Check(r"fleet keys ?.*", parse_fleet, ("tests/unit/test_api_keys.py",)),
     Check(r"fleet draft ?.*", parse_fleet, ("tests/e2e/test_speculation.py",)),
     Check(r"fleet models ?.*", parse_fleet, ("tests/e2e/test_models_command.py",)),
     Check(r"fleet train ?.*", parse_fleet, ("tests/e2e/test_training.py",)),

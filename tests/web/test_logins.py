@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from fleet.config.api_keys import ENVIRONMENT
 from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 from tests.support import await_until
@@ -18,6 +19,7 @@ from tests.web.console.busy_gateway import fill
 from tests.web.fake_stores import FakeLogins
 from tests.web.realtime.refused_socket import refusal_of
 from web.http.guard import COOKIE, CSRF_HEADER, SECURE_COOKIE
+from web.http.key_ring import KeyRing
 from web.http.logins import CACHE_S, KEEP_S, MAX_CACHED, RENEW_S, Logins
 
 KEY = "a-right-key"
@@ -243,53 +245,53 @@ class LoginClock:
 
 async def test_valid_login_is_cached_until_logout() -> None:
     store, clock = FakeLogins(), LoginClock()
-    here, there = Logins(store, KEY, clock), Logins(store, KEY, clock)
-    token = await here.begin()
-    assert await there.is_valid(token) and await there.is_valid(token) and store.num_asked == 1
+    here, there = Logins(store, KeyRing(KEY), clock), Logins(store, KeyRing(KEY), clock)
+    token = await here.begin(ENVIRONMENT)
+    assert await there.caller_of(token) and await there.caller_of(token) and store.num_asked == 1
     await here.end(token)
-    assert not await here.is_valid(token)
+    assert not await here.caller_of(token)
     clock.now += CACHE_S
-    assert CACHE_S <= 5 and not await there.is_valid(token)
+    assert CACHE_S <= 5 and not await there.caller_of(token)
 
 
 async def test_lookup_concurrent_with_logout_is_not_cached() -> None:
     store = FakeLogins()
-    logins = Logins(store, KEY)
-    token = await logins.begin()
+    logins = Logins(store, KeyRing(KEY))
+    token = await logins.begin(ENVIRONMENT)
     store.gate = asyncio.Event()
-    asking = asyncio.create_task(logins.is_valid(token))
+    asking = asyncio.create_task(logins.caller_of(token))
     await await_until(lambda: _is(store.num_asked), "the lookup to be under way")
     await logins.end(token)
     store.gate.set()
     await asking
-    assert not await logins.is_valid(token)
+    assert not await logins.caller_of(token)
 
 
 async def test_login_cache_is_bounded() -> None:
     store = FakeLogins()
-    logins = Logins(store, KEY)
-    tokens = [await logins.begin() for _ in range(MAX_CACHED + 1)]
+    logins = Logins(store, KeyRing(KEY))
+    tokens = [await logins.begin(ENVIRONMENT) for _ in range(MAX_CACHED + 1)]
     for token in [*tokens, tokens[0]]:
-        assert await logins.is_valid(token)
+        assert await logins.caller_of(token)
     assert store.num_asked == MAX_CACHED + 2
-    assert await logins.is_valid(tokens[-1]) and store.num_asked == MAX_CACHED + 2
+    assert await logins.caller_of(tokens[-1]) and store.num_asked == MAX_CACHED + 2
 
 
 async def test_login_in_use_is_renewed_at_most_once_an_hour_and_an_expired_one_ends() -> None:
     store, clock = FakeLogins(), LoginClock()
-    logins = Logins(store, KEY, clock)
-    token = await logins.begin()
+    logins = Logins(store, KeyRing(KEY), clock)
+    token = await logins.begin(ENVIRONMENT)
     (name,) = store.ends
     assert abs(store.ends[name] - now_us() - KEEP_S * 1_000_000) < 60_000_000
-    assert await logins.is_valid(token) and not store.num_renewed
+    assert await logins.caller_of(token) and not store.num_renewed
     store.ends[name] -= (RENEW_S + 1) * 1_000_000
     clock.now += CACHE_S
-    assert await logins.is_valid(token) and store.num_renewed == 1
+    assert await logins.caller_of(token) and store.num_renewed == 1
     clock.now += CACHE_S
-    assert await logins.is_valid(token) and store.num_renewed == 1
+    assert await logins.caller_of(token) and store.num_renewed == 1
     store.ends[name] = now_us() - 1
     clock.now += CACHE_S
-    assert not await logins.is_valid(token)
+    assert not await logins.caller_of(token)
 
 
 async def _is(value: object) -> bool:
@@ -298,4 +300,4 @@ async def _is(value: object) -> bool:
 
 @pytest.mark.parametrize("token", ["", "x", "é", "x" * 100_000])
 async def test_invalid_token_is_refused(token: str) -> None:
-    assert not await Logins(FakeLogins(), KEY).is_valid(token)
+    assert not await Logins(FakeLogins(), KeyRing(KEY)).caller_of(token)

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from fleet.core.clock import now_us
 from web.gateway.gateway import Gateway
+from web.http.callers import current_caller
 
 NAV = (
     ("voice", "/", "Voice"),
@@ -30,32 +31,41 @@ class Shell:
     """Data of the frame around a page. `active` is the key of the selected navigation item. `csrf`
     is the value of the header `x-csrf-token` that buttons send.
 
-    `read_only` hides the buttons that change the fleet. `locked` is True if the browser is logged
-    in, and shows the logout. `now_us` is this server's time, for the ages that a page shows.
-    `origin` is the address by which the browser reaches this server, such as
-    `http://localhost:8001`.
+    `why_read_only` is why this browser cannot change the fleet, "" if it can. `locked` is True if
+    the browser is logged in with the API key named `key`, and shows the logout. `now_us` is this
+    server's time, for the ages that a page shows. `origin` is the address by which the browser
+    reaches this server, such as `http://localhost:8001`.
     """
 
     model: str
     active: str
     csrf: str
-    read_only: bool
+    why_read_only: str
     locked: bool
+    key: str
     now_us: int
     origin: str
     nav: tuple[tuple[str, str, str], ...] = NAV
+
+    @property
+    def read_only(self) -> bool:
+        """True to hide the buttons that change the fleet."""
+        return bool(self.why_read_only)
 
 
 def build_shell(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:
     """Return the data of a page's frame. `csrf` is the CSRF token of the browser's login, ""
     without a login; `active` and `origin` are the fields of `Shell`.
     """
+    caller = current_caller()
+    no_scope = "" if caller.may("operate") else f"the key {caller.name} has no scope operate"
     return Shell(
         model=gateway.model,
         active=active,
         csrf=csrf,
-        read_only=gateway.config.web.read_only,
+        why_read_only="web.read_only" if gateway.config.web.read_only else no_scope,
         locked=bool(csrf),
+        key=caller.name,
         now_us=now_us(),
         origin=origin,
     )

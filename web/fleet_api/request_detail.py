@@ -14,6 +14,7 @@ from fleet.processing.prompt import audio_mark
 from fleet.telemetry.trace import RequestTrace
 from web.gateway.answer import transcripts_of
 from web.gateway.gateway import Gateway
+from web.http.callers import current_caller
 from web.openai.audio_encoder import encode_whole
 
 
@@ -84,6 +85,18 @@ async def read_logs_without_audio(
     """
     names = [edge.name for edge in trace.edges if edge.name != gateway.edges.audio]
     return {name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names}
+
+
+async def check_owner(gateway: Gateway, request: RequestId) -> None:
+    """Check that the caller may end or take over a request: with the scope `operate` any, otherwise
+    its own. Raises: NotFound for requests of other keys, as if there were none.
+    """
+    caller = current_caller()
+    if caller.may("operate"):
+        return
+    trace = await gateway.client.telemetry.trace(request)
+    if trace is not None and trace.key != caller.name:
+        raise request_not_found(request)
 
 
 def request_not_found(request: str) -> NotFound:

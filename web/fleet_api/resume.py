@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.ids import RequestId, request_id_of
-from web.fleet_api.request_detail import request_not_found
+from web.fleet_api.request_detail import check_owner, request_not_found
 from web.gateway.answer import Position
 from web.gateway.gateway import Gateway
 from web.http.disconnect import is_stalled, until_disconnect
@@ -21,7 +21,8 @@ class ResumeEndpoint:
     all events without this header. A raw ASGI app, so that a client disconnect cancels the request.
 
     The latest connection receives the answer. An older connection gets no further events, and
-    closing it no longer aborts the request.
+    closing it no longer aborts the request. Keys without the scope `operate` resume only their own
+    answers.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -46,6 +47,7 @@ class ResumeEndpoint:
     async def _resume(
         self, request_id: RequestId, sent: Position, scope: Scope, send: Send
     ) -> None:
+        await check_owner(self._gateway, request_id)
         answer = await self._gateway.resume(request_id)
         if answer is None:
             raise request_not_found(request_id)

@@ -32,6 +32,7 @@ from fleet.telemetry.views import (
 )
 from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.request_detail import (
+    check_owner,
     read_logs_without_audio,
     read_request_detail,
     request_not_found,
@@ -222,8 +223,11 @@ class FleetApi:
         )
 
     async def abort(self, request: Request) -> Response:
-        """Abort a request. `aborted` in the response is false if the request had ended already."""
+        """Abort a request of the caller's key, or with the scope `operate` any. `aborted` in the
+        response is false if the request had ended already.
+        """
         request_id = _request_id(request)
+        await check_owner(self._gateway, request_id)
         aborted = await self._client.requests.abort(request_id)
         if not aborted and await self._client.telemetry.trace(request_id) is None:
             raise request_not_found(request_id)

@@ -46,6 +46,7 @@ from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
 from web.gateway.token_sampling import with_token_fields
+from web.http.callers import current_caller
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.refused_work import current_sender
 from web.schema.chat import (
@@ -192,13 +193,13 @@ class Gateway:
             where=where,
             voice_where=voice_where,
         )
-        applicant = Applicant(self._shares.client_at(current_sender()))
+        applicant = self._shares.applicant(current_sender(), current_caller())
         applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
         spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
             reply=reply_of(options) | self._leading_silence_param(trims=spoken and not continues),
-            session=session_of(options),
+            session=session_of(options, current_caller().listed_name),
             body=stored_body(options, messages) if stored is None else stored,
             kind=kind or ("speech" if spoken else "text"),
         )
@@ -227,7 +228,13 @@ class Gateway:
             num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
         )
         spec = msgspec.structs.replace(
-            spec, stages=chat.stages, model=self.model, continues=chat.continues
+            spec,
+            stages=chat.stages,
+            model=self.model,
+            continues=chat.continues,
+            key=current_caller().name,
+            is_counted=bool(applicant.key),
+            audio_hz=self.frontend.sample_rate_hz if self.edges.audio in chat.outputs else 0,
         )
         if isinstance(chat.given, TextPart):
             spec = self._with_length_of_given(spec)
@@ -419,9 +426,13 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
     return {name: "yes" for name, is_wanted in wanted.items() if is_wanted} | warned
 
 
-def session_of(body: ChatOptions) -> str:
-    """Return the internal name of the conversation that the client named; "" if it named none."""
-    return session_name(body.prompt_cache_key) if body.prompt_cache_key is not None else ""
+def session_of(body: ChatOptions, key: str) -> str:
+    """Return the internal name of the conversation that the client named; "" if it named none. An
+    API key of `web.keys_file` has names of its own: `key`/name.
+    """
+    if body.prompt_cache_key is None:
+        return ""
+    return session_name(f"{key}/{body.prompt_cache_key}" if key else body.prompt_cache_key)
 
 
 def client_edges(graph: Graph) -> ClientEdges:

@@ -1,9 +1,12 @@
-"""Clients in the sense of fair shares: each request belongs to an address. Knows no HTTP."""
+"""Clients in the sense of fair shares: each request belongs to an API key or an address. Knows no
+HTTP.
+"""
 
 from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from fleet.config.schema import Limits
-from fleet.control.client import ClientShare
+from fleet.control.client import Applicant, ClientShare
+from web.http.callers import ApiCaller
 
 EVERYBODY = ClientShare()
 
@@ -12,14 +15,22 @@ class FairShares:
     """Names the client of a request, with its weight. Without `limits.fair_shares` all requests are
     of the same client, so they wait in the order of their arrival.
 
-    There is one API key, so addresses tell clients apart. The address is the client's that a
-    trusted proxy names, and the /64 network of an IPv6 address.
+    A key of `web.keys_file` is one client. Addresses tell other clients apart. The address is the
+    client's that a trusted proxy names, and the /64 network of an IPv6 address.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._is_fair = limits.fair_shares
         networks = [(ip_network(name), weight) for name, weight in limits.share_weights.items()]
         self._weights = sorted(networks, key=lambda each: -each[0].prefixlen)
+
+    def applicant(self, address: str, caller: ApiCaller) -> Applicant:
+        """Return a request of `caller`, sent from an address, as it asks for admission."""
+        is_listed = self._is_fair and bool(caller.listed_name)
+        client = ClientShare(f"key:{caller.name}") if is_listed else self.client_at(address)
+        if not caller.is_counted:
+            return Applicant(client)
+        return Applicant(client, key=caller.name, limits=caller.limits)
 
     def client_at(self, address: str) -> ClientShare:
         """Return the client of an address, as `web.http.addresses` writes it."""

@@ -55,6 +55,12 @@ class Forbidden(BadInput):
     code = "cross_site_request"
 
 
+class MissingScope(BadInput):
+    """The request's API key is valid, and does not have the scope that the route requires."""
+
+    code = "missing_scope"
+
+
 class ForeignHost(BadInput):
     """The Host header has a name that is not the gateway's."""
 
@@ -113,6 +119,7 @@ STATUSES: dict[type[FleetError], int] = {
     errors.OutOfPages: 400,
     Unauthorized: 401,
     Forbidden: 403,
+    MissingScope: 403,
     ReadOnly: 403,
     errors.ModelNotFound: 404,
     errors.NotFound: 404,

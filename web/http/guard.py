@@ -1,4 +1,4 @@
-"""Access rules: the API key, logins of browsers, and cross-site requests. Knows no route's work."""
+"""Access rules: API keys, logins of browsers, and cross-site requests. Knows no route's work."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -12,6 +12,14 @@ from starlette.websockets import WebSocket
 
 from fleet.config.schema import WebConfig
 from fleet.core.errors import FleetError, RedisUnreachable
+from web.http.callers import (
+    ANYONE,
+    METRICS_READER,
+    UNCHECKED_SECRET,
+    acting_as,
+    caller_of,
+    set_caller,
+)
 from web.http.cookies import read_cookie
 from web.http.errors import (
     Forbidden,
@@ -21,6 +29,7 @@ from web.http.errors import (
     refusal_response,
 )
 from web.http.hosts import AllowedHosts
+from web.http.key_ring import KeyRing
 from web.http.logins import Logins
 from web.http.origins import AllowedOrigins, not_listed
 from web.http.wrong_keys import WrongKeys
@@ -43,7 +52,7 @@ CLIENT_SECRET_PREFIX = "ek_"
 KEY_SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
 FLEET_API_PATH = "/v1/fleet/"
 """Path below which all operations on the fleet are; `web.read_only` refuses changes there."""
-_CSRF, _TRUSTED = "fleet_csrf", "fleet_trusted"
+_CSRF = "fleet_csrf"
 
 
 def csrf_of(scope: Scope) -> str:
@@ -54,8 +63,8 @@ def csrf_of(scope: Scope) -> str:
 
 
 def is_trusted(scope: Scope) -> bool:
-    """Return True if the client sent the API key, or if the gateway has no key."""
-    return bool(scope.get("state", {}).get(_TRUSTED))
+    """Return True if the client sent an API key, or if the gateway requires none."""
+    return caller_of(scope) is not None
 
 
 def keys_equal(key: bytes, expected: str) -> bool:
@@ -64,11 +73,11 @@ def keys_equal(key: bytes, expected: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """Access rules of a gateway, which decide about each request. `api_key` is the key that clients
-    must send; None admits clients without a key.
+    """Access rules of a gateway, which decide about each request. `keys`: the keys of which clients
+    must send one. Which key may do what, the routes decide (`web/http/scopes.py`).
     """
 
-    api_key: str | None
+    keys: KeyRing
     web: WebConfig
     hosts: AllowedHosts
     origins: AllowedOrigins
@@ -77,7 +86,7 @@ class AccessRules:
 
     async def find_refusal(self, scope: Scope) -> FleetError | None:
         """Return the error with which to refuse a request, or None to accept it. Stores in the
-        request's state whether the client is trusted, and the CSRF token of its login.
+        request's state the caller, and the CSRF token of its login.
 
         Raises: RedisUnreachable if a login cannot be checked.
         """
@@ -90,21 +99,22 @@ class AccessRules:
             and scope["path"] == REALTIME_PATH
             and (key or "").startswith(CLIENT_SECRET_PREFIX)
         ):
+            set_caller(scope, UNCHECKED_SECRET)
             return None
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        has_key = self.api_key is not None and keys_equal(
-            (key or "").encode("latin-1"), self.api_key
-        )
-        scope.setdefault("state", {})[_TRUSTED] = has_key or self.api_key is None
+        caller = self.keys.find(key.encode("latin-1")) if key else None
+        set_caller(scope, caller if self.keys.is_required else ANYONE)
         if (
-            not has_key
+            caller is None
             and (refused := await self._without_key(scope, headers, changes)) is not None
         ):
             return (
                 self.wrong_keys.refusal(scope, refused)
-                if key and self.api_key is not None
+                if key and self.keys.is_required
                 else refused
             )
+        if self.web.open_metrics and scope["path"] == METRICS_PATH:
+            set_caller(scope, METRICS_READER)
         if self.web.read_only and changes and scope["path"].startswith(FLEET_API_PATH):
             return ReadOnly(
                 "this gateway is read-only (web.read_only); ask one that is not, or use the "
@@ -124,10 +134,11 @@ class AccessRules:
         foreign, allowed = _foreign(headers), self.origins.allow(scope)
         if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
             return Forbidden(foreign)
-        if self.api_key is None or self._is_open(scope["path"]):
+        if not self.keys.is_required or self._is_open(scope["path"]):
             return None
         login = login_token(scope)
-        if (foreign is not None and allowed) or not await self.logins.is_valid(login):
+        caller = await self.logins.caller_of(login)
+        if (foreign is not None and allowed) or caller is None:
             return Unauthorized(
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             )
@@ -138,6 +149,7 @@ class AccessRules:
                 "key as Bearer"
             )
         scope["state"][_CSRF] = csrf
+        set_caller(scope, caller)
         return None
 
     def _is_open(self, path: str) -> bool:
@@ -169,7 +181,8 @@ class Guard:
         if refusal is None:
             if scope["type"] == "http" and csrf_of(scope):
                 send = _WhileLoggedIn(send, self._rules.logins, login_token(scope))
-            await self.app(scope, receive, send)
+            with acting_as(caller_of(scope) or ANYONE):
+                await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await self._refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
@@ -208,7 +221,7 @@ class _WhileLoggedIn:
 
     async def _is_logged_in(self) -> bool:
         try:
-            return await self._logins.is_valid(self._login)
+            return await self._logins.caller_of(self._login) is not None
         except RedisUnreachable:
             return True
 

@@ -1,8 +1,8 @@
-"""Logins of browsers. A login is a random token in a cookie, valid at every gateway until the login
-ends or expires.
+"""Logins of browsers. A login is the name of an API key and a random token in a cookie, valid at
+every gateway until the login ends or expires.
 
-Redis stores a MAC of the token under the API key. So data of Redis grant no access, and a changed
-key ends every login. Knows no route.
+Redis stores a MAC of the token under the digest of the key. So data of Redis grant no access, and
+every login of a key ends when the key is removed or replaced. Knows no route.
 """
 
 import hashlib
@@ -16,6 +16,8 @@ from secrets import token_urlsafe
 from fleet.control.client import LoginStore
 from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
+from web.http.callers import ApiCaller
+from web.http.key_ring import KeyRing
 
 KEEP_S = 7 * 24 * 3600
 """Seconds after which an unused login expires."""
@@ -30,51 +32,54 @@ TOKEN_BYTES = 32
 
 
 class Logins:
-    """Logins under one API key; a gateway without a key has no logins. Every coroutine may raise
-    RedisUnreachable.
+    """Logins under the API keys of a gateway; one without keys has no logins. Every coroutine may
+    raise RedisUnreachable.
     """
 
     def __init__(
-        self, store: LoginStore, api_key: str | None, clock: Callable[[], float] = time.monotonic
+        self, store: LoginStore, keys: KeyRing, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
-        self._key = api_key.encode() if api_key is not None else None
+        self._keys = keys
         self._clock = clock
         self._cached_until: OrderedDict[str, float] = OrderedDict()
         self._num_ended = 0
 
-    async def begin(self) -> str:
-        """Store a new login and return its token."""
-        token = token_urlsafe(TOKEN_BYTES)
+    async def begin(self, key_name: str) -> str:
+        """Store a new login with the key of this name and return its token."""
+        token = f"{key_name}.{token_urlsafe(TOKEN_BYTES)}"
+        name = self._mac("login", token)
+        assert name is not None, "the key was accepted"
         with _without_redis_address():
-            await self._store.add(self._mac("login", token), KEEP_S)
+            await self._store.add(name, KEEP_S)
         return token
 
-    async def is_valid(self, token: str) -> bool:
-        """Return True if `token` belongs to a login that has not ended. Renews the login if an hour
-        has passed since its last renewal.
+    async def caller_of(self, token: str) -> ApiCaller | None:
+        """Return the caller whose login `token` is, or None if the login has ended. Renews the
+        login if an hour has passed since its last renewal.
         """
-        if self._key is None or not token:
-            return False
+        found = self._keys.named(_key_name(token))
         name = self._mac("login", token)
+        if found is None or name is None:
+            return None
         if self._clock() < self._cached_until.get(name, 0.0):
-            return True
+            return found[0]
         num_ended = self._num_ended
         with _without_redis_address():
             left_us = (await self._store.ends_us(name) or 0) - now_us()
             if left_us <= 0:
-                return False
+                return None
             if left_us < (KEEP_S - RENEW_S) * 1_000_000:
                 await self._store.renew(name, KEEP_S)
         if num_ended == self._num_ended:  # otherwise this login may have ended since Redis was read
             self._cache(name)
-        return True
+        return found[0]
 
     async def end(self, token: str) -> None:
         """End the login with this token, if there is such a login."""
-        if self._key is None or not token:
-            return
         name = self._mac("login", token)
+        if name is None:
+            return
         with _without_redis_address():
             await self._store.remove(name)
         self._num_ended += 1
@@ -84,7 +89,7 @@ class Logins:
         """Return the CSRF token of the login `token`, which the console's pages send with every
         change; pages of other sites cannot read it.
         """
-        return self._mac("csrf", token)
+        return self._mac("csrf", token) or ""
 
     def _cache(self, name: str) -> None:
         self._cached_until[name] = self._clock() + CACHE_S
@@ -92,9 +97,17 @@ class Logins:
         if len(self._cached_until) > MAX_CACHED:
             self._cached_until.popitem(last=False)
 
-    def _mac(self, purpose: str, token: str) -> str:
-        assert self._key is not None, "a gateway without a key has no logins"
-        return hmac.new(self._key, f"fleet {purpose} {token}".encode(), hashlib.sha256).hexdigest()
+    def _mac(self, purpose: str, token: str) -> str | None:
+        """Return a MAC of a token under the digest of its key; None if there is no such key."""
+        found = self._keys.named(_key_name(token))
+        if found is None:
+            return None
+        message = f"fleet {purpose} {token}".encode()
+        return hmac.new(found[1].encode(), message, hashlib.sha256).hexdigest()
+
+
+def _key_name(token: str) -> str:
+    return token.partition(".")[0]
 
 
 @contextmanager

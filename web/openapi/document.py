@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
+from web.http.scopes import scope_of
 from web.openapi.operations import JSON, OPERATIONS, Operation
 
 REF = "#/components/schemas/{name}"
@@ -76,6 +77,7 @@ def _operation(op: Operation) -> Schema:
         "operationId": re.sub(r"\W+", "_", f"{op.method.lower()}{op.path}").strip("_"),
         "summary": op.summary,
         "parameters": parameters,
+        "x-fleet-scopes": list(scope_of(op.method, op.path)),
         "responses": {
             **{str(status): _success_response(op) for status in op.statuses},
             "default": failed,

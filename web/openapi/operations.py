@@ -270,7 +270,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "GET",
         "/metrics",
-        "Metrics, as Prometheus reads them; with the API key where one is set, unless "
+        "Metrics, as Prometheus reads them; with an API key where one is set, unless "
         "web.open_metrics is",
         media=(TEXT,),
     ),

@@ -12,11 +12,13 @@ import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.config.schema import LeaseConfig
 from fleet.control.client import HeldVoice, Saved
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, SecretInUse, quoted
 from web.gateway.gateway import Gateway
+from web.http.callers import current_caller
 from web.http.errors import SessionEndedByOperator
 from web.realtime.clock import Clock
 from web.realtime.session_views import shown_id
@@ -69,12 +71,15 @@ class SessionRecords:
     async def create(self, session_id: str, owner: str) -> HeldVoice:
         """Create the record of a new session. `owner` is the credential of the client.
 
-        Raises: SecretInUse if the client secret is at its session limit; RedisUnreachable.
+        Raises: SecretInUse if the client secret is at its session limit; KeyAtLimit;
+        RedisUnreachable.
         """
         tries_left = absence_tries(self._gateway.config.lease)
         while True:
             try:
-                held = await self._hold(session_id, FIRST_S, owner, new=True)
+                held = await self._hold(
+                    session_id, FIRST_S, owner, new=True, limits=current_caller().limits
+                )
                 assert held is not None, "two sessions of one name"
                 return held
             except SecretInUse:
@@ -128,13 +133,16 @@ class SessionRecords:
         *,
         undo: Undo | None = None,
         new: bool = False,
+        limits: KeyLimits = NO_LIMITS,
     ) -> HeldVoice | None:
         """Become the holder of a session; None if `new` is False and there is no record. If the
         caller is cancelled meanwhile, call `undo`, or delete the record.
 
-        Raises: SecretInUse, RedisUnreachable.
+        Raises: SecretInUse, KeyAtLimit, RedisUnreachable.
         """
-        holding = asyncio.ensure_future(self._voice.hold(session_id, ttl_s, owner, new=new))
+        holding = asyncio.ensure_future(
+            self._voice.hold(session_id, ttl_s, owner, new=new, limits=limits)
+        )
         try:
             return await asyncio.shield(holding)
         except asyncio.CancelledError:

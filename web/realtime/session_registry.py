@@ -29,7 +29,11 @@ from web.realtime.session_records import ENDED, SessionRecords
 from web.realtime.session_views import shown_id
 from web.realtime.snapshot import Snapshot, restore, resumed
 from web.realtime.transport.client_connection import ClientWriter
-from web.realtime.transport.client_secrets import API_KEY, short_name
+from web.realtime.transport.client_secrets import (
+    is_of_secret,
+    key_name,
+    short_name,
+)
 from web.realtime.transport.refusal import close_code, close_reason, error_event
 
 log = logging.getLogger("fleet.web")
@@ -110,7 +114,7 @@ class SessionRegistry:
         is full. `writer` is the client's socket; `on_position` is called with each new position in
         the queue.
 
-        Raises: Overloaded if the queue is full; SecretInUse; RedisUnreachable.
+        Raises: Overloaded if the queue is full; SecretInUse; KeyAtLimit; RedisUnreachable.
         """
         settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
         held = await self._records.create(settings.id, owner)
@@ -142,7 +146,7 @@ class SessionRegistry:
 
         Raises: Overloaded, RedisUnreachable.
         """
-        by_secret = owner != API_KEY
+        by_secret = is_of_secret(owner)
         queued = self._admission.join(by_secret=by_secret, on_position=on_position)
         if queued.admitted.is_set():
             return held
@@ -220,7 +224,7 @@ class SessionRegistry:
             assert entry.owner == owner, "Redis and this gateway agree on the owner"
             entry.hold_at(held.epoch)
             return entry
-        self._admission.add(by_secret=owner != API_KEY)
+        self._admission.add(by_secret=is_of_secret(owner))
         received_of = received.response_id if received.samples or received.chars else None
 
         def restored(changed: Callable[[], None]) -> Session:
@@ -250,7 +254,7 @@ class SessionRegistry:
         try:
             session = make(changed.set)
         except BaseException:
-            self._admission.release(by_secret=owner != API_KEY)
+            self._admission.release(by_secret=is_of_secret(owner))
             raise
         now = self._clock.now()
         entry = SessionEntry(
@@ -338,7 +342,7 @@ class SessionRegistry:
             entry.expiry.cancel()
         if entry.writer is not None and entry.writer is not asyncio.current_task():
             entry.writer.cancel()
-        self._admission.release(by_secret=entry.owner != API_KEY)
+        self._admission.release(by_secret=is_of_secret(entry.owner))
 
     # limits
 
@@ -403,6 +407,7 @@ class SessionRegistry:
         """
         fields, removed = entry.snapshot.changes(entry.session)
         view = entry.session.view(self._gateway.client.id, short_name(entry.owner))
+        view = msgspec.structs.replace(view, key=key_name(entry.owner))
         fields["view"] = msgspec.json.encode(view)
         if entry.away_us is None:
             removed.append("away_us")

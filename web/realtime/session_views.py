@@ -23,8 +23,9 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     microseconds since 1970.
     `state` is listening, hearing, thinking, speaking, interrupted, or away if no client is
     connected.
-    `client_secret` contains the first characters of the hash of the client secret that opened the
-    session; None for a session opened with the API key.
+    `key` is the name of the API key that opened the session; None at a gateway without keys.
+    `client_secret` contains the first characters of the hash of the client secret, created with
+    that key, that opened the session; None for a session opened with the key itself.
     """
 
     id: str
@@ -40,6 +41,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None
     created_us: int
     seen_us: int
+    key: str | None = None
     client_secret: str | None = None
 
 

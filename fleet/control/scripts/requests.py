@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.control.scripts.calls import Arg, Call, script
 from fleet.core.events import RequestSubmitted, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
@@ -44,6 +45,7 @@ def submit(
     first_roles: Sequence[RoleName] = (),
     client: str = "",
     waits: Waits = "",
+    limits: KeyLimits = NO_LIMITS,
 ) -> Call:
     """Submit a request, with `blob` as the samples of its audio prompt. Refused at `bound` live
     requests, and unless every role in `roles` has a worker, is starting one, or lost its last one
@@ -51,7 +53,8 @@ def submit(
 
     `client`: client whose live requests the request is counted among. `waits`: the request waits if
     it is refused at the bound. So it is refused too while it is the turn of other waiting clients
-    ("turn", "soon"), and while its roles have enough unclaimed tasks ("soon").
+    ("turn", "soon"), and while its roles have enough unclaimed tasks ("soon"). `limits`: limits of
+    the request's API key, at which it is refused too, if it is counted.
 
     `stages`, `edges`: stages and edges of its graph that it uses. `first_roles`: role to which each
     stage's task is granted first; by default the stages' own names.
@@ -59,7 +62,10 @@ def submit(
     `audio` outlive it for `AUDIO_RETENTION_S`.
     """
     written = _written(spec, blob, stages, edges, audio, retention_s, first_roles, client)
-    return Call.of("submit", spec.id, gateway, bound, ",".join(roles), grace_us, waits, written)
+    quota = (limits.max_requests, limits.audio_s_per_day)
+    return Call.of(
+        "submit", spec.id, gateway, bound, ",".join(roles), grace_us, waits, quota, written
+    )
 
 
 def restore(
@@ -109,6 +115,9 @@ def _written(
         AUDIO_RETENTION_S,
         ",".join(first_roles or stages),
         client,
+        spec.key if spec.is_counted else "",
+        spec.prompt_audio_ms,
+        spec.audio_hz,
     ]
 
 
@@ -121,11 +130,17 @@ def admission(
     grace_us: int,
     client: str = "",
     waits: Waits = "",
+    key: str = "",
+    limits: KeyLimits = NO_LIMITS,
 ) -> Call:
     """Ask whether a request would be admitted now, without submitting it. Answers the refusal that
-    `submit` would give, or "ok" with the number of further requests allowed below `bound`.
+    `submit` would give, or "ok" with the number of further requests allowed below `bound`. `key`:
+    API key towards whose `limits` it would count.
     """
-    return Call.of("admission", bound, request, gateway, ",".join(roles), grace_us, client, waits)
+    quota = (key, limits.max_requests, limits.audio_s_per_day)
+    return Call.of(
+        "admission", bound, request, gateway, ",".join(roles), grace_us, client, waits, quota
+    )
 
 
 def take_turns(

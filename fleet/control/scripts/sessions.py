@@ -4,23 +4,31 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.control.scripts.calls import Call, script
 from fleet.core.ids import StageName, WorkerId
 from fleet.drafts.figures.training import DraftVersion, encode_version
 
 
-@script
 def hold_voice(
-    session: str, holder: WorkerId, keep_ms: int, owner: str, *, new: bool, bound: int
+    session: str,
+    holder: WorkerId,
+    keep_ms: int,
+    owner: str,
+    *,
+    new: bool,
+    bound: int,
+    limits: KeyLimits = NO_LIMITS,
 ) -> Call:
     """Make `holder` the gateway that may write to a voice session. `owner`: credential that opened
     the session. `keep_ms`: time to live of the session.
 
     `new`: True to open a session, which must not exist yet; False to take over an existing session
     of `owner`. `bound`: largest number of open sessions of one client secret; beyond it, a new
-    session replaces a session whose client is away.
+    session replaces a session whose client is away. `limits`: limits of the API key.
     """
-    ...
+    quota = (limits.max_sessions, limits.audio_s_per_day)
+    return Call.of("hold_voice", session, holder, keep_ms, owner, new, bound, quota)
 
 
 def save_voice(

@@ -104,6 +104,7 @@ def _build_trace(
         now_us=now_us,
         session=spec.session,
         retry_of=spec.retry_of,
+        key=spec.key,
         body=spec.body,
         outputs=spec.outputs,
         params=spec.params,

@@ -20,6 +20,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from fleet.conductor.driver import Driver
+from fleet.config.api_keys import ENVIRONMENT
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect as connect_to_redis
@@ -31,7 +32,6 @@ from tests.web.realtime.socket_client import SocketClient, message
 from web.app import create_app
 from web.http.guard import LOGIN_PATH, OPEN_PATHS
 from web.realtime import session_records
-from web.realtime.transport.client_secrets import OWNER
 from web.serve import Server, uvicorn_config
 
 KEY = "the-api-key"
@@ -216,7 +216,7 @@ async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: st
 
             async def forgotten() -> bool:
                 return not [
-                    name async for name in gateway.redis.scan_iter(match=keys.voices_of("*"))
+                    name async for name in gateway.redis.scan_iter(match=keys.voices_of("*/*"))
                 ]
 
             await await_until(forgotten, "the place in line to be given up")
@@ -286,7 +286,10 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
         redis.asyncio.Redis.from_url(redis_url) as database,
     ):
         secret = await gateway.secret()
-        dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
+        dead, owner = (
+            WorkerId("dead-gateway"),
+            f"{ENVIRONMENT}/{sha256(secret.encode()).hexdigest()}",
+        )
         await run_async(
             database, scripts.hold_voice("sess_dead", dead, 60_000, owner, new=True, bound=1)
         )

@@ -24,7 +24,7 @@ from web.realtime.protocol.capabilities import default_settings
 from web.realtime.protocol.server_events import Error, ResponseCreated, ServerEvent
 from web.realtime.session import Session
 from web.realtime.session_registry import Received, SessionRegistry
-from web.realtime.transport.client_secrets import API_KEY
+from web.realtime.transport.client_secrets import NO_KEY
 
 NOTHING = Received(response_id=None, samples=None, chars=None)
 SILENCE = json.dumps(
@@ -67,7 +67,7 @@ class Talk:
 
     async def begin(self) -> Session:
         return await self.registry.enter(
-            self.client, default_settings(self.gateway), API_KEY, lambda _: None
+            self.client, default_settings(self.gateway), NO_KEY, lambda _: None
         )
 
     async def passes(self, seconds: float) -> None:
@@ -164,7 +164,7 @@ async def test_absent_client_is_not_idle_but_reaches_the_longest_duration(talk: 
     talk.registry.on_lost(session, talk.client)
     await talk.passes(2 * IDLE_S)
     again = BoundedClient()
-    assert await talk.registry.resume(session.id, again, NOTHING, API_KEY) is session
+    assert await talk.registry.resume(session.id, again, NOTHING, NO_KEY) is session
     await talk.passes(IDLE_S - 1)
     assert again.error is None
     talk.registry.on_lost(session, again)
@@ -280,7 +280,7 @@ async def test_client_that_leaves_during_a_takeover_is_away(
         return held
 
     monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
-    resuming = asyncio.create_task(other.resume(session.id, BoundedClient(), NOTHING, API_KEY))
+    resuming = asyncio.create_task(other.resume(session.id, BoundedClient(), NOTHING, NO_KEY))
     await asked.wait()
     resuming.cancel()
     await asyncio.wait({resuming})
@@ -290,5 +290,5 @@ async def test_client_that_leaves_during_a_takeover_is_away(
         "its client to be noted as away",
     )
     monkeypatch.undo()
-    assert await other.resume(session.id, BoundedClient(), NOTHING, API_KEY) is not session
+    assert await other.resume(session.id, BoundedClient(), NOTHING, NO_KEY) is not session
     assert other.end(session.id)

@@ -1,5 +1,5 @@
 """Client secrets (`ek_...`): short-lived keys with which a web page opens voice sessions. The
-page's server creates them with the API key.
+page's server creates them with an API key, and they are accepted only as long as that key is.
 
 Only the hash of a secret is stored, in Redis for all gateways. Knows no socket.
 """
@@ -17,9 +17,11 @@ from starlette.responses import Response
 
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
+from web.http.callers import ANYONE, ApiCaller, caller_of
 from web.http.errors import Unauthorized
 from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_response import json_response
+from web.http.key_ring import KeyRing
 from web.http.offload import parse_body
 from web.realtime.protocol.capabilities import default_settings, drop_unserved
 from web.realtime.protocol.client_events import bad_field
@@ -30,12 +32,14 @@ from web.schema.fields.realtime import SECRET
 
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
-API_KEY = ""
-"""Owner name of all sessions that were not opened with a client secret: with the API key, by the
-console, or by any client if no key is set.
+NO_KEY = ""
+"""Owner name of the sessions of a gateway without keys. Sessions of an API key, also by the
+console, have the key's name.
 """
-OWNER = "secret:"
-"""Prefix of the owner name of sessions opened with a client secret; the secret's hash follows."""
+OF_SECRET = "/"
+"""What follows the key's name in the owner name of sessions opened with a client secret that the
+key has created; the secret's hash comes next.
+"""
 SHOWN_CHARS = 8
 
 
@@ -60,21 +64,34 @@ class Credential:
     """Credential of a client. `owner` is its name in the records of the sessions that it opens, and
     `settings` the initial settings of these sessions. `settings` is None if the secret has expired
     or never existed; the client can then only continue a session that the secret opened before.
+    `caller`: the API key whose limits apply.
     """
 
     owner: str
     settings: Settings | None
+    caller: ApiCaller
 
 
-_decoder = msgspec.msgpack.Decoder(Settings)
+class StoredSecret(msgspec.Struct, frozen=True, kw_only=True):
+    """A client secret as Redis has it. `key_id`: id of the API key that created it."""
+
+    settings: Settings
+    key_id: str
+
+
+_decoder = msgspec.msgpack.Decoder(StoredSecret)
 
 
 class Secrets:
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, keys: KeyRing) -> None:
         self._gateway = gateway
+        self._keys = keys
 
     async def create(self, request: Request) -> Response:
-        """Answer POST /v1/realtime/client_secrets: create a client secret."""
+        """Answer POST /v1/realtime/client_secrets: create a client secret, which names its key if
+        that is one of several.
+        """
+        caller = caller_of(request.scope) or ANYONE
         body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
@@ -82,12 +99,16 @@ class Secrets:
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(
-            value=CLIENT_SECRET_PREFIX + token_urlsafe(24),
+            value=CLIENT_SECRET_PREFIX
+            + (f"{caller.listed_name}." if caller.listed_name else "")
+            + token_urlsafe(24),
             expires_at=int(time.time()) + seconds,
             session=settings,
         )
         await self._gateway.client.voice.save_secret(
-            _name(secret.value), msgspec.msgpack.encode(settings), seconds
+            _name(secret.value),
+            msgspec.msgpack.encode(StoredSecret(settings=settings, key_id=caller.key_id)),
+            seconds,
         )
         return json_response(secret, headers={"cache-control": "no-store"})
 
@@ -102,10 +123,19 @@ class Secrets:
         return changed
 
     async def credential(self, key: str) -> Credential:
-        """Return the credential of a client secret. Raises: RedisUnreachable."""
+        """Return the credential of a client secret. Raises: Unauthorized if the API key that has
+        created it is no longer accepted for this; RedisUnreachable.
+        """
         raw = await self._gateway.client.voice.secret(_name(key))
+        stored = _decoder.decode(raw) if raw is not None else None
+        maker = key.removeprefix(CLIENT_SECRET_PREFIX).rpartition(".")[0]
+        caller = self._keys.maker_of(maker, stored.key_id if stored is not None else None)
+        if caller is None or not caller.may("talk"):
+            raise expired()
         return Credential(
-            owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None
+            owner=caller.name + OF_SECRET + _name(key),
+            settings=stored.settings if stored is not None else None,
+            caller=caller.in_session(),
         )
 
 
@@ -131,8 +161,18 @@ def expired() -> Unauthorized:
     )
 
 
+def is_of_secret(owner: str) -> bool:
+    """Return True for the owner name of a client secret's sessions."""
+    return OF_SECRET in owner
+
+
+def key_name(owner: str) -> str | None:
+    """Return the name of the API key in an owner name; None without keys."""
+    return owner.partition(OF_SECRET)[0] or None
+
+
 def short_name(owner: str) -> str | None:
     """Return the first characters of the hash in an owner name, which lists show for a client
-    secret; None for the API key.
+    secret; None for others.
     """
-    return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None
+    return owner.partition(OF_SECRET)[2][:SHOWN_CHARS] or None

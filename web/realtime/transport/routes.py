@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 from fleet.core.errors import FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
+from web.http.callers import ANYONE, acting_as, caller_of
 from web.http.errors import (
     Unauthorized,
     UnknownSocket,
@@ -20,13 +21,14 @@ from web.http.errors import (
 )
 from web.http.guard import CLIENT_SECRET_PREFIX, client_key
 from web.http.json_response import json_response
+from web.http.key_ring import KeyRing
 from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
 from web.realtime.clock import Clock
 from web.realtime.protocol.capabilities import default_settings
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
-from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
+from web.realtime.transport.client_secrets import Credential, Secrets, expired
 from web.realtime.transport.refusal import accept, log_refusal, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
@@ -51,6 +53,7 @@ class VoiceRoutes:
     def __init__(
         self,
         gateway: Gateway,
+        keys: KeyRing,
         wrong_keys: WrongKeys,
         lines: TimedAbuseLog,
         clock: Clock | None = None,
@@ -59,7 +62,7 @@ class VoiceRoutes:
         self._gateway = gateway
         self._wrong_keys = wrong_keys
         self._lines = lines
-        self._secrets = Secrets(gateway)
+        self._secrets = Secrets(gateway, keys)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -95,7 +98,7 @@ class VoiceRoutes:
 
     async def console(self, websocket: WebSocket) -> None:
         await accept(websocket)
-        credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
+        credential = self._credential_of(websocket)
         await self._serve(websocket, ConsoleWriter(websocket), credential)
 
     async def _serve(
@@ -106,7 +109,8 @@ class VoiceRoutes:
             log_refusal(self._lines, websocket.scope, counted)
             return counted
 
-        await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
+        with acting_as(credential.caller):
+            await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
 
     def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
         """Return the error with which to refuse a client. A wrong client secret counts as a wrong
@@ -118,6 +122,15 @@ class VoiceRoutes:
             else error
         )
 
+    def _credential_of(self, websocket: WebSocket) -> Credential:
+        """Return the credential of a client that has sent an API key, or needs none."""
+        caller = caller_of(websocket.scope) or ANYONE
+        return Credential(
+            owner=caller.name,
+            settings=default_settings(self._gateway),
+            caller=caller.in_session(),
+        )
+
     async def _credential(self, websocket: WebSocket) -> Credential:
         """Return the credential of a client, after checking its key and then its query, so that a
         client without a key learns nothing of this server. An expired secret can only continue its
@@ -126,7 +139,7 @@ class VoiceRoutes:
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
         key = client_key(websocket.scope)
-        credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
+        credential = self._credential_of(websocket)
         if key is not None and key.startswith(CLIENT_SECRET_PREFIX):
             credential = await self._secrets.credential(key)
         if credential.settings is None:

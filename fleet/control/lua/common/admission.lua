@@ -43,15 +43,16 @@ end
 -- already, and one per stage, each granted to its first role: later stages wait, warm, before there
 -- is input. `what` is added to the trace. `written`: spec, blob, stages, edges, outputs, event,
 -- session, kind and model (shown in the index of requests), edges of audio (retained for less long
--- than the others), retention s, audio's retention s, first role of each stage, client.
+-- than the others), retention s, audio's retention s, first role of each stage, client, key
+-- ("" if the request counts towards no key), ms of audio in its prompt, sample rate of its answer.
 local function begin_request(request, gateway, what, written)
   local spec, blob, stages, edges, outputs, event, session, kind, model, audio_edges, retention_s,
-    audio_retention_s, first_roles, client = unpack(written)
+    audio_retention_s, first_roles, client, key, prompt_ms, rate_hz = unpack(written)
   local request_key, client_task = PREFIX .. 'req:' .. request, task_key(request, 'client')
   call('HSET', request_key, 'spec', spec, 'created_us', int(now_us()),
     'stages', stages .. ',client', 'edges', edges, 'outputs', outputs, 'kind', kind, 'model', model,
     'brief', audio_edges, 'retention_s', retention_s, 'audio_retention_s', audio_retention_s,
-    'share', client)
+    'share', client, 'key', key, 'prompt_ms', prompt_ms, 'rate_hz', rate_hz)
   set_state(request, 'submitted')
   call('ZADD', PREFIX .. 'index:all', 0, request)
   if session ~= '' then call('HSET', request_key, 'session', session) end
@@ -60,6 +61,7 @@ local function begin_request(request, gateway, what, written)
   call('SADD', tasks_of(gateway), request .. '|client')
   call('SADD', PREFIX .. 'live', request)
   count_live(client, 1)
+  count_live_of_key(key, 1)
   trace(request, what, '', '', gateway)
   publish_event(event)
   local roles = split(first_roles)

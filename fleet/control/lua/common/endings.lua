@@ -31,10 +31,14 @@ local function close(request, state, code, message, param)
   local request_key = PREFIX .. 'req:' .. request
   if call('SREM', PREFIX .. 'live', request) == 0 then return 'ended' end
   set_state(request, state)
-  local stages, edges, audio_edges, retention_s, audio_retention_s, client = unpack(
+  local stages, edges, audio_edges, retention_s, audio_retention_s, client, key = unpack(
     call('HMGET', request_key,
-      'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s', 'share'))
+      'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s', 'share', 'key'))
   if client then count_live(client, -1) end
+  if key and key ~= '' then
+    count_live_of_key(key, -1)
+    count_audio_of(request, key, stages, audio_edges)
+  end
   call('HSET', request_key,
     'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', request_key, retention_s)

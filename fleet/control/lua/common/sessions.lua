@@ -17,25 +17,70 @@ local function number_of_version(record)
   return string.match(record or '', '"number":(%d+)') or '0'
 end
 local function voices_of(owner) return PREFIX .. 'voices_of:' .. owner end
--- Renew a voice session's time to live. A client secret's sessions are also listed under that
--- secret with the same time: a session whose gateway stopped renewing it is not counted, and the
--- list ends with the last of them.
+-- Return the API key of a voice session's owner, "" for none. An owner is KEY, or KEY/HASH for a
+-- client secret that this key has created.
+local function key_of_owner(owner) return string.match(owner, '^[^/]*') end
+-- Return the names under which an owner's sessions are counted: the API key, and the client secret.
+local function counted_names(owner)
+  local key = key_of_owner(owner)
+  local names = key ~= '' and {key} or {}
+  if key ~= owner then names[#names + 1] = owner end
+  return names
+end
+-- Count the time of a voice session that has begun, since it was last counted, as audio of its key.
+-- A session without a client is silent.
+local function count_voice_time(voice, owner)
+  local key, now = key_of_owner(owner), now_us()
+  if key == '' then return end
+  local counted_us, away_us, state = unpack(
+    call('HMGET', voice, 'counted_us', 'away_us', 'state'))
+  if counted_us and not away_us and state then count_audio(key, (now - counted_us) / 1000) end
+  call('HSET', voice, 'counted_us', int(now))
+end
+-- Renew a voice session's time to live. The sessions of an API key and of a client secret are also
+-- listed under these with the same time: a session whose gateway stopped renewing it is not
+-- counted, and the list ends with the last of them.
 local function list_voice(session, owner, ttl_ms)
+  count_voice_time(PREFIX .. 'voice:' .. session, owner)
   local ends = int(now_us() + tonumber(ttl_ms) * 1000)
   call('PEXPIRE', PREFIX .. 'voice:' .. session, ttl_ms)
   call('ZADD', PREFIX .. 'voices', ends, session)
   call('ZREMRANGEBYSCORE', PREFIX .. 'voices', '-inf', int(now_us()))
-  if owner == '' then return end
-  local voices = voices_of(owner)
-  call('ZREMRANGEBYSCORE', voices, '-inf', int(now_us()))
-  call('ZADD', voices, ends, session)
-  if call('PTTL', voices) < tonumber(ttl_ms) then call('PEXPIRE', voices, ttl_ms) end
+  for _, name in ipairs(counted_names(owner)) do
+    local voices = voices_of(name)
+    call('ZREMRANGEBYSCORE', voices, '-inf', int(now_us()))
+    call('ZADD', voices, ends, session)
+    if call('PTTL', voices) < tonumber(ttl_ms) then call('PEXPIRE', voices, ttl_ms) end
+  end
 end
 -- Delete a voice session and record its end.
 local function forget_voice(session, owner, by_operator)
+  count_voice_time(PREFIX .. 'voice:' .. session, owner)
   local ended_by = by_operator and '1' .. owner or '0'
   call('SET', PREFIX .. 'voice_ended:' .. session, ended_by, 'PX', VOICE_ENDED_MS)
   call('DEL', PREFIX .. 'voice:' .. session)
   call('ZREM', PREFIX .. 'voices', session)
-  if owner ~= '' then call('ZREM', voices_of(owner), session) end
+  for _, name in ipairs(counted_names(owner)) do
+    call('ZREM', voices_of(name), session)
+  end
+end
+-- Return the sessions to end so that a new one is within the `bound` of an API key or client
+-- secret: those whose client is away or whose gateway is unlisted, the longest absent first. Nil if
+-- there are too few of them.
+local function sessions_to_replace(name, bound)
+  local num_open, absent = 0, {}
+  for _, other in ipairs(call('ZRANGEBYSCORE', voices_of(name), int(now_us()), '+inf')) do
+    local holder, away_us, owner = unpack(
+      call('HMGET', PREFIX .. 'voice:' .. other, 'holder', 'away_us', 'owner'))
+    local is_listed = holder and call('ZSCORE', PREFIX .. 'workers', holder)
+    local since_us = is_listed and tonumber(away_us) or not is_listed and 0
+    num_open = num_open + 1
+    if since_us then
+      absent[#absent + 1] = {since_us = since_us, session = other, owner = owner or name}
+    end
+  end
+  table.sort(absent, function(one, other) return one.since_us < other.since_us end)
+  local excess = num_open - tonumber(bound) + 1
+  if excess > #absent then return nil end
+  return {unpack(absent, 1, math.max(excess, 0))}
 end
