@@ -25,7 +25,7 @@ behaviour.
 BASE = (*NOUNS, "fleet.process", "fleet.config")
 TORCH = ("fleet.engine", "fleet.engine.torch")
 BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.constraints", "fleet.drafts.capture")
-OFFLOAD = ("web.http.offload", "web.http.refused_work")
+OFFLOAD = ("web.http.offload", "web.http.refused_work", "web.http.priority")
 BELOW_ENDPOINTS = (
     *BELOW_WEB,
     "web.http",
@@ -88,6 +88,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document
     # join them.
     "web.http.refused_work": ("fleet.core",),
+    "web.http.priority": (),
     "web.http.offload": ("fleet.core", "web.http.refused_work"),
     "web.http": (*BELOW_WEB, *OFFLOAD),
     "web.schema": (*BELOW_WEB, "web.http"),

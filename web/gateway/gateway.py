@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
-from fleet.control.client import Applicant, ClientStream, VoiceHold
+from fleet.control.client import BACKGROUND, Applicant, ClientStream, VoiceHold
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     ConfigError,
@@ -46,6 +46,7 @@ from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
+from web.http.priority import is_background
 from web.http.refused_work import current_sender
 from web.schema.chat import (
     ChatBody,
@@ -193,8 +194,7 @@ class Gateway:
             where=where,
             voice_where=voice_where,
         )
-        applicant = Applicant(self._shares.client_at(current_sender()))
-        applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
+        applicant = self._applicant(continues, arrived_s)
         spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
@@ -204,6 +204,14 @@ class Gateway:
             kind=kind or ("speech" if spoken else "text"),
         )
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
+
+    def _applicant(self, continues: bool, arrived_s: float | None) -> Applicant:
+        """Return the place of a request in the queue. A request in the background that `continues`
+        an answer does not wait for all others again.
+        """
+        in_background = is_background() and not continues
+        share = BACKGROUND if in_background else self._shares.client_at(current_sender())
+        return Applicant(share) if arrived_s is None else Applicant(share, arrived_s=arrived_s)
 
     async def _checked_sampling(
         self, options: ChatOptions, stages: tuple[StageName, ...], seed: int
