@@ -8,6 +8,7 @@ import sys
 import typer
 
 from fleet.cli import (
+    batch,
     bench,
     dead_letters,
     draft,
@@ -42,6 +43,7 @@ app.command()(serve.conductor)
 app.command()(serve.worker)
 app.command()(serve.web)
 app.add_typer(jobs.app)
+app.command()(batch.batch)
 app.command()(inspect.status)
 app.command()(inspect.config)
 app.command()(doctor)
