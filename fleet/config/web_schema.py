@@ -75,8 +75,8 @@ class BatchConfig(Strict):
     `folder`: folder of files and batches, which all gateways and job workers must see; None:
     `batches` in the data folder. `max_file_mib`: size of an uploaded file. `max_files`: stored
     files, outputs of batches included. `max_lines`: lines of one batch. `max_unfinished`: batches
-    that have not ended. `concurrency`: lines of a batch that are sent at one time while no other
-    requests are live.
+    that have not ended. `concurrency`: lines of a batch that are sent at one time; beside other
+    live requests or voice sessions one of them is admitted.
     """
 
     folder: Folder | None = None

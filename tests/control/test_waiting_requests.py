@@ -16,7 +16,7 @@ from fleet.config import load_config
 from fleet.control import keys, retry_times, scripts, waiting
 from fleet.control.client import FleetClient
 from fleet.control.connect import first_text, run, text
-from fleet.control.waiting import BACKGROUND, Applicant, ClientShare
+from fleet.control.waiting import Applicant, ClientShare
 from fleet.core.errors import Aborted, FleetError, GatewayStopping, Overloaded
 from fleet.core.ids import Epoch, RequestId, new_request_id
 from fleet.core.request import RequestSpec
@@ -472,29 +472,3 @@ async def test_request_is_never_refused_while_a_place_is_free(
 
     await await_until(settled, "every other request to be admitted")
     assert [each.exception() for each in submissions if each.done() and each.exception()] == []
-
-
-async def test_background_requests_leave_a_quarter_of_the_places_free(open_line: OpenLine) -> None:
-    queue = await open_line("limits.max_requests=8")
-    queue.submit(BACKGROUND, num=20)
-    await await_admitted(queue, 6)
-    await queue.waits(14)
-    await asyncio.gather(*queue.submit(MANY, num=2))
-    assert queue.admitted == [BACKGROUND.name] * 6 + [MANY.name] * 2
-    for _ in range(6):
-        await queue.gateways[0].requests.abort(queue.live.pop(0))
-    await await_admitted(queue, 9)
-    await queue.waits(13)
-    assert queue.admitted[8:] == [BACKGROUND.name], "one beside other live requests"
-
-
-async def test_background_requests_wait_for_all_others(open_line: OpenLine) -> None:
-    queue = await open_line("limits.max_requests=1", "limits.max_waiting=8", num_gateways=2)
-    background = queue.submit(BACKGROUND, num=3)
-    await queue.waits(2)
-    queue.submit(FEW, gateway=1, num=2)
-    queue.submit(MANY, num=7)
-    assert (await refusal_of(background[-1])).retry_after_s >= 1
-    await queue.waits(10)
-    await queue.end(10)
-    assert BACKGROUND.name == queue.admitted[-1] and BACKGROUND.name not in queue.admitted[1:10]

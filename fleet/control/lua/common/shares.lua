@@ -28,11 +28,13 @@ local function count_live(client, change)
   end
 end
 -- Return how many places stay free beside the requests of a client: none, unless it is in the
--- background. Then a quarter; and while others are live, all but one.
+-- background. Then a quarter; and while other requests or voice sessions are live, all but one.
 local function num_kept_free(client, live, bound)
   if not is_background(client) then return 0 end
   local own = num_live_of(client)
-  return own > 0 and live > own and tonumber(bound) or math.floor(bound / 4)
+  local is_alone = live == own
+    and call('ZCOUNT', PREFIX .. 'voices', int(now_us()), '+inf') == 0
+  return own > 0 and not is_alone and tonumber(bound) or math.floor(bound / 4)
 end
 -- Return true if fewer clients than there are `free` places wait for an earlier turn than the
 -- client's. One in the background has its turn while no other client waits.
