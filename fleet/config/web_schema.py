@@ -76,7 +76,7 @@ class BatchConfig(Strict):
     `batches` in the data folder. `max_file_mib`: size of an uploaded file. `max_files`: stored
     files, outputs of batches included. `max_lines`: lines of one batch. `max_unfinished`: batches
     that have not ended. `concurrency`: lines of a batch that are sent at one time; beside other
-    live requests or voice sessions one of them is admitted.
+    live requests or voice sessions a single line is admitted.
     """
 
     folder: Folder | None = None

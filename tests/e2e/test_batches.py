@@ -22,13 +22,13 @@ from tests.support import command_line, run_cli, start_cli, wait_until
 pytestmark = pytest.mark.one_file_in(6, "processes")
 
 MAIN = GRAPHS[DEFAULT_GRAPH].main_stage.name
-STEP_MS, NUM_TOKENS, NUM_LINES = 40, 10, 40
+STEP_MS, NUM_TOKENS, NUM_LINES = 40, 20, 100
 PATIENCE_S = 180.0
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
-    """A fleet with two workers of the main stage, whose answers take almost half a second."""
+    """A fleet with two workers of the main stage, whose answers take almost a second."""
     slow = (f"stages.{MAIN}.extra.step_ms={STEP_MS}", f"stages.{MAIN}.replicas=2")
     with fleet_up(tmp_path_factory.mktemp("batches"), *FAKE, *slow) as running:
         yield running

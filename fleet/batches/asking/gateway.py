@@ -51,7 +51,7 @@ _decode_error = msgspec.json.Decoder(_ErrorEnvelope).decode
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """Outcome of one try. `answer`: what to write if no other try follows; None if the line waits.
-    `trouble`: why another one should follow; "" if none should. `pause_s`: pause that the gateway
+    `trouble`: why another try should follow; "" if none should. `pause_s`: pause that the gateway
     asks for.
     """
 
