@@ -76,7 +76,7 @@ class FileStore:
         return self._folder(file_id) / CONTENT
 
     def files(self, purpose: str = "") -> Sequence[FileObject]:
-        """Return the files, the newest first; those of one purpose if it is given."""
+        """Return the files, the newest first; only files of `purpose` if it is given."""
         found = [record for record in self._records() if purpose in ("", record.purpose)]
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 

@@ -78,8 +78,11 @@ def test_client_uploads_lists_reads_and_deletes_files(
     gateway: ServedGateway, store: BatchStore
 ) -> None:
     files = gateway.openai().files
-    expiry = {"anchor": "created_at", "seconds": 3600}
-    first = files.create(file=("a.jsonl", b"{}"), purpose="batch", expires_after=expiry)  # pyright: ignore[reportArgumentType]
+    first = files.create(
+        file=("a.jsonl", b"{}"),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
     second = files.create(file=("b.jsonl", b"{}\n"), purpose="batch")
     assert (first.bytes, first.filename, first.purpose) == (2, "a.jsonl", "batch")
     assert first.expires_at is not None and first.expires_at - first.created_at == 3600

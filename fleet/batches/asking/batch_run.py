@@ -191,7 +191,7 @@ class BatchRun:
             self._store.files.discard(file_id)
         self._update(status="failed", failed_at=self._now(), errors=LineFaults(data=tuple(faults)))
 
-    def _update(self, stored: dict[str, object] | None = None, **changes: object) -> None:
+    def _update(self, stored: dict[str, object] | None = None, /, **changes: object) -> None:
         """Change fields of the batch, and of what is `stored` beside it."""
         self._save(batch=msgspec.structs.replace(self._batch, **changes), **(stored or {}))
 
