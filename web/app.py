@@ -30,7 +30,9 @@ from web.http.origins import AllowedOrigins, Cors
 from web.http.protocol.abuse import TimedAbuseLog
 from web.http.scopes import require_scopes
 from web.http.wrong_keys import WrongKeys
+from web.openai.batches import BatchRoutes
 from web.openai.chat import ChatEndpoint
+from web.openai.files import FileRoutes
 from web.openai.models import ModelRoutes
 from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
@@ -101,6 +103,8 @@ def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
         *ModelRoutes(gateway).routes(),
+        *FileRoutes(gateway).routes(),
+        *BatchRoutes(gateway).routes(),
         Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),
         *FleetApi(gateway).routes(),
         *HealthRoutes(gateway).routes(),

@@ -10,6 +10,7 @@ from pathlib import Path
 from web.openapi.operations import OPERATIONS
 from web.openapi.query_fields import IGNORED, PREFIX
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.fleet import JOB
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
@@ -40,6 +41,8 @@ TABLES: Sequence[FieldTable] = (
     *EVENTS.values(),
     QUERY,
     SECRET,
+    FILE,
+    BATCH,
     JOB,
 )
 

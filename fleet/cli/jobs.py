@@ -48,8 +48,8 @@ def jobs(
     jobs.
 
     Jobs are stored in Redis and survive restarts. Stopping the worker ends the running job, which
-    then counts as failed. Each job writes to its own folder under `data_dir`, which is removed with
-    the job.
+    then counts as failed; a batch (POST /v1/batches) continues at the next start. Each job writes
+    to its own folder under `data_dir`, which is removed with the job.
 
     Examples:
 
@@ -79,9 +79,7 @@ def jobs(
         secure_data_dir(deployment.config)
     os.umask(0o077)  # files that a job writes are private to this user
     with shipping(deployment.redis_url, Labels("jobs")):
-        run_jobs(
-            connection, Measured(config=deployment.config, url=url or _gateway_url(deployment))
-        )
+        run_jobs(connection, Measured(config=deployment.config, url=url or gateway_url(deployment)))
 
 
 @app.command()
@@ -158,6 +156,6 @@ def _parse_value(text: str) -> object:
         return text
 
 
-def _gateway_url(deployment: Deployment) -> str:
+def gateway_url(deployment: Deployment) -> str:
     web = deployment.config.web
     return f"{web.scheme}://{reachable(web.host)}:{web.port or DEFAULT_PORT}"

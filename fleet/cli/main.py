@@ -8,6 +8,7 @@ import sys
 import typer
 
 from fleet.cli import (
+    batch,
     bench,
     dead_letters,
     draft,
@@ -44,6 +45,7 @@ app.command()(serve.worker)
 app.command()(serve.web)
 app.add_typer(jobs.app)
 app.add_typer(keys.app)
+app.command()(batch.batch)
 app.command()(inspect.status)
 app.command()(inspect.config)
 app.command()(doctor)

@@ -15,7 +15,7 @@ from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, 
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
-from fleet.config.web_schema import VoiceConfig, WebConfig
+from fleet.config.web_schema import BatchConfig, VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
@@ -237,6 +237,7 @@ class FleetConfig(Strict):
     limits: Limits = Limits()
     web: WebConfig = WebConfig()
     voice: VoiceConfig = VoiceConfig()
+    batches: BatchConfig = BatchConfig()
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()
@@ -247,6 +248,11 @@ class FleetConfig(Strict):
     def drafts_dir(self) -> Path:
         """The folder of the trainer's checkpoints and of versions of the draft head."""
         return (self.training.folder or self.data_dir / "drafts").absolute()
+
+    @property
+    def batches_dir(self) -> Path:
+        """The folder of files and batches, which gateways and job workers share."""
+        return (self.batches.folder or self.data_dir / "batches").absolute()
 
     @property
     def sockets_dir(self) -> Path:

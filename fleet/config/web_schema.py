@@ -72,6 +72,24 @@ class WebConfig(Strict):
         return "https" if self.tls is not None or self.tls_cert is not None else "http"
 
 
+class BatchConfig(Strict):
+    """Settings of files and batches (`/v1/files`, `/v1/batches`).
+
+    `folder`: folder of files and batches, which all gateways and job workers must see; None:
+    `batches` in the data folder. `max_file_mib`: size of an uploaded file. `max_files`: stored
+    files, outputs of batches included. `max_lines`: lines of one batch. `max_unfinished`: batches
+    that have not ended. `concurrency`: lines of a batch that are sent at one time; beside other
+    live requests or voice sessions a single line is admitted.
+    """
+
+    folder: Folder | None = None
+    max_file_mib: Annotated[int, Whole(1, 1024)] = 32
+    max_files: Annotated[int, Whole(1, 100_000)] = 1000
+    max_lines: Annotated[int, Whole(1, 1_000_000)] = 50_000
+    max_unfinished: Annotated[int, Whole(1, 10_000)] = 100
+    concurrency: Annotated[int, Whole(1, 256)] = 4
+
+
 class VoiceConfig(Strict):
     """Settings of the voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting`
     clients wait in a queue; further clients are refused.

@@ -39,13 +39,14 @@ from fleet.control.stream_recovery import SLICE
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.training import TrainingClient
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
-from fleet.control.waiting import Applicant, ClientShare
+from fleet.control.waiting import BACKGROUND, Applicant, ClientShare
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from fleet.process.background import keep_running
 from fleet.telemetry.views import SERIES_STEP_S
 
 __all__ = [
+    "BACKGROUND",
     "Applicant",
     "ClientShare",
     "ClientStream",

@@ -28,11 +28,15 @@ from rq.serializers import JSONSerializer
 
 from fleet.control.connect import text
 from fleet.core.errors import BadInput, Conflict, NotFound
-from fleet.core.jobs import REPORT_FILES, JobArguments, read_arguments
+from fleet.core.jobs import REPORT_FILES, BatchArguments, JobArguments, read_arguments
 from fleet.telemetry.views import Job, JobProgress
 
 QUEUE = "fleet"
-FUNCTIONS = {"bench": "fleet.jobs.bench.run", "train": "fleet.jobs.train.run"}
+FUNCTIONS = {
+    "bench": "fleet.jobs.bench.run",
+    "train": "fleet.jobs.train.run",
+    "batch": "fleet.jobs.batch.run",
+}
 """Function that runs each kind of job: its argument is the job's arguments as a JSON object, and it
 returns JSON.
 """
@@ -68,19 +72,26 @@ def open_queue(connection: Redis) -> Queue:
 
 
 def submit(connection: Redis, kind: str, arguments: object) -> Job:
-    """Put a job into the queue. `arguments`: JSON object of the client. Raises: BadInput naming the
-    argument, the cause and the remedy.
+    """Put a job into the queue. A batch has one job, which is returned as it is while it has not
+    ended. `arguments`: JSON object of the client. Raises: BadInput naming the argument, the cause
+    and the remedy.
     """
-    checked = read_arguments(kind, arguments).as_json()
-    job = open_queue(connection).enqueue(
+    checked = read_arguments(kind, arguments)
+    job_id = checked.job_id if isinstance(checked, BatchArguments) else None
+    if job_id is not None and (former := job(connection, job_id)) is not None:
+        if former.state in UNFINISHED:
+            return former
+        delete(connection, job_id)
+    queued = open_queue(connection).enqueue(
         FUNCTIONS[kind],
-        checked,
+        checked.as_json(),
+        job_id=job_id,
         job_timeout=TIMEOUT_S,
         result_ttl=KEPT_S,
         failure_ttl=KEPT_S,
         meta={"kind": kind},
     )
-    return _view(job, None)
+    return _view(queued, None)
 
 
 def jobs(connection: Redis) -> list[Job]:

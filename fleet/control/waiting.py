@@ -6,6 +6,7 @@ client by their arrival. While no request waits, nothing is read or written. Kno
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from bisect import insort
@@ -38,7 +39,9 @@ MIB = 1024 * 1024
 
 
 class ClientShare(NamedTuple):
-    """A client as fair shares count it. `weight`: share in relation to a client of weight 1."""
+    """A client as fair shares count it. `weight`: share in relation to a client of weight 1; 0 for
+    requests in the background, which are admitted after all others (`lua/common/shares.lua`).
+    """
 
     name: str = ""
     weight: float = 1.0
@@ -47,6 +50,14 @@ class ClientShare(NamedTuple):
     def key(self) -> str:
         """Name of the client in Redis, which has its weight if that is not 1."""
         return self.name if self.weight == 1 else f"{self.name}*{self.weight:g}"
+
+    def load(self, size: int) -> float:
+        """Return `size` in relation to the client's share."""
+        return size / self.weight if self.weight else math.inf
+
+
+BACKGROUND = ClientShare("background", 0.0)
+"""The client of all requests in the background."""
 
 
 @dataclass(slots=True, eq=False)
@@ -273,13 +284,10 @@ class WaitingRequests:
         False if that is the client of `applicant`, which adds `own` to the size of its queue.
         """
         queues = self._queues.values()
-        largest = max(queues, key=lambda queue: size(queue) / queue.client.weight, default=None)
+        largest = max(queues, key=lambda queue: queue.client.load(size(queue)), default=None)
         mine = self._queues.get(applicant.client.key)
         own += size(mine) if mine is not None else 0
-        if (
-            largest is None
-            or size(largest) / largest.client.weight <= own / applicant.client.weight
-        ):
+        if largest is None or largest.client.load(size(largest)) <= applicant.client.load(own):
             return False
         newest = largest.applicants[-1]
         if newest.is_trying:

@@ -5,6 +5,7 @@ runs `fleet jobs`.
 """
 
 import re
+import uuid
 from typing import Annotated, Literal
 
 import msgspec
@@ -100,10 +101,26 @@ class TrainArguments(
         return msgspec.to_builtins(self)
 
 
-JobArguments = BenchArguments | TrainArguments
-KINDS: dict[str, type[BenchArguments] | type[TrainArguments]] = {
+class BatchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arguments of a job of kind `batch`, which runs a part of a batch. `batch`: id of a batch that
+    `POST /v1/batches` created. A batch has one job at a time, whose id follows from its own.
+    """
+
+    batch: Annotated[str, Meta(pattern=r"^batch_[0-9a-f]{32}$")]
+
+    def as_json(self) -> dict[str, object]:
+        return msgspec.to_builtins(self)
+
+    @property
+    def job_id(self) -> str:
+        return str(uuid.UUID(self.batch.removeprefix("batch_")))
+
+
+JobArguments = BenchArguments | TrainArguments | BatchArguments
+KINDS: dict[str, type[JobArguments]] = {
     "bench": BenchArguments,
     "train": TrainArguments,
+    "batch": BatchArguments,
 }
 
 

@@ -28,7 +28,10 @@ START_TOLERANCE_S = 5.0
 may be set meanwhile.
 """
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-REMEDY = "retry it on the console's page /jobs, or by POST /v1/fleet/jobs/{job_id}/retry"
+REMEDY = (
+    "a batch continues by itself; retry another job on the console's page /jobs, or by POST "
+    "/v1/fleet/jobs/{job_id}/retry"
+)
 PROCESS = "process"
 """Field of rq's worker record that stores the `JobWorkerProcess`."""
 

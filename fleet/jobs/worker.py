@@ -22,10 +22,12 @@ from rq.exceptions import StopRequested
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
+from fleet.batches.store import BatchStore
 from fleet.control.job_files import folder_of, remove_old_folders
 from fleet.control.jobs import QUEUE, kept_ids
 from fleet.control.outage import Outage, is_away
 from fleet.core.errors import NotFound
+from fleet.jobs.batch import queue_unfinished
 from fleet.jobs.dead_workers import PROCESS, REMEDY, fail_jobs_of_dead_workers, this_process
 from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 from fleet.jobs.record import JobRecord
@@ -45,10 +47,12 @@ class JobWorker(Worker):
     hour for a benchmark.
 
     A record that `JobRecord` refuses fails without being run. Before each wait for a job, the jobs
-    of dead workers are failed. Folders of deleted jobs are removed during rq's maintenance.
+    of dead workers are failed, and unfinished batches are queued. Folders of deleted jobs are
+    removed during rq's maintenance.
     """
 
     data_dir = Path()
+    batches: BatchStore | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -94,6 +98,8 @@ class JobWorker(Worker):
             try:
                 for job_id in fail_jobs_of_dead_workers(self, self.queues[0]):
                     self._remove_temporary(job_id)
+                if self.batches is not None:
+                    queue_unfinished(self.connection, self.batches)
                 found = super().dequeue_job_and_maintain_ttl(STOP_POLL_S, STOP_POLL_S)
             except RedisError as error:
                 # rq itself waits for lost connections only.
@@ -153,4 +159,5 @@ def run_jobs(connection: Redis, measured: Measured) -> None:
         [QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord
     )
     worker.data_dir = measured.config.data_dir
+    worker.batches = BatchStore(measured.config)
     worker.work(with_scheduler=False)

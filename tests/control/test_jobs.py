@@ -19,6 +19,8 @@ from rq.job import JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
+from fleet.batches.records import ENDPOINTS, StoredBatch
+from fleet.batches.store import BatchStore
 from fleet.config import load_config
 from fleet.control import jobs
 from fleet.control.client import FleetClient
@@ -31,7 +33,8 @@ from fleet.control.job_files import (
     remove_old_folders,
 )
 from fleet.core.errors import BadInput, Conflict, NotFound
-from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
+from fleet.core.jobs import MEASURE_TAKES, BatchArguments, BenchArguments, Measure
+from fleet.jobs.batch import queue_unfinished
 from fleet.jobs.bench import OF_THE_GATEWAY, command_line, report_options
 from fleet.jobs.dead_workers import (
     PROCESS,
@@ -439,3 +442,35 @@ def test_damaged_entries_of_begun_jobs_stop_no_worker(connection: redis.Redis) -
     connection.zadd(queue.started_job_registry.key, {"unknown:1": 2e10})
     connection.hset(registered(connection, GONE).key, PROCESS, b"no JSON")
     assert fail_jobs_of_dead_workers(worker, queue) == []
+
+
+def test_unfinished_batches_have_one_job_until_they_end(
+    connection: redis.Redis, tmp_path: Path
+) -> None:
+    store = BatchStore(load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
+    batch = store.create(ENDPOINTS[0], store.files.add(b"x", "in.jsonl").id)
+    job_id = BatchArguments(batch=batch.id).job_id
+    queue = jobs.open_queue(connection)
+
+    def state_after_look() -> str:
+        queue_unfinished(connection, store)
+        found = jobs.job(connection, job_id)
+        assert found is not None
+        return found.state
+
+    assert state_after_look() == state_after_look() == "queued" and queue.job_ids == [job_id]
+    for ended in (JobStatus.FINISHED, JobStatus.FAILED):
+        queue.remove(job_id)
+        rq_job(connection, job_id).set_status(ended)
+        assert state_after_look() == "queued" and queue.job_ids == [job_id]
+    queue.remove(job_id)
+    rq_job(connection, job_id).set_status(JobStatus.STOPPED)
+    assert state_after_look() == "stopped" and queue.job_ids == [], "a person stopped it"
+    assert jobs.retry(connection, job_id).id == job_id and queue.job_ids == [job_id]
+    jobs.delete(connection, job_id)
+    assert state_after_look() == "queued", "its record was lost"
+    jobs.delete(connection, job_id)
+    ended_batch = msgspec.structs.replace(batch, status="cancelled")
+    store.save(StoredBatch(batch=ended_batch))
+    queue_unfinished(connection, store)
+    assert jobs.job(connection, job_id) is None and queue.job_ids == []

@@ -24,8 +24,15 @@ behaviour.
 """
 BASE = (*NOUNS, "fleet.process", "fleet.config")
 TORCH = ("fleet.engine", "fleet.engine.torch")
-BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.constraints", "fleet.drafts.capture")
-OFFLOAD = ("web.http.offload", "web.http.refused_work", "web.http.callers")
+BELOW_WEB = (
+    *BASE,
+    CLIENT,
+    "fleet.processing",
+    "fleet.constraints",
+    "fleet.drafts.capture",
+    "fleet.batches",
+)
+OFFLOAD = ("web.http.offload", "web.http.refused_work", "web.http.priority", "web.http.callers")
 BELOW_ENDPOINTS = (
     *BELOW_WEB,
     "web.http",
@@ -84,11 +91,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *BASE, "fleet.control", "fleet.transfer", "fleet.spans.net", "fleet.engine", "fleet.stages",
         "fleet.worker.process", "fleet.spans.route", "fleet.spans.host", "fleet.drafts.exchange",
     ),
-    "fleet.jobs": (*BASE, "fleet.control", CLIENT),
+    "fleet.batches": BASE,
+    "fleet.batches.asking": (*BASE, "fleet.batches"),
+    "fleet.jobs": (*BASE, "fleet.control", CLIENT, "fleet.batches", "fleet.batches.asking"),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document
     # join them.
     "web.http.callers": ("fleet.config",),
     "web.http.refused_work": ("fleet.core",),
+    "web.http.priority": (),
     "web.http.offload": ("fleet.core", "web.http.refused_work"),
     "web.http": (*BELOW_WEB, *OFFLOAD),
     "web.schema": (*BELOW_WEB, "web.http"),

@@ -109,7 +109,7 @@ class Loaded:
 def load(folder: Path) -> Loaded:
     """Write a tiny checkpoint into `folder`; return it with its configuration and frontend."""
     checkpoint = write_frontend_files(folder)
-    config = FleetConfig(limits=LIMITS, web=WebConfig(model_name="omni"))
+    config = FleetConfig(limits=LIMITS, web=WebConfig(model_name="omni"), data_dir=folder / "data")
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
     return Loaded(checkpoint=checkpoint, config=config, frontend=frontend)
 

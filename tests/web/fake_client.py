@@ -186,6 +186,7 @@ class FakeRequests(GatewayRequests):
         fleet.num_asked += 1
         if script.refusal is not None and fleet.num_asked - 1 in script.refusals:
             raise script.refusal
+        fleet.client_keys.add(applicant.client.key if applicant is not None else "")
         return fleet.start(spec, blob)
 
     async def check_admission(
@@ -244,6 +245,7 @@ class FakeClient:
     submitted: list[tuple[RequestSpec, bytes | None]] = field(
         default_factory=list[tuple[RequestSpec, bytes | None]]
     )
+    client_keys: set[str] = field(default_factory=set[str])
     streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
     traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
     missing: list[str] = field(default_factory=list[str])
@@ -271,7 +273,7 @@ class FakeClient:
         self.missing = []
         self.unreachable = None
         self.num_asked = 0
-        for kept in (self.submitted, self.streams, self.traces):
+        for kept in (self.submitted, self.streams, self.traces, self.client_keys):
             kept.clear()
         self.show(FakeTelemetry())
 

@@ -226,6 +226,7 @@ CHECKS = (
     Check(r"fleet draft ?.*", parse_fleet, ("tests/e2e/test_speculation.py",)),
     Check(r"fleet models ?.*", parse_fleet, ("tests/e2e/test_models_command.py",)),
     Check(r"fleet train ?.*", parse_fleet, ("tests/e2e/test_training.py",)),
+    Check(r"fleet batch .*", parse_fleet, ("tests/e2e/test_batches.py",)),
     Check(r"fleet session ?.*", parse_fleet, ("tests/oracle/test_span_sessions.py",)),
     Check(r"honcho start", start_procfile),
     # The graph of this file's gateway gives no times; another file sends the request.

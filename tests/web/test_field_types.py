@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from openai.types import BatchCreateParams, FileCreateParams
 from openai.types.audio.speech_create_params import SpeechCreateParams
 from openai.types.audio.transcription_create_params import TranscriptionCreateParams
 from openai.types.chat.completion_create_params import CompletionCreateParams
@@ -22,8 +23,10 @@ from web.realtime.protocol.client_events import AnyClientEvent
 from web.realtime.protocol.settings import BETA, SessionPatch
 from web.realtime.transport.client_secrets import SecretBody
 from web.schema.audio import SpeechBody, TranscriptionForm
+from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.table import Field, FieldTable, served
@@ -79,6 +82,8 @@ BODIES: list[tuple[FieldTable, Any]] = [
     (TRANSCRIPTION, TranscriptionCreateParams),
     (SECRET, ClientSecretCreateParams),
     (QUERY, RealtimeConnectParams),
+    (FILE, FileCreateParams),
+    (BATCH, BatchCreateParams),
     *((EVENTS[kind], event) for kind, event in OPENAI.items() if kind != "session.update"),
 ]
 
@@ -129,6 +134,8 @@ SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (SPEECH, SpeechBody, ""),
     (TRANSCRIPTION, TranscriptionForm, ""),
     (SECRET, SecretBody, ""),
+    (FILE, FileForm, ""),
+    (BATCH, BatchBody, ""),
     (SESSION, SessionPatch, "session"),
     *((EVENTS[event_type(event)], event, "") for event in get_args(AnyClientEvent)),
 ]

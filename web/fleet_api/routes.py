@@ -43,6 +43,7 @@ from web.gateway.fleet_metrics import GATEWAY_ROLE
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.json_response import json_response
+from web.http.query_params import choice_param, int_param
 
 MAX_PAGE, MAX_LINES = 200, 1000
 MAX_JOB_BODY_BYTES = 64 * 1024
@@ -415,35 +416,6 @@ def read_log_query(params: Mapping[str, str]) -> LogQuery:
         request=request_id_of(params.get("request", "")),
         process=params.get("process", ""),
     )
-
-
-def choice_param(params: Mapping[str, str], name: str, known: Sequence[str]) -> str:
-    """Return the query parameter `name`, "" if absent. Raises: BadInput listing the values in
-    `known`.
-    """
-    value = params.get(name, "")
-    if value and value not in known:
-        raise BadInput(f"{name}: {value[:40]!r} is none of {', '.join(known)}", param=name)
-    return value
-
-
-def int_param(
-    params: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0
-) -> int:
-    """Return the query parameter `name` as a number from `least` to `most`; `default` if absent.
-
-    Raises: BadInput naming the limits.
-    """
-    value = params.get(name, "")
-    if not value:
-        return default
-    if not (
-        value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most
-    ):
-        raise BadInput(
-            f"{name}: {value[:40]!r} is not a whole number from {least} to {most}", param=name
-        )
-    return int(value)
 
 
 def _order(name: str) -> WorkerOrder:

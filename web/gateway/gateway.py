@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.config.schema import FleetConfig
-from fleet.control.client import Applicant, ClientStream, VoiceHold
+from fleet.control.client import BACKGROUND, Applicant, ClientStream, VoiceHold
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     ConfigError,
@@ -48,6 +48,7 @@ from web.gateway.stored_body import stored_body
 from web.gateway.token_sampling import with_token_fields
 from web.http.callers import current_caller
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
+from web.http.priority import is_background
 from web.http.refused_work import current_sender
 from web.schema.chat import (
     ChatBody,
@@ -193,8 +194,7 @@ class Gateway:
             where=where,
             voice_where=voice_where,
         )
-        applicant = self._shares.applicant(current_sender(), current_caller())
-        applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
+        applicant = self._applicant(continues, arrived_s)
         spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
@@ -204,6 +204,17 @@ class Gateway:
             kind=kind or ("speech" if spoken else "text"),
         )
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
+
+    def _applicant(self, continues: bool, arrived_s: float | None) -> Applicant:
+        """Return the place of a request in the queue. A request in the background that `continues`
+        an answer does not wait for all others again.
+        """
+        applicant = self._shares.applicant(current_sender(), current_caller())
+        if is_background() and not continues:
+            applicant.client = BACKGROUND
+        if arrived_s is not None:
+            applicant.arrived_s = arrived_s
+        return applicant
 
     async def _checked_sampling(
         self, options: ChatOptions, stages: tuple[StageName, ...], seed: int

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleet.core.ids import RequestId, new_request_id
 from web.http.body import BodyMemory
 from web.http.errors import internal_error_response
+from web.http.priority import prioritized
 from web.http.refused_work import RefusedWork, charging
 from web.http.wrong_keys import address_of
 
@@ -55,7 +56,7 @@ class RequestContext:
             return
         request_id = new_request_id()
         scope.setdefault("state", {})[_STATE_KEY] = request_id
-        with charging(self._refused, address_of(scope)):
+        with charging(self._refused, address_of(scope)), prioritized(scope):
             if scope["type"] == "websocket":
                 await self.app(scope, receive, send)
             else:

@@ -35,6 +35,15 @@ TALK    GET     /v1/models/{model}
 TALK    GET     /v1/realtime
 TALK    WS      /v1/realtime
 TALK    POST    /v1/realtime/client_secrets
+TALK    GET     /v1/files
+TALK    POST    /v1/files
+TALK    GET     /v1/files/{file_id}
+TALK    DELETE  /v1/files/{file_id}
+TALK    GET     /v1/files/{file_id}/content
+TALK    GET     /v1/batches
+TALK    POST    /v1/batches
+TALK    GET     /v1/batches/{batch_id}
+TALK    POST    /v1/batches/{batch_id}/cancel
 OWN     GET     /v1/fleet/requests/{request_id}/stream
 OWN     DELETE  /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests

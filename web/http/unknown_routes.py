@@ -18,11 +18,8 @@ _ROUTES = {
     "choose another server for it",
     "videos": "this model does not generate video; choose another server for it",
     "moderations": "moderation is not served; turn moderation off in the client",
-    "files": "files are not stored here; send audio as content parts of type input_audio, and "
-    "text in messages",
-    "uploads": "files are not stored here; send audio as content parts of type input_audio, and "
-    "text in messages",
-    "batches": f"batches are not served; send each request to {_CHAT}",
+    "uploads": "files are not uploaded in parts; send a file for a batch to POST /v1/files, audio "
+    "as content parts of type input_audio, and text in messages",
     "assistants": f"the Assistants API is not served; use {_CHAT}",
     "threads": f"the Assistants API is not served; use {_CHAT}",
     "vector_stores": "there is no search or storage here; send the text in messages",
@@ -66,7 +63,14 @@ _OF_OLLAMA = frozenset(
 _ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
 """Path segments of routes that mark, in any URL, the end of the API's base path."""
 _FIRST_PIECES = frozenset(
-    {"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)}
+    {
+        "audio",
+        "batches",
+        "files",
+        "models",
+        "realtime",
+        *(route.partition("/")[0] for route in _ROUTES),
+    }
 )
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})

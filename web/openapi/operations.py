@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from pydantic import BaseModel
 
+from fleet.batches.records import JSONL, Batch, FileObject
 from fleet.drafts.figures.training import TrainingState
 from fleet.telemetry.routes import SpanRoutes
 from fleet.telemetry.views import Job, Transfers
@@ -32,10 +33,13 @@ from web.fleet_api.routes import (
 )
 from web.fleet_api.training import ForgottenResult, VersionResult
 from web.openai.audio_encoder import MEDIA_TYPES
+from web.openai.batches import BatchPage
+from web.openai.files import FileDeletion, FilePage
 from web.openai.transcript_formats import Transcription, VerboseTranscription
 from web.realtime.transport.client_secrets import Secret, SecretBody
 from web.realtime.transport.routes import SessionEnded, SessionList
 from web.schema.audio import SpeechBody, TranscriptionForm
+from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
@@ -96,6 +100,38 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/audio/models", "The model, if it speaks", answer=SpeechModelList),
     Operation("GET", "/v1/models", "The one model that is served", answer=ModelList),
     Operation("GET", "/v1/models/{model}", "That model", answer=Model),
+    Operation("POST", "/v1/files", "Store a file for a batch", form=FileForm, answer=FileObject),
+    Operation(
+        "GET",
+        "/v1/files",
+        "Stored files",
+        answer=FilePage,
+        query={
+            "after": "id of the last file of the previous page",
+            "limit": "files",
+            "order": "asc or desc (the default), by time",
+            "purpose": "batch or batch_output",
+        },
+    ),
+    Operation("GET", "/v1/files/{file_id}", "One file", answer=FileObject),
+    Operation("GET", "/v1/files/{file_id}/content", "What a file holds", media=(JSONL,)),
+    Operation("DELETE", "/v1/files/{file_id}", "Delete a file", answer=FileDeletion),
+    Operation(
+        "POST",
+        "/v1/batches",
+        "Answer all requests of a file in the background",
+        body=BatchBody,
+        answer=Batch,
+    ),
+    Operation(
+        "GET",
+        "/v1/batches",
+        "Batches, newest first",
+        answer=BatchPage,
+        query={"after": "id of the last batch of the previous page", "limit": "batches"},
+    ),
+    Operation("GET", "/v1/batches/{batch_id}", "One batch", answer=Batch),
+    Operation("POST", "/v1/batches/{batch_id}/cancel", "End a batch early", answer=Batch),
     Operation(
         "POST",
         "/v1/realtime/client_secrets",

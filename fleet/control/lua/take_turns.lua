@@ -64,6 +64,9 @@ for _, soon in ipairs(num_claimed_soon(split(roles), live)) do
 end
 local turns = free > 0 and call('ZRANGE', waiting, 0, math.min(free, MAX_TURNS) - 1) or {}
 for _, client in ipairs(turns) do
-  answer[#answer + 1] = client
+  if not is_background(client)
+    or has_turn(client, free) and free > num_kept_free(client, live, bound) then
+    answer[#answer + 1] = client
+  end
 end
 return answer

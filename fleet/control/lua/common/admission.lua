@@ -28,7 +28,7 @@ local function admission_refusal(request, gateway, bound, roles, grace_us, clien
   end
   if #missing > 0 then return {'no_worker', int(retry_us), unpack(missing)} end
   local live = call('SCARD', PREFIX .. 'live')
-  local free = tonumber(bound) - live
+  local free = tonumber(bound) - live - num_kept_free(client, live, bound)
   if waits == 'soon' then free = math.min(free, unpack(num_claimed_soon(wanted, live))) end
   if free > 0 and (waits == '' or has_turn(client, free)) then return nil end
   if waits == '' and call('SET', PREFIX .. 'refusal_logged', request, 'NX', 'EX', REFUSING_S) then

@@ -1,0 +1,34 @@
+"""Values of query parameters, each checked against its limits. Knows no route."""
+
+from collections.abc import Mapping, Sequence
+
+from fleet.core.errors import BadInput
+
+
+def choice_param(params: Mapping[str, str], name: str, known: Sequence[str]) -> str:
+    """Return the query parameter `name`, "" if absent. Raises: BadInput listing the values in
+    `known`.
+    """
+    value = params.get(name, "")
+    if value and value not in known:
+        raise BadInput(f"{name}: {value[:40]!r} is none of {', '.join(known)}", param=name)
+    return value
+
+
+def int_param(
+    params: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0
+) -> int:
+    """Return the query parameter `name` as a number from `least` to `most`; `default` if absent.
+
+    Raises: BadInput naming the limits.
+    """
+    value = params.get(name, "")
+    if not value:
+        return default
+    if not (
+        value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most
+    ):
+        raise BadInput(
+            f"{name}: {value[:40]!r} is not a whole number from {least} to {most}", param=name
+        )
+    return int(value)
