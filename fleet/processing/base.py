@@ -157,13 +157,16 @@ class Frontend(Protocol):
     """Prompt processing of a model in the gateway. Thread-safe: `prepare` runs in worker threads.
 
     `sample_rate_hz`: sample rate of the answer's audio; 0 if the model does not speak.
-    `audio_rate_hz`: sample rate of audio in prompts; 0 if the model accepts no audio.
+    `audio_rate_hz`: sample rate of audio in prompts; 0 if the model accepts no audio. `positions`:
+    context length of the model, for prompt and answer together; None if its checkpoint states none.
     """
 
     @property
     def sample_rate_hz(self) -> int: ...
     @property
     def audio_rate_hz(self) -> int: ...
+    @property
+    def positions(self) -> int | None: ...
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         """Return the request and its audio blob (float32 mono, clips concatenated). Decodes audio
@@ -208,6 +211,12 @@ class Frontend(Protocol):
     def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read, with `[audio]` in place of each
         clip, or `[audio: ...]` with its transcript where `heard` has one.
+        """
+        ...
+
+    def languages(self) -> list[str]:
+        """Return the codes of the languages of speech that the model understands; empty if it
+        accepts no audio, or its checkpoint names none.
         """
         ...
 

@@ -127,6 +127,9 @@ class CascadeFrontend(TextFrontend):
             param=where,
         )
 
+    def languages(self) -> list[str]:
+        return list(self._languages)
+
     def voices(self) -> list[str]:
         return list(self._voices)
 

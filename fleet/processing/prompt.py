@@ -30,6 +30,8 @@ class PromptFrontend:
     prompt.
     """
 
+    positions: int | None = None
+
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
         self.tokenizer = load_tokenizer(checkpoint)
         self.limits = limits
@@ -66,6 +68,9 @@ class PromptFrontend:
     def _is_audio(self, control: str) -> bool:
         """Return True if a control token marks the positions of an audio clip."""
         return False
+
+    def languages(self) -> list[str]:
+        return []
 
     def examples(self) -> list[str]:
         return self._examples

@@ -146,6 +146,9 @@ class OmniFrontend(PromptFrontend):
             param=where,
         )
 
+    def languages(self) -> list[str]:
+        return list(self._languages)
+
     def voices(self) -> list[str]:
         return sorted(self._speakers, key=lambda name: (name != DEFAULT_SPEAKER, name))
 

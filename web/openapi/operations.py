@@ -95,7 +95,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/audio/voices", "The voices, the default one first", answer=VoiceList),
     Operation("GET", "/v1/audio/models", "The model, if it speaks", answer=SpeechModelList),
     Operation("GET", "/v1/models", "The one model that is served", answer=ModelList),
-    Operation("GET", "/v1/models/{model}", "That model", answer=Model),
+    Operation("GET", "/v1/models/{model}", "That model, and what it can do", answer=Model),
     Operation(
         "POST",
         "/v1/realtime/client_secrets",
