@@ -29,6 +29,7 @@ from web.http.origins import AllowedOrigins, Cors
 from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
 from web.openai.chat import ChatEndpoint
+from web.openai.completions import CompletionEndpoint
 from web.openai.models import ModelRoutes
 from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
@@ -93,6 +94,7 @@ def _routes(
 ) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
+        Route("/v1/completions", CompletionEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
         *ModelRoutes(gateway).routes(),

@@ -11,6 +11,7 @@ from web.openapi.operations import OPERATIONS
 from web.openapi.query_fields import IGNORED, PREFIX
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
+from web.schema.fields.completion import COMPLETION
 from web.schema.fields.fleet import JOB
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.table import Field, FieldTable
@@ -34,6 +35,7 @@ it.
 """
 TABLES: Sequence[FieldTable] = (
     CHAT,
+    COMPLETION,
     SPEECH,
     TRANSCRIPTION,
     SESSION,

@@ -76,6 +76,12 @@ tokens. Tokens that end in an end token are the whole answer.
 """
 
 
+PlainPrompt = TextPart | tuple[int, ...]
+"""A prompt that no chat template renders: text, to which the tokenizer adds its special tokens, or
+token ids.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognitionOptions:
     """Options of the recognition of a prompt's audio. `language`: code or English name; absent, the
@@ -95,9 +101,10 @@ class ChatRequest:
     """A validated chat request, with the sampling parameters of every stage that it uses.
 
     `stages`: stages that it runs, () if the graph decides by the outputs. `speech_text`: text to
-    speak instead of an answer. `hearing`: how a stage of its own recognises the prompt's audio.
-    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`: fields of the user's input
-    that have the prompt as a whole and the voice, named in errors.
+    speak instead of an answer. `plain`: prompt in place of messages. `hearing`: how a stage of its
+    own recognises the prompt's audio. `voice`: name of the voice, used if `spoken`. `where`,
+    `voice_where`: fields of the user's input that have the prompt as a whole and the voice, named
+    in errors.
     """
 
     id: RequestId
@@ -113,6 +120,7 @@ class ChatRequest:
     voice_where: str = "audio.voice"
     stages: tuple[StageName, ...] = ()
     speech_text: TextPart | None = None
+    plain: PlainPrompt | None = None
     hearing: RecognitionOptions = RecognitionOptions()
 
     @property

@@ -10,7 +10,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from openai.types.audio.speech_create_params import SpeechCreateParams
 from openai.types.audio.transcription_create_params import TranscriptionCreateParams
-from openai.types.chat.completion_create_params import CompletionCreateParams
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParams as ChatCompletionParams,
+)
+from openai.types.completion_create_params import CompletionCreateParams
 from openai.types.realtime.client_secret_create_params import ClientSecretCreateParams
 from openai.types.realtime.realtime_client_event_param import RealtimeClientEventParam
 from openai.types.realtime.realtime_connect_params import RealtimeConnectParams
@@ -23,8 +26,10 @@ from web.realtime.protocol.settings import BETA, SessionPatch
 from web.realtime.transport.client_secrets import SecretBody
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.chat import ChatBody
+from web.schema.completion import CompletionBody
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
+from web.schema.fields.completion import COMPLETION
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.table import Field, FieldTable, served
 
@@ -74,7 +79,8 @@ def event_type(event: Any) -> str:
 
 OPENAI = {event_type(event): event for event in get_args(RealtimeClientEventParam)}
 BODIES: list[tuple[FieldTable, Any]] = [
-    (CHAT, CompletionCreateParams),
+    (CHAT, ChatCompletionParams),
+    (COMPLETION, CompletionCreateParams),
     (SPEECH, SpeechCreateParams),
     (TRANSCRIPTION, TranscriptionCreateParams),
     (SECRET, ClientSecretCreateParams),
@@ -107,7 +113,7 @@ def test_every_event_of_openais_clients_has_a_table() -> None:
 
 
 def test_walk_reaches_nested_fields() -> None:
-    paths = set(fields_of(CompletionCreateParams))
+    paths = set(fields_of(ChatCompletionParams))
     assert {
         "messages[].content[].input_audio.data",
         "tools[].custom.format.grammar.syntax",
@@ -121,11 +127,12 @@ def test_walk_reaches_nested_fields() -> None:
 )
 def test_missing_row_is_detected(path: str) -> None:
     shorter = FieldTable("shorter", [row for row in CHAT.rows if row.path != path])
-    assert path in missing(shorter, CompletionCreateParams)
+    assert path in missing(shorter, ChatCompletionParams)
 
 
 SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (CHAT, ChatBody, ""),
+    (COMPLETION, CompletionBody, ""),
     (SPEECH, SpeechBody, ""),
     (TRANSCRIPTION, TranscriptionForm, ""),
     (SECRET, SecretBody, ""),

@@ -266,7 +266,6 @@ def test_required_tool_is_refused(gateway: ServedGateway, name: str, choice: obj
     [
         ("POST", "/v1/responses", "/v1/chat/completions"),
         ("GET", "/v1/responses/resp_1", "/v1/chat/completions"),
-        ("POST", "/v1/completions", "/v1/chat/completions"),
         ("POST", "/v1/messages", "/v1/chat/completions"),
         ("POST", "/v1/embeddings", "embeddings"),
         ("POST", "/v1/images/generations", "images"),

@@ -30,6 +30,7 @@ from fleet.processing import (
     Frontend,
     GivenAnswer,
     Message,
+    PlainPrompt,
     RecognitionOptions,
     TextPart,
 )
@@ -47,12 +48,7 @@ from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.refused_work import current_sender
-from web.schema.chat import (
-    ChatBody,
-    ChatOptions,
-    StreamOptions,
-    voice_name,
-)
+from web.schema.chat import AnswerOptions, ChatBody, StreamOptions
 
 log = logging.getLogger("fleet.web")
 
@@ -146,7 +142,7 @@ class Gateway:
 
     async def prepare_chat(
         self,
-        options: ChatOptions,
+        options: AnswerOptions,
         messages: tuple[Message, ...],
         request_id: RequestId,
         *,
@@ -159,16 +155,16 @@ class Gateway:
         arrived_s: float | None = None,
         outputs: tuple[EdgeName, ...] | None = None,
         speech_text: TextPart | None = None,
+        plain: PlainPrompt | None = None,
         hearing: RecognitionOptions = RecognitionOptions(),  # noqa: B008
     ) -> PreparedChat:
         """Check a chat and decode its audio, for `submit_prepared`.
 
         `stored` is the copy of the body for the trace, by default made from the options and
         messages. `kind` is the kind of request that lists show, by default speech or text. If the
-        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is the place
-        of the request among the waiting ones of its client, by default the time of its arrival.
-        `outputs` are its client edges, by default text, and audio if it is spoken. Other parameters
-        are as in `ChatRequest`.
+        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is the time
+        of its arrival, by default now. `outputs` are its client edges, by default text, and audio
+        if it is spoken. Other parameters are as in `ChatRequest`.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -184,17 +180,17 @@ class Gateway:
             outputs=outputs,
             stages=stages,
             speech_text=speech_text,
+            plain=plain,
             hearing=hearing,
             sampling=sampling,
             spoken=spoken,
-            voice=voice_name(options.audio.voice) if options.audio is not None else None,
+            voice=options.voice,
             given=given,
             created_us=now_us(),
             where=where,
             voice_where=voice_where,
         )
-        applicant = Applicant(self._shares.client_at(current_sender()))
-        applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
+        applicant = self._applicant(arrived_s)
         spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
@@ -205,8 +201,14 @@ class Gateway:
         )
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
 
+    def _applicant(self, arrived_s: float | None) -> Applicant:
+        """Return the place in the queue of a request of the present client."""
+        applicant = Applicant(self._shares.client_at(current_sender()))
+        applicant.arrived_s = applicant.arrived_s if arrived_s is None else arrived_s
+        return applicant
+
     async def _checked_sampling(
-        self, options: ChatOptions, stages: tuple[StageName, ...], seed: int
+        self, options: AnswerOptions, stages: tuple[StageName, ...], seed: int
     ) -> dict[StageName, Sampling]:
         """Return the sampling of each of `stages`, after a check of the rule for the answer."""
         sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
@@ -340,15 +342,15 @@ class Gateway:
             audio_id, transcript, int(time.time()) + self.config.retention_s
         )
 
-    def check_num_messages(self, num_messages: int) -> None:
-        """Check the number of messages of a chat. Raises: InputTooLarge above
+    def check_num_messages(self, num_messages: int, where: str = "messages") -> None:
+        """Check the number of messages of a chat, in the field `where`. Raises: InputTooLarge above
         `limits.max_messages`.
         """
         if num_messages > self.config.limits.max_messages:
             reason = (
                 f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
             )
-            raise InputTooLarge(f"messages: {reason}", param="messages")
+            raise InputTooLarge(f"{where}: {reason}", param=where)
 
     @staticmethod
     def _sampling_of(spec: RequestSpec, stage: StageName) -> Sampling:
@@ -389,16 +391,17 @@ def _inputs(messages: Sequence[Message], speech_text: TextPart | None) -> set[Re
 
 def num_chars(chat: ChatRequest) -> int:
     """Count the characters of the chat's texts."""
+    plain = len(chat.plain.text) if isinstance(chat.plain, TextPart) else 0
     contents = (message.content for message in chat.messages)
     parts = (
         part
         for content in contents
         for part in (content if isinstance(content, tuple) else (content,))
     )
-    return sum(len(part.text) for part in parts if isinstance(part, TextPart))
+    return plain + sum(len(part.text) for part in parts if isinstance(part, TextPart))
 
 
-def reply_of(body: ChatOptions) -> dict[str, str]:
+def reply_of(body: AnswerOptions) -> dict[str, str]:
     """Return the options for the shape of the answer, as stored with the request; absent keys are
     off.
     """
@@ -413,7 +416,7 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
     return {name: "yes" for name, is_wanted in wanted.items() if is_wanted} | warned
 
 
-def session_of(body: ChatOptions) -> str:
+def session_of(body: AnswerOptions) -> str:
     """Return the internal name of the conversation that the client named; "" if it named none."""
     return session_name(body.prompt_cache_key) if body.prompt_cache_key is not None else ""
 

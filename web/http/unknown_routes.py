@@ -9,7 +9,6 @@ _ROUTES = {
     "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat "
     "Completions instead of Responses)",
     "conversations": f"conversations are not stored here; send the whole chat to {_CHAT}",
-    "completions": f"text completions are not served; use {_CHAT}",
     "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an "
     "OpenAI-compatible provider)",
     "embeddings": "this model has no embeddings; choose another server for them in the client's "
@@ -40,9 +39,9 @@ _ROUTES = {
 for each.
 """
 _SERVED = (
-    "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, "
-    "/v1/realtime (a WebSocket) and "
-    "/v1/models; GET /openapi.json lists everything"
+    "this server has /v1/chat/completions, /v1/completions, /v1/audio/speech, "
+    "/v1/audio/transcriptions, /v1/realtime (a WebSocket) and /v1/models; GET /openapi.json lists "
+    "everything"
 )
 _OF_OLLAMA = frozenset(
     {
@@ -66,7 +65,7 @@ _OF_OLLAMA = frozenset(
 _ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
 """Path segments of routes that mark, in any URL, the end of the API's base path."""
 _FIRST_PIECES = frozenset(
-    {"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)}
+    {"audio", "completions", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)}
 )
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})

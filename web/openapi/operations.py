@@ -37,6 +37,7 @@ from web.realtime.transport.client_secrets import Secret, SecretBody
 from web.realtime.transport.routes import SessionEnded, SessionList
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.chat import ChatBody
+from web.schema.completion import Completion, CompletionBody
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
 EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
@@ -72,6 +73,14 @@ OPERATIONS: tuple[Operation, ...] = (
         "Answer a conversation in text and speech, streamed or whole",
         body=ChatBody,
         answer=ChatCompletion,
+        media=(EVENTS,),
+    ),
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continue up to four texts, without a chat template, streamed or whole",
+        body=CompletionBody,
+        answer=Completion,
         media=(EVENTS,),
     ),
     Operation(
