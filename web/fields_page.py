@@ -14,6 +14,7 @@ from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
 from web.schema.fields.fleet import JOB
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable
 
 HEAD = """# Fields
@@ -35,6 +36,7 @@ it.
 """
 TABLES: Sequence[FieldTable] = (
     CHAT,
+    RESPONSE,
     COMPLETION,
     SPEECH,
     TRANSCRIPTION,

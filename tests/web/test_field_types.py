@@ -17,6 +17,7 @@ from openai.types.completion_create_params import CompletionCreateParams
 from openai.types.realtime.client_secret_create_params import ClientSecretCreateParams
 from openai.types.realtime.realtime_client_event_param import RealtimeClientEventParam
 from openai.types.realtime.realtime_connect_params import RealtimeConnectParams
+from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import BaseModel
 
 from tests.support import REPO
@@ -31,7 +32,9 @@ from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable, served
+from web.schema.response_body import TextResponseBody
 
 LISTS = (list, tuple, Iterable, Sequence)
 
@@ -81,6 +84,7 @@ OPENAI = {event_type(event): event for event in get_args(RealtimeClientEventPara
 BODIES: list[tuple[FieldTable, Any]] = [
     (CHAT, ChatCompletionParams),
     (COMPLETION, CompletionCreateParams),
+    (RESPONSE, ResponseCreateParams),
     (SPEECH, SpeechCreateParams),
     (TRANSCRIPTION, TranscriptionCreateParams),
     (SECRET, ClientSecretCreateParams),
@@ -133,6 +137,7 @@ def test_missing_row_is_detected(path: str) -> None:
 SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (CHAT, ChatBody, ""),
     (COMPLETION, CompletionBody, ""),
+    (RESPONSE, TextResponseBody, ""),
     (SPEECH, SpeechBody, ""),
     (TRANSCRIPTION, TranscriptionForm, ""),
     (SECRET, SecretBody, ""),

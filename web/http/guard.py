@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
@@ -43,7 +44,7 @@ CLIENT_SECRET_PREFIX = "ek_"
 KEY_SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
 FLEET_API_PATH = "/v1/fleet/"
 """Path below which all operations on the fleet are; `web.read_only` refuses changes there."""
-_CSRF, _TRUSTED = "fleet_csrf", "fleet_trusted"
+_CSRF, _TRUSTED, _OWNER = "fleet_csrf", "fleet_trusted", "fleet_owner"
 
 
 def csrf_of(scope: Scope) -> str:
@@ -56,6 +57,17 @@ def csrf_of(scope: Scope) -> str:
 def is_trusted(scope: Scope) -> bool:
     """Return True if the client sent the API key, or if the gateway has no key."""
     return bool(scope.get("state", {}).get(_TRUSTED))
+
+
+def owner_of(scope: Scope) -> str:
+    """Return the digest of the key with which the client owns what it stores: the API key, also
+    after a login, or the key that it sent to a gateway without one; "" without any key.
+    """
+    return str(scope.get("state", {}).get(_OWNER, ""))
+
+
+def _digest(key: str | None) -> str:
+    return sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else ""
 
 
 def keys_equal(key: bytes, expected: str) -> bool:
@@ -96,6 +108,7 @@ class AccessRules:
             (key or "").encode("latin-1"), self.api_key
         )
         scope.setdefault("state", {})[_TRUSTED] = has_key or self.api_key is None
+        scope["state"][_OWNER] = _digest(key if self.api_key is None else self.api_key)
         if (
             not has_key
             and (refused := await self._without_key(scope, headers, changes)) is not None

@@ -38,6 +38,8 @@ from web.realtime.transport.routes import SessionEnded, SessionList
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.chat import ChatBody
 from web.schema.completion import Completion, CompletionBody
+from web.schema.response_body import TextResponseBody
+from web.schema.response_object import ItemList, ResponseDeleted, ResponseObject
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
 EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
@@ -75,6 +77,33 @@ OPERATIONS: tuple[Operation, ...] = (
         answer=ChatCompletion,
         media=(EVENTS,),
     ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        "Answer a message or a stored conversation in text, streamed or whole",
+        body=TextResponseBody,
+        answer=ResponseObject,
+        media=(EVENTS,),
+    ),
+    Operation("GET", "/v1/responses/{response_id}", "A stored response", answer=ResponseObject),
+    Operation(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        "Delete a stored response",
+        answer=ResponseDeleted,
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        "The input of a stored response",
+        answer=ItemList,
+        query={
+            "limit": "items, from 1 to 100",
+            "order": "desc (the newest first) or asc",
+            "after": "id of the last item of the previous page",
+        },
+    ),
+    Operation("POST", "/v1/responses/{response_id}/cancel", "Not served: always 404", statuses=()),
     Operation(
         "POST",
         "/v1/completions",
