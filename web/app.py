@@ -32,8 +32,11 @@ from web.http.scopes import require_scopes
 from web.http.wrong_keys import WrongKeys
 from web.openai.batches import BatchRoutes
 from web.openai.chat import ChatEndpoint
+from web.openai.completions import CompletionEndpoint
 from web.openai.files import FileRoutes
 from web.openai.models import ModelRoutes
+from web.openai.responses.endpoint import ResponseEndpoint
+from web.openai.responses.stored_routes import StoredResponseRoutes
 from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
 from web.openapi.document import OpenApi
@@ -100,6 +103,9 @@ def create_app(
 def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
+        Route("/v1/responses", ResponseEndpoint(gateway), methods=["POST"]),
+        *StoredResponseRoutes(gateway).routes(),
+        Route("/v1/completions", CompletionEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
         *ModelRoutes(gateway).routes(),

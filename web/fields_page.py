@@ -12,8 +12,10 @@ from web.openapi.query_fields import IGNORED, PREFIX
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
+from web.schema.fields.completion import COMPLETION
 from web.schema.fields.fleet import JOB
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable
 
 HEAD = """# Fields
@@ -35,6 +37,8 @@ it.
 """
 TABLES: Sequence[FieldTable] = (
     CHAT,
+    RESPONSE,
+    COMPLETION,
     SPEECH,
     TRANSCRIPTION,
     SESSION,

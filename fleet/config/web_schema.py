@@ -36,7 +36,8 @@ class WebConfig(Strict):
     from a browser; see `web/http/origins.py`. `trusted_proxies`: peers whose X-Forwarded-For and
     X-Forwarded-Proto are believed. `model_aliases`: other names under which the model answers;
     `/v1/models` lists its own name only. `max_leading_silence_ms`: longest silence before the first
-    voiced sample of a spoken answer; None: unlimited.
+    voiced sample of a spoken answer; None: unlimited. `response_retention_s`: how long a response
+    of the Responses API is stored, 0 for none; `max_stored_responses_mib`: memory of all of them.
 
     `header_timeout_s`: time for a whole request head. `body_timeout_s`: time for the next part of a
     body. `send_timeout_s`: time for which a client may read nothing. After a timeout the connection
@@ -54,6 +55,8 @@ class WebConfig(Strict):
     model_name: Text | None = None
     model_aliases: tuple[Text, ...] = MODEL_ALIASES
     max_leading_silence_ms: Annotated[int, Whole(0, 60_000)] | None = 60
+    response_retention_s: Annotated[int, Whole(0, 31_536_000)] = 14_400
+    max_stored_responses_mib: Annotated[int, Whole(16, 1024 * 1024)] = 64
     read_only: Switch = False
     open_metrics: Switch = False
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 4096

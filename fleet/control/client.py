@@ -33,6 +33,7 @@ from fleet.control.outage import Outage, cause_of
 from fleet.control.pacing import Pacing
 from fleet.control.redis_status import RedisStatus
 from fleet.control.requests import GatewayRequests
+from fleet.control.responses import ResponseStore
 from fleet.control.scripts import VoiceHold
 from fleet.control.stream import ClientStream
 from fleet.control.stream_recovery import SLICE
@@ -56,6 +57,7 @@ __all__ = [
     "JobClient",
     "LoginStore",
     "Operations",
+    "ResponseStore",
     "TrainingClient",
     "Saved",
     "Telemetry",
@@ -88,6 +90,7 @@ class FleetClient:
         self.jobs = JobClient(url, config.data_dir)
         self.voice = VoiceStore(self._redis, config.voice, self._membership)
         self.logins = LoginStore(self._redis)
+        self.responses = ResponseStore(self._redis, config.web)
         self.training = TrainingClient(self._redis, config)
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False

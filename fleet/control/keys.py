@@ -179,6 +179,10 @@ def voice_ended(session_id: str) -> str:
     return f"{PREFIX}voice_ended:{session_id}"
 
 
+def response(response_id: str) -> str:
+    return f"{PREFIX}response:{response_id}"
+
+
 def secret(name: str) -> str:
     return f"{PREFIX}secret:{name}"
 
@@ -295,6 +299,12 @@ cached_prefix:{session} | hash | retention | cache_prefix
 transcript:{audio} | hash | retention | gateway
     text of a spoken answer, for turns that name the answer by its audio id, and the expiry that
     clients were sent
+response:{response} | hash | retention | save_response
+    an ended response with its input, and the digest of the key that asked for it
+responses | zset | forever | save_response
+    index: stored responses -> time of expiry, us; bounded in the bytes of their records
+responses:sizes | hash | forever | save_response
+    stored response -> size of its record; * -> sum of all; bytes
 voice:{session} | hash | retention | hold_voice
     a voice session: holder, epoch, the credential that opened it, time of its start, time up to
     which its audio is counted, time of its client's disconnect, the view for operators, and the

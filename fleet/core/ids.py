@@ -28,8 +28,10 @@ CLIENT = StageName("client")
 
 REQUEST, COMPLETION, AUDIO, RESPONSE = "req-", "chatcmpl-", "audio_", "resp_"
 """Prefixes under which clients see a request id: in headers, as a chat completion, as its audio, as
-a response of a voice session.
+a response, of a voice session or a text.
 """
+TEXT_COMPLETION = "cmpl-"
+"""Prefix of a request id as the completion of a text without a chat."""
 
 
 def new_request_id() -> RequestId:
@@ -48,7 +50,7 @@ def request_id_of(shown: str) -> RequestId:
     """Return the id of a request from any form in which a person writes it; any other text is
     returned unchanged.
     """
-    for prefix in (COMPLETION, AUDIO, RESPONSE):
+    for prefix in (COMPLETION, AUDIO, RESPONSE, TEXT_COMPLETION):
         if shown.startswith(prefix):
             return RequestId(f"{REQUEST}{shown.removeprefix(prefix)}")
     return RequestId(shown)

@@ -76,6 +76,12 @@ tokens. Tokens that end in an end token are the whole answer.
 """
 
 
+PlainPrompt = TextPart | tuple[int, ...]
+"""A prompt that no chat template renders: text, to which the tokenizer adds its special tokens, or
+token ids.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognitionOptions:
     """Options of the recognition of a prompt's audio. `language`: code or English name; absent, the
@@ -95,10 +101,10 @@ class ChatRequest:
     """A validated chat request, with the sampling parameters of every stage that it uses.
 
     `stages`: stages that it runs, () if the graph decides by the outputs. `speech_text`: text to
-    speak instead of an answer. `hearing`: how a stage of its own recognises the prompt's audio.
-    `voice`: name of the voice, used if `spoken`. `where`, `voice_where`: fields of the user's input
-    that have the prompt as a whole and the voice, named in errors. `continues`: the answer
-    continues the last message.
+    speak instead of an answer. `plain`: prompt in place of messages. `hearing`: how a stage of its
+    own recognises the prompt's audio. `voice`: name of the voice, used if `spoken`. `where`,
+    `voice_where`: fields of the user's input that have the prompt as a whole and the voice, named
+    in errors. `continues`: the answer continues the last message.
     """
 
     id: RequestId
@@ -114,6 +120,7 @@ class ChatRequest:
     voice_where: str = "audio.voice"
     stages: tuple[StageName, ...] = ()
     speech_text: TextPart | None = None
+    plain: PlainPrompt | None = None
     hearing: RecognitionOptions = RecognitionOptions()
     continues: bool = False
 
@@ -165,13 +172,16 @@ class Frontend(Protocol):
     """Prompt processing of a model in the gateway. Thread-safe: `prepare` runs in worker threads.
 
     `sample_rate_hz`: sample rate of the answer's audio; 0 if the model does not speak.
-    `audio_rate_hz`: sample rate of audio in prompts; 0 if the model accepts no audio.
+    `audio_rate_hz`: sample rate of audio in prompts; 0 if the model accepts no audio. `positions`:
+    context length of the model, for prompt and answer together; None if its checkpoint states none.
     """
 
     @property
     def sample_rate_hz(self) -> int: ...
     @property
     def audio_rate_hz(self) -> int: ...
+    @property
+    def positions(self) -> int | None: ...
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         """Return the request and its audio blob (float32 mono, clips concatenated). Decodes audio
@@ -216,6 +226,12 @@ class Frontend(Protocol):
     def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read, with `[audio]` in place of each
         clip, or `[audio: ...]` with its transcript where `heard` has one.
+        """
+        ...
+
+    def languages(self) -> list[str]:
+        """Return the codes of the languages of speech that the model understands; empty if it
+        accepts no audio, or its checkpoint names none.
         """
         ...
 

@@ -127,6 +127,9 @@ class CascadeFrontend(TextFrontend):
             param=where,
         )
 
+    def languages(self) -> list[str]:
+        return list(self._languages)
+
     def voices(self) -> list[str]:
         return list(self._voices)
 
@@ -145,6 +148,8 @@ class CascadeFrontend(TextFrontend):
         The template renders a random word, which no text of a user can contain, for each clip and
         each transcript.
         """
+        if chat.plain is not None:
+            return self.tokenize(chat)
         word = f"clip{secrets.token_hex(16)}"
         spoken = [part for message in chat.messages for part in _spoken_parts(message)]
         flat = tuple(

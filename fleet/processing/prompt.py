@@ -10,7 +10,7 @@ from pathlib import Path
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
 from fleet.processing.bad_words import bad_word_ids
-from fleet.processing.base import ChatRequest, GivenAnswer, Message, TextPart
+from fleet.processing.base import ChatRequest, GivenAnswer, Message, PlainPrompt, TextPart
 from fleet.processing.continuation import Continuation
 from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.end_ids import read_end_ids, read_vocab_size
@@ -33,6 +33,8 @@ class PromptFrontend:
     prompt.
     """
 
+    positions: int | None = None
+
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
         self.tokenizer = load_tokenizer(checkpoint)
         self.limits = limits
@@ -46,6 +48,8 @@ class PromptFrontend:
         }
         self._control_tokens = tuple(self._controls.values())
         self._longest_control = max(map(len, self._control_tokens), default=1)
+        self._media_ids: frozenset[int] = frozenset()
+        """Tokens that stand for audio, images or video in a prompt."""
 
     def detokenizer(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer(self.tokenizer)
@@ -71,6 +75,9 @@ class PromptFrontend:
         """Return True if a control token marks the positions of an audio clip."""
         return False
 
+    def languages(self) -> list[str]:
+        return []
+
     def examples(self) -> list[str]:
         return self._examples
 
@@ -95,6 +102,8 @@ class PromptFrontend:
 
         Raises: BadInput, ContextLengthExceeded naming the field.
         """
+        if chat.plain is not None:
+            return self._plain_ids(chat.plain, chat.where)
         return token_ids(self.tokenizer, self.render(chat), chat.where)
 
     def render(self, chat: ChatRequest) -> str:
@@ -104,18 +113,48 @@ class PromptFrontend:
         messages = [self._for_template(message) for message in chat.messages]
         if chat.continues:
             continuation = Continuation()
-            marked = self._template.render(continuation.marked(messages), opens_answer=False)
+            marked = self._template.render(
+                continuation.marked(messages), chat.where, opens_answer=False
+            )
             text = continuation.cut(marked)
         else:
-            text = self._template.render(messages)
+            text = self._template.render(messages, chat.where)
+        self._check_num_chars(text, chat.where)
+        return text
+
+    def _plain_ids(self, prompt: PlainPrompt, where: str) -> list[int]:
+        """Return the token ids of a prompt without a template. Control tokens are allowed, except
+        for the tokens that stand for audio, images or video.
+
+        Raises: BadInput, ContextLengthExceeded naming the field `where`.
+        """
+        if isinstance(prompt, TextPart):
+            check_encodable(prompt)
+            self._check_num_chars(prompt.text, where)
+            ids = token_ids(self.tokenizer, prompt.text, where, with_special_tokens=True)
+        else:
+            ids = list(prompt)
+        size = self.tokenizer.get_vocab_size()
+        if not ids or min(ids) < 0 or max(ids) >= size:
+            cause = f"a token id must be from 0 to {size - 1}" if ids else "holds no token"
+            raise BadInput(f"{where}: {cause}", param=where)
+        if found := self._media_ids.intersection(ids):
+            name = self.tokenizer.id_to_token(min(found))
+            cause = f"the token {name!r} is a part of audio, images or video, which a text has not"
+            raise BadInput(f"{where}: {cause}", param=where)
+        return ids
+
+    def _check_num_chars(self, text: str, where: str) -> None:
+        """Refuse a text of far too many tokens before all of it is tokenised. Raises:
+        ContextLengthExceeded.
+        """
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise ContextLengthExceeded.of(
-                chat.where,
+                where,
                 self.limits.max_prompt_tokens,
                 f"the prompt has {len(text)} characters, far more than that",
             )
-        self._check_beginning(text, chat.where)
-        return text
+        self._check_beginning(text, where)
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
         """Check the length of a prompt, audio positions included. `where`: field of the user's
@@ -167,12 +206,7 @@ class PromptFrontend:
                     f"{part.where}: holds the model's control token {token!r}; remove it",
                     param=part.where,
                 )
-        try:
-            part.text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise BadInput(
-                f"{part.where}: holds half of a surrogate pair", param=part.where
-            ) from error
+        check_encodable(part)
         return part.text
 
     def _end_of_answer(self, checkpoint: Path) -> int:
@@ -227,6 +261,14 @@ class PromptFrontend:
                 before = ""
                 parts.append({"type": "audio", "audio": "clip"})
         return parts
+
+
+def check_encodable(part: TextPart) -> None:
+    """Check that a text can be encoded. Raises: BadInput."""
+    try:
+        part.text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{part.where}: holds half of a surrogate pair", param=part.where) from error
 
 
 def _examples(checkpoint: Path) -> list[str]:

@@ -48,6 +48,20 @@ LANGUAGES: Mapping[str, str] = {
 }
 """Languages of speech input, by ISO code. Source: Qwen3-Omni's model card."""
 
+_MEDIA_KEYS = tuple(
+    f"{name}_token_id"
+    for name in (
+        "audio",
+        "audio_start",
+        "audio_end",
+        "image",
+        "video",
+        "vision_start",
+        "vision_end",
+    )
+)
+"""Keys of the Thinker's configuration with the tokens that stand for audio, images or video."""
+
 _ALIASES_OF = {
     ("chelsie", "ethan"): ("alloy", "coral", "marin", "nova", "sage", "shimmer"),
     ("ethan", "aiden", "chelsie"): ("ash", "cedar", "onyx"),
@@ -74,6 +88,7 @@ class OmniFrontend(PromptFrontend):
         thinker, talker = _section(config, "thinker_config"), _section(config, "talker_config")
         features = read_json(checkpoint / "preprocessor_config.json")
         self._audio_id = _integer(thinker, "audio_token_id", None)
+        self._media_ids = frozenset(_integer(thinker, key, self._audio_id) for key in _MEDIA_KEYS)
         self._n_window = _integer(_section(thinker, "audio_config"), "n_window", 50)
         self.audio_rate_hz = _integer(features, "sampling_rate", 16_000)
         self._hop_samples = _integer(features, "hop_length", 160)
@@ -145,6 +160,9 @@ class OmniFrontend(PromptFrontend):
             f"{listed}",
             param=where,
         )
+
+    def languages(self) -> list[str]:
+        return list(self._languages)
 
     def voices(self) -> list[str]:
         return sorted(self._speakers, key=lambda name: (name != DEFAULT_SPEAKER, name))

@@ -55,9 +55,16 @@ class ChatTemplate:
             ) from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[TemplateMessage], *, opens_answer: bool = True) -> str:
-        """Return the text of the prompt. `opens_answer`: False for a prompt that ends with the last
-        message. Raises: BadInput if the template refuses the messages (their roles or order).
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        where: str = "messages",
+        *,
+        opens_answer: bool = True,
+    ) -> str:
+        """Return the text of the prompt. `where`: field of the user's input that has the messages.
+        `opens_answer`: False for a prompt that ends with the last message. Raises: BadInput if the
+        template refuses the messages (their roles or order).
         """
         try:
             return self._template.render(
@@ -69,7 +76,7 @@ class ChatTemplate:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise BadInput(
-                f"messages: the model's chat template refuses them: {error}", param="messages"
+                f"{where}: the model's chat template refuses the messages: {error}", param=where
             ) from error
 
 

@@ -68,17 +68,19 @@ def load_tokenizer(checkpoint: Path) -> Tokenizer:
     return tokenizer
 
 
-def token_ids(tokenizer: Tokenizer, text: str, where: str) -> list[int]:
-    """Return the token ids of a text, without added special tokens. Releases the interpreter lock,
-    which `Tokenizer.encode` holds.
+def token_ids(
+    tokenizer: Tokenizer, text: str, where: str, *, with_special_tokens: bool = False
+) -> list[int]:
+    """Return the token ids of a text; with `with_special_tokens` also those that the tokenizer adds
+    to a text, such as the first one. Releases the interpreter lock, which `Tokenizer.encode` holds.
 
     Raises: BadInput naming the field `where` if a WordPiece vocabulary would have to look up a word
     of more than `MAX_WORD_CHARS`.
     """
     pieces = _word_pieces(tokenizer)
     if pieces is None or pieces.max_input_chars_per_word < MAX_WORD_CHARS:
-        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    encoded = tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        return tokenizer.encode_batch_fast([text], add_special_tokens=with_special_tokens)[0].ids
+    encoded = tokenizer.encode_batch([text], add_special_tokens=with_special_tokens)[0]
     if any(end - start > MAX_WORD_CHARS for start, end in encoded.offsets):
         raise BadInput(
             f"{where}: holds a word of more than {MAX_WORD_CHARS} characters; split it", param=where

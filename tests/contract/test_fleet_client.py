@@ -304,6 +304,19 @@ async def test_login_ends_at_its_time_or_when_it_is_removed(fleet: ConnectedFlee
     assert await logins.ends_us("a") is None
 
 
+async def test_response_is_found_and_deleted_by_its_owner_only(fleet: ConnectedFleet) -> None:
+    responses = fleet.client.responses
+    assert await responses.load("resp_1", "anna") is None
+    await responses.save("resp_1", "anna", b"first")
+    await responses.save("resp_1", "anna", b"second")
+    assert await responses.load("resp_1", "anna") == b"second"
+    assert await responses.load("resp_1", "ben") is None
+    assert not await responses.delete("resp_1", "ben")
+    assert await responses.delete("resp_1", "anna")
+    assert not await responses.delete("resp_1", "anna")
+    assert await responses.load("resp_1", "anna") is None
+
+
 async def test_job_is_queued_canceled_retried_and_deleted(fleet: ConnectedFleet) -> None:
     jobs = fleet.client.jobs
     job = await jobs.submit("bench", {"measure": "scale"})

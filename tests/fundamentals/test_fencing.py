@@ -292,11 +292,19 @@ LOST_RIGHTS = {
                 "unknown",
             ),
             "end_start": (lambda _, __: scripts.end_start(ROLE, "test:9"), "unknown"),
+            "forget_response": (lambda _, __: scripts.forget_response("resp_2", "a"), "unknown"),
         },
     ),
 }
 READ_ONLY = {"admission", "availability", "backlog", "leases", "queues", "stale_streams"}
-NEEDS_NO_RIGHT = {"announce_start", "assume_served", "log_fact", "record_metrics", "take_turns"}
+NEEDS_NO_RIGHT = {
+    "announce_start",
+    "assume_served",
+    "log_fact",
+    "record_metrics",
+    "save_response",
+    "take_turns",
+}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ SPELLING: tuple[Case, ...] = (
         "web.nonsense: unknown key; remove it, or use one of host, port, allowed_hosts, "
         "allowed_origins, "
         "trusted_proxies, model_name, "
-        "model_aliases, max_leading_silence_ms, read_only, open_metrics, max_connections, "
+        "model_aliases, max_leading_silence_ms, response_retention_s, max_stored_responses_mib, "
+        "read_only, open_metrics, max_connections, "
         "max_connections_per_address, "
         "header_timeout_s, body_timeout_s, send_timeout_s, body_memory_mib, keys_file, tls, "
         "tls_cert, tls_key",

@@ -33,7 +33,7 @@ from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build, build_rows, tensor_chunk
-from tests.web.fake_stores import FakeLogins, FakeVoice
+from tests.web.fake_stores import FakeLogins, FakeResponses, FakeVoice
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
 
@@ -260,11 +260,13 @@ class FakeClient:
     operations: FakeOperations = field(init=False)
     jobs: FakeJobs = field(init=False)
     training: FakeTraining = field(default_factory=FakeTraining)
+    responses: FakeResponses = field(init=False)
 
     def __post_init__(self) -> None:
         self.logins.check_reachable = self.check_reachable
         self.requests = FakeRequests(self)
         self.voice = FakeVoice(self.check_reachable)
+        self.responses = FakeResponses(self.check_reachable)
         self.show(self.telemetry)
 
     def reset(self) -> None:
@@ -273,7 +275,13 @@ class FakeClient:
         self.missing = []
         self.unreachable = None
         self.num_asked = 0
-        for kept in (self.submitted, self.streams, self.traces, self.client_keys):
+        for kept in (
+            self.submitted,
+            self.streams,
+            self.traces,
+            self.client_keys,
+            self.responses.records,
+        ):
             kept.clear()
         self.show(FakeTelemetry())
 

@@ -1,4 +1,4 @@
-"""Fake stores of the control plane, in memory: browser logins and voice sessions."""
+"""Fake stores of the control plane, in memory: browser logins, responses and voice sessions."""
 
 import asyncio
 import dataclasses
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.control.logins import LoginStore
+from fleet.control.responses import ResponseStore
 from fleet.control.voice import OWN_FIELDS, HeldVoice, Saved, VoiceStore
 from fleet.core.clock import now_us
 
@@ -44,6 +45,29 @@ class FakeLogins(LoginStore):
     async def remove(self, name: str) -> None:
         self.check_reachable()
         self.ends.pop(name, None)
+
+
+@dataclass(slots=True)
+class FakeResponses(ResponseStore):
+    """Store of responses in memory, without expiry. `records`: owner and record by id."""
+
+    check_reachable: Callable[[], None]
+    records: dict[str, tuple[str, bytes]] = field(default_factory=dict[str, tuple[str, bytes]])
+
+    async def save(self, response: str, owner: str, record: bytes) -> None:
+        self.check_reachable()
+        self.records[response] = (owner, record)
+
+    async def load(self, response: str, owner: str) -> bytes | None:
+        self.check_reachable()
+        found, record = self.records.get(response, ("", b""))
+        return record if record and found == owner else None
+
+    async def delete(self, response: str, owner: str) -> bool:
+        found = await self.load(response, owner) is not None
+        if found:
+            del self.records[response]
+        return found
 
 
 @dataclass(slots=True)

@@ -11,10 +11,14 @@ import pytest
 from openai.types import BatchCreateParams, FileCreateParams
 from openai.types.audio.speech_create_params import SpeechCreateParams
 from openai.types.audio.transcription_create_params import TranscriptionCreateParams
-from openai.types.chat.completion_create_params import CompletionCreateParams
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParams as ChatCompletionParams,
+)
+from openai.types.completion_create_params import CompletionCreateParams
 from openai.types.realtime.client_secret_create_params import ClientSecretCreateParams
 from openai.types.realtime.realtime_client_event_param import RealtimeClientEventParam
 from openai.types.realtime.realtime_connect_params import RealtimeConnectParams
+from openai.types.responses.response_create_params import ResponseCreateParams
 from pydantic import BaseModel
 
 from tests.support import REPO
@@ -25,11 +29,15 @@ from web.realtime.transport.client_secrets import SecretBody
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
+from web.schema.completion import CompletionBody
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
+from web.schema.fields.completion import COMPLETION
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable, served
+from web.schema.response_body import TextResponseBody
 
 LISTS = (list, tuple, Iterable, Sequence)
 
@@ -77,7 +85,9 @@ def event_type(event: Any) -> str:
 
 OPENAI = {event_type(event): event for event in get_args(RealtimeClientEventParam)}
 BODIES: list[tuple[FieldTable, Any]] = [
-    (CHAT, CompletionCreateParams),
+    (CHAT, ChatCompletionParams),
+    (COMPLETION, CompletionCreateParams),
+    (RESPONSE, ResponseCreateParams),
     (SPEECH, SpeechCreateParams),
     (TRANSCRIPTION, TranscriptionCreateParams),
     (SECRET, ClientSecretCreateParams),
@@ -112,7 +122,7 @@ def test_every_event_of_openais_clients_has_a_table() -> None:
 
 
 def test_walk_reaches_nested_fields() -> None:
-    paths = set(fields_of(CompletionCreateParams))
+    paths = set(fields_of(ChatCompletionParams))
     assert {
         "messages[].content[].input_audio.data",
         "tools[].custom.format.grammar.syntax",
@@ -126,11 +136,13 @@ def test_walk_reaches_nested_fields() -> None:
 )
 def test_missing_row_is_detected(path: str) -> None:
     shorter = FieldTable("shorter", [row for row in CHAT.rows if row.path != path])
-    assert path in missing(shorter, CompletionCreateParams)
+    assert path in missing(shorter, ChatCompletionParams)
 
 
 SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (CHAT, ChatBody, ""),
+    (COMPLETION, CompletionBody, ""),
+    (RESPONSE, TextResponseBody, ""),
     (SPEECH, SpeechBody, ""),
     (TRANSCRIPTION, TranscriptionForm, ""),
     (SECRET, SecretBody, ""),

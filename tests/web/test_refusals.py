@@ -264,9 +264,9 @@ def test_required_tool_is_refused(gateway: ServedGateway, name: str, choice: obj
 @pytest.mark.parametrize(
     ("method", "path", "advice"),
     [
-        ("POST", "/v1/responses", "/v1/chat/completions"),
-        ("GET", "/v1/responses/resp_1", "/v1/chat/completions"),
-        ("POST", "/v1/completions", "/v1/chat/completions"),
+        ("POST", "/v1/responses/resp_1/cancel", "close the connection"),
+        ("GET", "/v1/responses/resp_1/nothing", "input_items of a stored response"),
+        ("POST", "/v1/conversations", "previous_response_id"),
         ("POST", "/v1/messages", "/v1/chat/completions"),
         ("POST", "/v1/embeddings", "embeddings"),
         ("POST", "/v1/images/generations", "images"),
@@ -277,7 +277,7 @@ def test_required_tool_is_refused(gateway: ServedGateway, name: str, choice: obj
         ("GET", "/api/tags", "Ollama"),
         ("POST", "/api/chat", "Ollama"),
         ("POST", "//api//chat", "Ollama"),
-        ("GET", "/v1//responses", "/v1/chat/completions"),
+        ("POST", "/v1//messages", "/v1/chat/completions"),
         ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not stored under their ids"),
     ],
 )

@@ -9,6 +9,7 @@ from fleet.control.client import (
     JobClient,
     LoginStore,
     Operations,
+    ResponseStore,
     Telemetry,
     TrainingClient,
     VoiceStore,
@@ -34,5 +35,7 @@ class FleetPort(Protocol):
     def voice(self) -> VoiceStore: ...
     @property
     def logins(self) -> LoginStore: ...
+    @property
+    def responses(self) -> ResponseStore: ...
     @property
     def training(self) -> TrainingClient: ...

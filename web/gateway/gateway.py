@@ -30,6 +30,7 @@ from fleet.processing import (
     Frontend,
     GivenAnswer,
     Message,
+    PlainPrompt,
     RecognitionOptions,
     TextPart,
 )
@@ -50,12 +51,7 @@ from web.http.callers import current_caller
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.priority import is_background
 from web.http.refused_work import current_sender
-from web.schema.chat import (
-    ChatBody,
-    ChatOptions,
-    StreamOptions,
-    voice_name,
-)
+from web.schema.chat import AnswerOptions, ChatBody, StreamOptions
 
 log = logging.getLogger("fleet.web")
 
@@ -147,7 +143,7 @@ class Gateway:
 
     async def prepare_chat(
         self,
-        options: ChatOptions,
+        options: AnswerOptions,
         messages: tuple[Message, ...],
         request_id: RequestId,
         *,
@@ -160,6 +156,7 @@ class Gateway:
         arrived_s: float | None = None,
         outputs: tuple[EdgeName, ...] | None = None,
         speech_text: TextPart | None = None,
+        plain: PlainPrompt | None = None,
         hearing: RecognitionOptions = RecognitionOptions(),  # noqa: B008
     ) -> PreparedChat:
         """Check a chat and decode its audio, for `submit_prepared`.
@@ -184,11 +181,12 @@ class Gateway:
             outputs=outputs,
             stages=stages,
             speech_text=speech_text,
+            plain=plain,
             hearing=hearing,
             continues=options.continues,
             sampling=sampling,
             spoken=spoken,
-            voice=voice_name(options.audio.voice) if options.audio is not None else None,
+            voice=options.voice,
             given=given,
             created_us=now_us(),
             where=where,
@@ -217,7 +215,7 @@ class Gateway:
         return applicant
 
     async def _checked_sampling(
-        self, options: ChatOptions, stages: tuple[StageName, ...], seed: int
+        self, options: AnswerOptions, stages: tuple[StageName, ...], seed: int
     ) -> dict[StageName, Sampling]:
         """Return the sampling of each of `stages`, after a check of the rule for the answer."""
         sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
@@ -364,15 +362,15 @@ class Gateway:
             audio_id, transcript, int(time.time()) + self.config.retention_s
         )
 
-    def check_num_messages(self, num_messages: int) -> None:
-        """Check the number of messages of a chat. Raises: InputTooLarge above
+    def check_num_messages(self, num_messages: int, where: str = "messages") -> None:
+        """Check the number of messages of a chat, in the field `where`. Raises: InputTooLarge above
         `limits.max_messages`.
         """
         if num_messages > self.config.limits.max_messages:
             reason = (
                 f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
             )
-            raise InputTooLarge(f"messages: {reason}", param="messages")
+            raise InputTooLarge(f"{where}: {reason}", param=where)
 
     @staticmethod
     def _sampling_of(spec: RequestSpec, stage: StageName) -> Sampling:
@@ -413,16 +411,17 @@ def _inputs(messages: Sequence[Message], speech_text: TextPart | None) -> set[Re
 
 def num_chars(chat: ChatRequest) -> int:
     """Count the characters of the chat's texts."""
+    plain = len(chat.plain.text) if isinstance(chat.plain, TextPart) else 0
     contents = (message.content for message in chat.messages)
     parts = (
         part
         for content in contents
         for part in (content if isinstance(content, tuple) else (content,))
     )
-    return sum(len(part.text) for part in parts if isinstance(part, TextPart))
+    return plain + sum(len(part.text) for part in parts if isinstance(part, TextPart))
 
 
-def reply_of(body: ChatOptions) -> dict[str, str]:
+def reply_of(body: AnswerOptions) -> dict[str, str]:
     """Return the options for the shape of the answer, as stored with the request; absent keys are
     off.
     """
@@ -437,7 +436,7 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
     return {name: "yes" for name, is_wanted in wanted.items() if is_wanted} | warned
 
 
-def session_of(body: ChatOptions, key: str) -> str:
+def session_of(body: AnswerOptions, key: str) -> str:
     """Return the internal name of the conversation that the client named; "" if it named none. An
     API key of `web.keys_file` has names of its own: `key`/name.
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from fleet.control.client import Applicant
-from fleet.core.request import RequestSpec
+from fleet.core.request import RequestSpec, session_name
 from web.gateway.answer import AnswerStream
 
 SPEED = "speed"
@@ -29,6 +29,12 @@ class PreparedChat:
         """Return the request with another pace of its voice; 1 is the voice's own."""
         params = self.spec.params | ({SPEED: str(speed)} if speed != 1 else {})
         return replace(self, spec=msgspec.structs.replace(self.spec, params=params))
+
+    def in_conversation(self, name: str) -> "PreparedChat":
+        """Return the request as a turn of the conversation `name`, whose computed prefix it
+        reuses.
+        """
+        return replace(self, spec=msgspec.structs.replace(self.spec, session=session_name(name)))
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
         """Return the response headers of the answer. `ignored` lists fields of the request that

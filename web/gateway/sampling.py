@@ -14,7 +14,7 @@ from fleet.core.errors import SHOWN_CHARS, BadInput, ConfigError
 from fleet.core.ids import StageName
 from fleet.core.request import Constraint, Sampling
 from fleet.graphs import Stage
-from web.schema.chat import MAX_SEED, ChatOptions, SamplingFields, StageFields
+from web.schema.chat import MAX_SEED, AnswerOptions, SamplingFields, StageFields
 
 Value = float | int | tuple[str, ...] | Constraint
 _FIELDS = (
@@ -66,7 +66,7 @@ def stage_defaults(
 
 
 def resolve_sampling(
-    body: ChatOptions,
+    body: AnswerOptions,
     config: FleetConfig,
     defaults: Mapping[StageName, Sampling],
     stages: tuple[StageName, ...],
@@ -93,7 +93,7 @@ def resolve_sampling(
             continue
         values = {"seed": seed, **_request_values(body, stage)}
         section = sections.get(stage.name)
-        where = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        where, _ = body.length_limit
         where_min = "min_tokens"
         if section is not None:
             values |= _set_values(section)
@@ -112,17 +112,18 @@ def resolve_sampling(
     return resolved
 
 
-def request_seed(body: ChatOptions) -> int:
+def request_seed(body: AnswerOptions) -> int:
     return body.seed if body.seed is not None else new_seed()
 
 
-def _request_values(body: ChatOptions, stage: Stage) -> dict[str, Value]:
+def _request_values(body: AnswerOptions, stage: Stage) -> dict[str, Value]:
     if stage.main:
         values = _set_values(body)
         if body.rule is not None:
             values["constraint"] = body.rule.constraint
-        if body.max_completion_tokens is not None:
-            values["max_tokens"] = body.max_completion_tokens
+        _, max_tokens = body.length_limit
+        if max_tokens is not None:
+            values["max_tokens"] = max_tokens
         return values
     if body.temperature is not None and "temperature" in stage.default_sampling:
         return {"temperature": body.temperature}

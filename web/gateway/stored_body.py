@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from fleet.processing import AudioPart, Message, Recording, TextPart
-from web.schema.chat import ChatOptions
+from web.schema.chat import AnswerOptions
 
 MAX_STORED_BYTES = 16_384
 """Limit of a stored body. Larger bodies are not stored, since every worker of the request reads the
@@ -15,7 +15,7 @@ MAX_AUDIO_CHARS = 256
 AUDIO_FIELDS = ("data", "url")
 
 
-def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
+def stored_body(options: AnswerOptions, messages: Sequence[Message] = ()) -> str:
     """Return the body as JSON, audio replaced by a note of its size; "" if the text is longer than
     `MAX_STORED_BYTES`.
 

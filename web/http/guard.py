@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import sha256
 from urllib.parse import quote
 
 from starlette.datastructures import Headers
@@ -52,7 +53,7 @@ CLIENT_SECRET_PREFIX = "ek_"
 KEY_SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
 FLEET_API_PATH = "/v1/fleet/"
 """Path below which all operations on the fleet are; `web.read_only` refuses changes there."""
-_CSRF = "fleet_csrf"
+_CSRF, _SENT_KEY = "fleet_csrf", "fleet_sent_key"
 
 
 def csrf_of(scope: Scope) -> str:
@@ -65,6 +66,16 @@ def csrf_of(scope: Scope) -> str:
 def is_trusted(scope: Scope) -> bool:
     """Return True if the client sent an API key, or if the gateway requires none."""
     return caller_of(scope) is not None
+
+
+def owner_of(scope: Scope) -> str:
+    """Return the digest of the name under which the client owns what it stores: that of its API
+    key, or, at a gateway without keys, whatever key it sent; "" without any.
+    """
+    caller = caller_of(scope)
+    is_known = caller is not None and caller is not ANYONE
+    name = f"name {caller.name}" if is_known else str(scope.get("state", {}).get(_SENT_KEY, ""))
+    return sha256(name.encode("utf-8", "surrogateescape")).hexdigest() if name else ""
 
 
 def keys_equal(key: bytes, expected: str) -> bool:
@@ -104,6 +115,7 @@ class AccessRules:
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
         caller = self.keys.find(key.encode("latin-1")) if key else None
         set_caller(scope, caller if self.keys.is_required else ANYONE)
+        scope["state"][_SENT_KEY] = key or ""
         if (
             caller is None
             and (refused := await self._without_key(scope, headers, changes)) is not None

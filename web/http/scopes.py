@@ -25,6 +25,11 @@ SOCKET = "WS"
 MAX_SHOWN = 200
 _TABLE = """
 TALK    POST    /v1/chat/completions
+TALK    POST    /v1/completions
+TALK    POST    /v1/responses
+TALK    GET     /v1/responses/{response_id}
+TALK    DELETE  /v1/responses/{response_id}
+TALK    GET     /v1/responses/{response_id}/input_items
 TALK    POST    /v1/audio/speech
 TALK    POST    /v1/audio/transcriptions
 TALK    POST    /v1/audio/translations

@@ -22,6 +22,11 @@ def event(value: msgspec.Struct) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
 
+def named_event(name: str, value: msgspec.Struct) -> bytes:
+    """Encode a struct as one server-sent event with a name."""
+    return b"event: " + name.encode() + b"\n" + event(value)
+
+
 async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
     """Send a response of server-sent events, and `PING` after every `PING_S` without an event.
     `lines` yields encoded events.

@@ -6,10 +6,10 @@ from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 
 _CHAT = "POST /v1/chat/completions"
 _ROUTES = {
-    "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat "
-    "Completions instead of Responses)",
-    "conversations": f"conversations are not stored here; send the whole chat to {_CHAT}",
-    "completions": f"text completions are not served; use {_CHAT}",
+    "responses": "of the Responses API this server has POST /v1/responses, and GET, DELETE and "
+    "input_items of a stored response",
+    "conversations": "conversations have no routes of their own; continue one at /v1/responses by "
+    "previous_response_id",
     "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an "
     "OpenAI-compatible provider)",
     "embeddings": "this model has no embeddings; choose another server for them in the client's "
@@ -37,9 +37,9 @@ _ROUTES = {
 for each.
 """
 _SERVED = (
-    "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, "
-    "/v1/realtime (a WebSocket) and "
-    "/v1/models; GET /openapi.json lists everything"
+    "this server has /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/speech, "
+    "/v1/audio/transcriptions, /v1/realtime (a WebSocket) and /v1/models; GET /openapi.json lists "
+    "everything"
 )
 _OF_OLLAMA = frozenset(
     {
@@ -66,6 +66,7 @@ _FIRST_PIECES = frozenset(
     {
         "audio",
         "batches",
+        "completions",
         "files",
         "models",
         "realtime",

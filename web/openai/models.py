@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route
 from web.gateway.gateway import Gateway
 from web.http.errors import UnservedRoute
 from web.http.json_response import json_response
+from web.openai.capabilities import capabilities_of, context_tokens
 from web.schema.responses import (
     ListedVoice,
     Model,
@@ -67,4 +68,9 @@ class ModelRoutes:
         )
 
     def _model(self) -> Model:
-        return Model(id=self._gateway.model, created=self._gateway.started_s)
+        return Model(
+            id=self._gateway.model,
+            created=self._gateway.started_s,
+            max_model_len=context_tokens(self._gateway),
+            capabilities=capabilities_of(self._gateway),
+        )

@@ -41,6 +41,9 @@ from web.realtime.transport.routes import SessionEnded, SessionList
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
+from web.schema.completion import Completion, CompletionBody
+from web.schema.response_body import TextResponseBody
+from web.schema.response_object import ItemList, ResponseDeleted, ResponseObject
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
 EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
@@ -80,6 +83,41 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "POST",
+        "/v1/responses",
+        "Answer a message or a stored conversation in text, streamed or whole",
+        body=TextResponseBody,
+        answer=ResponseObject,
+        media=(EVENTS,),
+    ),
+    Operation("GET", "/v1/responses/{response_id}", "A stored response", answer=ResponseObject),
+    Operation(
+        "DELETE",
+        "/v1/responses/{response_id}",
+        "Delete a stored response",
+        answer=ResponseDeleted,
+    ),
+    Operation(
+        "GET",
+        "/v1/responses/{response_id}/input_items",
+        "The input of a stored response",
+        answer=ItemList,
+        query={
+            "limit": "items, from 1 to 100",
+            "order": "desc (the newest first) or asc",
+            "after": "id of the last item of the previous page",
+        },
+    ),
+    Operation("POST", "/v1/responses/{response_id}/cancel", "Not served: always 404", statuses=()),
+    Operation(
+        "POST",
+        "/v1/completions",
+        "Continue up to four texts, without a chat template, streamed or whole",
+        body=CompletionBody,
+        answer=Completion,
+        media=(EVENTS,),
+    ),
+    Operation(
+        "POST",
         "/v1/audio/speech",
         "Convert text to speech, streamed",
         body=SpeechBody,
@@ -99,7 +137,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/audio/voices", "The voices, the default one first", answer=VoiceList),
     Operation("GET", "/v1/audio/models", "The model, if it speaks", answer=SpeechModelList),
     Operation("GET", "/v1/models", "The one model that is served", answer=ModelList),
-    Operation("GET", "/v1/models/{model}", "That model", answer=Model),
+    Operation("GET", "/v1/models/{model}", "That model, and what it can do", answer=Model),
     Operation("POST", "/v1/files", "Store a file for a batch", form=FileForm, answer=FileObject),
     Operation(
         "GET",

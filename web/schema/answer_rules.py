@@ -121,15 +121,23 @@ class AnswerRules(Body):
 
 
 def _rules_of_format(chosen: ResponseFormat) -> Iterator[AnswerRule]:
-    if chosen.type == "json_object":
-        yield AnswerRule("response_format", ANY_OBJECT)
-    elif chosen.type == "json_schema":
-        where = "response_format.json_schema"
-        schema = chosen.json_schema.schema_ if chosen.json_schema is not None else None
+    where = "response_format"
+    schema = chosen.json_schema.schema_ if chosen.json_schema is not None else None
+    return format_rules(chosen.type, schema, where, f"{where}.json_schema.schema")
+
+
+def format_rules(
+    kind: str, schema: Mapping[str, Any] | str | None, where: str, schema_where: str
+) -> Iterator[AnswerRule]:
+    """Yield the rule of OpenAI's form of an answer, none for free text. `where`, `schema_where`:
+    fields that have the form and its schema. Raises: BadInput if the schema is missing.
+    """
+    if kind == "json_object":
+        yield AnswerRule(where, ANY_OBJECT)
+    elif kind == "json_schema":
         if schema is None:
-            missing = f"{where}.schema"
-            raise BadInput(f"{missing}: this field is required", param=missing)
-        yield from _rule(f"{where}.schema", schema, json_rule)
+            raise BadInput(f"{schema_where}: this field is required", param=schema_where)
+        yield from _rule(schema_where, schema, json_rule)
 
 
 def _rule(

@@ -38,6 +38,8 @@ MAX_STAGE_FIELDS = 64
 sections.
 """
 MAX_FORMAT_CHARS = 128
+PART_TYPES = ("text", "input_text", "output_text", "input_audio", "audio_url")
+"""Types of content parts, which are tags in pydantic's locations."""
 MAX_NAME_CHARS = 256
 
 InputFormat = Literal[
@@ -121,14 +123,15 @@ PartBody = Annotated[
 ]
 
 
-def _list_tag(value: object) -> str:
+def list_tag(value: object) -> str:
+    """Return the tag of a value that is a string or a list."""
     return ":list" if isinstance(value, list) else ":string"
 
 
 Content = Annotated[
     Annotated[str, Tag(":string")]
     | Annotated[list[PartBody], Field(min_length=1, fail_fast=True), Tag(":list")],
-    Discriminator(_list_tag),
+    Discriminator(list_tag),
 ]
 
 
@@ -198,7 +201,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 Stop = Annotated[
     Annotated[StopString, Tag(":string")]
     | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True), Tag(":list")],
-    Discriminator(_list_tag),
+    Discriminator(list_tag),
 ]
 
 
@@ -229,22 +232,17 @@ StageSections = Annotated[
 ]
 
 
-class ChatOptions(SamplingFields, AnswerRules, TokenFields):
-    """Options of a chat, without its messages. `fleet` sets the sampling of single stages, by the
-    graph's stage names.
+class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
+    """Options of an answer in text. `fleet` sets the sampling of single stages, by the graph's
+    stage names.
 
     `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with
     the previous turn. If `store` is false, the answer is never used for training.
     """
 
     model: str
-    modalities: (
-        Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None
-    ) = None
-    audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_completion_tokens: MaxTokens | None = None
     prompt_cache_key: CacheKey | None = None
     fleet: StageSections | None = None
     store: bool | None = None
@@ -258,7 +256,19 @@ class ChatOptions(SamplingFields, AnswerRules, TokenFields):
 
     @property
     def wants(self) -> tuple[Modality, ...]:
-        return tuple(self.modalities or ("text",))
+        return ("text",)
+
+    @property
+    def voice(self) -> str | None:
+        """Name of the voice that speaks the answer; None for the default one."""
+        return None
+
+    @property
+    def length_limit(self) -> tuple[str, int | None]:
+        """The longest answer in tokens, None if the request sets none, and the field that sets
+        it.
+        """
+        return "max_tokens", self.max_tokens
 
     @property
     def continues(self) -> bool:
@@ -270,6 +280,30 @@ class ChatOptions(SamplingFields, AnswerRules, TokenFields):
         a body.
         """
         return []
+
+
+class ChatOptions(AnswerOptions):
+    """Options of a chat, without its messages."""
+
+    modalities: (
+        Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None
+    ) = None
+    audio: AudioOptions | None = None
+    max_completion_tokens: MaxTokens | None = None
+
+    @property
+    def wants(self) -> tuple[Modality, ...]:
+        return tuple(self.modalities or ("text",))
+
+    @property
+    def voice(self) -> str | None:
+        return voice_name(self.audio.voice) if self.audio is not None else None
+
+    @property
+    def length_limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
 
 
 class ChatBody(ChatOptions):
@@ -385,9 +419,7 @@ def _param(loc: tuple[int | str, ...]) -> str:
     for piece in loc:
         if isinstance(piece, int):
             path += f"[{piece}]"
-        elif not (
-            piece.startswith(":") or (after_index and piece in ("text", "input_audio", "audio_url"))
-        ):
+        elif not (piece.startswith(":") or (after_index and piece in PART_TYPES)):
             path += f".{piece[:SHOWN_CHARS]}" if path else piece[:SHOWN_CHARS]
         after_index = isinstance(piece, int)
     return path

@@ -5,6 +5,8 @@ openai 3.52 types.
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from web.schema.capabilities import Capabilities
+
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     audio_tokens: int
@@ -129,10 +131,16 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """The served model. `max_model_len`, a field of vLLM, is its context length in tokens, and
+    `capabilities` is Fleet's own: clients ignore fields that they do not know.
+    """
+
     id: str
     object: str = "model"
     created: int
     owned_by: str = "fleet"
+    max_model_len: int
+    capabilities: Capabilities
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import cast
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 from web.schema.fields.chat import NEW_CHAT, NO_TOOLS
 from web.schema.fields.common import FILES, IMAGES, VIDEO
+from web.schema.fields.response import CALLS, REFERENCES, THOUGHTS
 
 
 class UnservedValue(ValueError):
@@ -37,6 +38,8 @@ _RENAMED_PARTS = {
     **dict.fromkeys(("audio", "output_audio", "audio_embeds"), "input_audio"),
 }
 """Types of content parts in other APIs -> the served type to use instead."""
+_ITEM_PARTS = ("input_text", "output_text", "input_audio")
+"""Types of the content parts of a response's items."""
 _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "function_call_output")
 
 
@@ -66,6 +69,29 @@ def check_part(part: object) -> object:
     else:
         return part
     raise UnservedValue(reason)
+
+
+def check_item(item: object) -> object:
+    """Return an item of a response's input. Raises: UnservedValue for one that is no message."""
+    kind = cast("dict[str, object]", item).get("type") if isinstance(item, dict) else None
+    if not isinstance(kind, str) or kind == "message":
+        return item
+    if kind == "item_reference":
+        raise UnservedValue(REFERENCES)
+    raise UnservedValue(THOUGHTS if kind == "reasoning" else CALLS)
+
+
+def check_item_part(part: object) -> object:
+    """Return a content part of an item; an unknown type is cut in length, since errors show it.
+
+    Raises: UnservedValue for a type that the model cannot read.
+    """
+    kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
+    served = kind in _ITEM_PARTS
+    if isinstance(kind, str) and _RENAMED_PARTS.get(kind, kind) == "text" and not served:
+        reason = "send it as type input_text, or output_text in a message of the assistant"
+        raise UnservedValue(f"a part of type {kind} is not served; {reason}")
+    return part if served else check_part(part)
 
 
 def check_format(kind: object) -> object:

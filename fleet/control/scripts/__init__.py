@@ -39,10 +39,12 @@ from fleet.control.scripts.sessions import (
     add_version,
     claim_training,
     end_voice,
+    forget_response,
     forget_version,
     hold_voice,
     holds_training,
     promote_version,
+    save_response,
     save_voice,
 )
 from fleet.control.scripts.tasks import (
@@ -132,6 +134,7 @@ __all__ = [
     "fail",
     "fence_tasks",
     "fence_worker",
+    "forget_response",
     "forget_version",
     "hand_off",
     "hold_voice",
@@ -163,6 +166,7 @@ __all__ = [
     "reserve",
     "restart_waits",
     "restore",
+    "save_response",
     "save_voice",
     "set_route",
     "set_task_metadata",

@@ -1,4 +1,6 @@
-"""Calls of the scripts that write voice sessions and versions of the draft head."""
+"""Calls of the scripts that write voice sessions, stored responses and versions of the draft
+head.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -47,6 +49,22 @@ def save_voice(
 def end_voice(session: str, epoch: int | None) -> Call:
     """Delete a voice session. `epoch`: epoch at which the caller holds it; None: by right of the
     API, whoever holds it.
+    """
+    ...
+
+
+@script
+def save_response(response: str, owner: str, record: bytes, ttl_ms: int, max_bytes: int) -> Call:
+    """Store the record of a response for `ttl_ms`. `max_bytes`: size of all records together,
+    beyond which those that expire first are deleted.
+    """
+    ...
+
+
+@script
+def forget_response(response: str, owner: str) -> Call:
+    """Delete the record of a response. Answers "ok", or "unknown" if `owner` has no such
+    response.
     """
     ...
 

@@ -108,6 +108,11 @@ class FieldTable:
         }
         """Paths of the objects and lists that contain fields with rows."""
 
+    def without(self, names: str) -> list[Field]:
+        """Return the rows of all top-level fields but `names`, which are separated by spaces."""
+        left_out = set(names.split())
+        return [row for row in self.rows if row.path.split(".")[0].split("[")[0] not in left_out]
+
     def row_of(self, path: str) -> Field | None:
         """Return the row that decides about a field: its own row, or the row of an object around it
         that is refused or ignored; None for an unknown field.

@@ -1,4 +1,4 @@
--- Voice sessions, and the right to write the records of training.
+-- Voice sessions, stored responses, and the right to write the records of training.
 
 local VOICE_ENDED_MS = 600000
 -- Return why a worker may not write to the records of training, nil if it may: it must be listed
@@ -83,4 +83,15 @@ local function sessions_to_replace(name, bound)
   local excess = num_open - tonumber(bound) + 1
   if excess > #absent then return nil end
   return {unpack(absent, 1, math.max(excess, 0))}
+end
+local MAX_RESPONSES_DROPPED = 256
+-- Delete the record of a response, and its size from the sum of all.
+local function drop_response(response)
+  local sizes = PREFIX .. 'responses:sizes'
+  local num_bytes = call('HGET', sizes, response)
+  call('DEL', PREFIX .. 'response:' .. response)
+  call('ZREM', PREFIX .. 'responses', response)
+  if not num_bytes then return end
+  call('HDEL', sizes, response)
+  call('HINCRBY', sizes, '*', int(-tonumber(num_bytes)))
 end

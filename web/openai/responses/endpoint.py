@@ -1,0 +1,195 @@
+"""POST /v1/responses: an answer in text, streamed or whole, to a message or to a conversation that
+the server has stored. Knows no stage.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from msgspec import UNSET
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from fleet.core.errors import FleetError
+from fleet.core.ids import REQUEST, RESPONSE, RequestId, shown_id
+from fleet.core.request import RequestSpec, Sampling
+from web.gateway.answer import AnswerStream, TextPiece
+from web.gateway.gateway import Gateway
+from web.gateway.messages import MAX_INLINE_PARTS
+from web.gateway.prepared_chat import ActiveRequest
+from web.gateway.stored_body import stored_body
+from web.http.body import body_memory_of, read_body
+from web.http.disconnect import until_disconnect
+from web.http.guard import owner_of
+from web.http.json_response import json_response
+from web.http.middleware import request_id_of
+from web.http.offload import parse_body, read_input
+from web.http.sse import send_stream
+from web.openai.responses.conversation import ResponseTurn, begin_turn, save_response
+from web.openai.responses.events import ResponseEvents
+from web.schema.response_body import TextResponseBody, parse_response
+from web.schema.response_items import MessageItem, OutputText
+from web.schema.response_object import (
+    FormatView,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseFailure,
+    ResponseObject,
+    ResponseUsage,
+    TextView,
+)
+
+
+class ResponseEndpoint:
+    """`POST /v1/responses`. A raw ASGI app, so that a client disconnect cancels the request at any
+    point.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw = await read_body(Request(scope, receive), self._gateway.config.limits.max_body_bytes)
+        body = await parse_body(parse_response, raw)
+        del raw
+        await until_disconnect(receive, self._answer(body, scope, receive, send))
+
+    async def _answer(
+        self, body: TextResponseBody, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        gateway, request_id = self._gateway, request_id_of(scope)
+        gateway.check_model(body.model)
+        suffix = request_id.removeprefix(REQUEST)
+        turn = await begin_turn(gateway, body, owner_of(scope), suffix)
+        active = await self._submit(body, turn, request_id)
+        async with active.answer as answer:
+            headers = active.chat.headers(sorted(given.where for given in body.ignored))
+            began = self._began(body, turn, answer.spec)
+            reply = ResponseReply(gateway=gateway, turn=turn, began=began, item_id=f"msg_{suffix}")
+            is_streamed = body.stream
+            del body
+            if not turn.is_stored:
+                body_memory_of(scope).free()
+            if is_streamed:
+                await send_stream(send, headers, reply.events(answer))
+            else:
+                response = json_response(await reply.whole(answer), headers=headers)
+                await response(scope, receive, send)
+
+    async def _submit(
+        self, body: TextResponseBody, turn: ResponseTurn, request_id: RequestId
+    ) -> ActiveRequest:
+        num_parts = sum(len(item.content) for item in (*turn.earlier, *turn.items))
+        is_large = num_parts > MAX_INLINE_PARTS
+        messages = await read_input(is_large, turn.messages, body)
+        stored = await read_input(is_large, stored_body, body)
+        chat = await self._gateway.prepare_chat(
+            body, messages, request_id, stored=stored, where="input"
+        )
+        if turn.first_id and body.prompt_cache_key is None:
+            chat = chat.in_conversation(turn.first_id)
+        return await self._gateway.submit_prepared(chat)
+
+    def _began(
+        self, body: TextResponseBody, turn: ResponseTurn, spec: RequestSpec
+    ) -> ResponseObject:
+        """Return the response before its answer."""
+        main = spec.sampling.get(self._gateway.graph.main_stage.name, Sampling())
+        return ResponseObject(
+            id=shown_id(spec.id, RESPONSE),
+            created_at=spec.created_us // 1_000_000,
+            instructions=body.instructions,
+            max_output_tokens=body.length_limit[1],
+            model=self._gateway.model,
+            previous_response_id=body.previous_response_id,
+            prompt_cache_key=body.prompt_cache_key,
+            store=turn.is_stored,
+            temperature=main.temperature,
+            top_p=main.top_p,
+            text=TextView(format=_format_view(body)),
+            metadata=body.metadata or {},
+            warnings=list(turn.warnings) or UNSET,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseReply:
+    """The answer to one request, as a response that is stored when it has ended."""
+
+    gateway: Gateway
+    turn: ResponseTurn
+    began: ResponseObject
+    item_id: str
+
+    async def whole(self, answer: AnswerStream) -> ResponseObject:
+        """Return the response once it is complete and stored. Raises: FleetError if it fails."""
+        texts = [piece.text async for piece in answer.pieces() if isinstance(piece, TextPiece)]
+        return await self._end(answer, "".join(texts))
+
+    async def events(self, answer: AnswerStream) -> AsyncIterator[bytes]:
+        """Yield the events of the stream. A failure becomes `response.failed`."""
+        events = ResponseEvents(self.item_id)
+        yield events.lifecycle(self.began, "created") + events.lifecycle(self.began)
+        yield events.begin_text()
+        texts: list[str] = []
+        try:
+            async for piece in answer.pieces():
+                if isinstance(piece, TextPiece):
+                    texts.append(piece.text)
+                    yield events.delta(piece.text)
+            response = await self._end(answer, "".join(texts))
+        except FleetError as error:
+            failure = ResponseFailure(message=f"{error.code}: {error.message}")
+            yield events.lifecycle(replace(self.began, status="failed", error=failure, store=False))
+            return
+        yield events.end_text(response.output[0], "".join(texts))
+        yield events.lifecycle(response)
+
+    async def _end(self, answer: AnswerStream, text: str) -> ResponseObject:
+        is_cut = answer.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        item = MessageItem(
+            id=self.item_id, status=status, role="assistant", content=[OutputText(text=text)]
+        )
+        response = replace(
+            self.began,
+            status=status,
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details=IncompleteDetails() if is_cut else None,
+            output=[item],
+            usage=_usage(answer),
+        )
+        await save_response(self.gateway, self.turn, response)
+        return response
+
+
+def _usage(answer: AnswerStream) -> ResponseUsage:
+    counts = answer.usage()
+    prompt = counts.prompt_tokens_details
+    return ResponseUsage(
+        input_tokens=counts.prompt_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=prompt.cached_tokens,
+            audio_tokens=prompt.audio_tokens,
+            text_tokens=prompt.text_tokens,
+        ),
+        output_tokens=counts.completion_tokens,
+        output_tokens_details=OutputTokensDetails(),
+        total_tokens=counts.total_tokens,
+    )
+
+
+def _format_view(body: TextResponseBody) -> FormatView:
+    """Return the form of the answer as clients read it back."""
+    chosen = body.text.format if body.text is not None else None
+    if chosen is None or chosen.type != "json_schema":
+        return FormatView(type=chosen.type if chosen is not None else "text")
+    return FormatView(
+        type=chosen.type,
+        name=chosen.name or "schema",
+        description=chosen.description,
+        strict=chosen.strict,
+        schema=chosen.schema_,
+    )

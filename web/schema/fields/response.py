@@ -1,0 +1,94 @@
+"""Field table of `POST /v1/responses`: the rows of a chat with another input. Data only. Source:
+openai 3.57 types.
+"""
+
+from web.schema.fields.chat import CHAT, NO_TOOLS
+from web.schema.fields.common import FILES, IMAGES, LABELS
+from web.schema.fields.completion import STREAM_OPTIONS
+from web.schema.fields.table import (
+    Field,
+    FieldTable,
+    ignored,
+    refused,
+    refused_by_value,
+    served,
+    under,
+)
+
+THOUGHTS = "thoughts of an earlier answer are not read; remove them"
+CALLS = f"{NO_TOOLS}, and cannot read calls of another model or their results; remove them"
+REFERENCES = (
+    "items are not stored under their ids; send the items, or previous_response_id for a "
+    "whole conversation"
+)
+LOGPROBS = "this server does not send them; remove it"
+
+_INPUT: list[Field] = [
+    *served("type", "message; it may be left out"),
+    *served("role", "user, assistant, system or developer"),
+    *served("content content[].type content[].text"),
+    *served("content[].input_audio content[].input_audio.data"),
+    *served("content[].input_audio.format", "checked; the file's header decides"),
+    *under(
+        "content[]",
+        refused("image_url detail", IMAGES),
+        refused("file_data file_id file_url filename", FILES),
+        refused("refusal", "send it as a part of type output_text"),
+        ignored("logprobs", "figures about an earlier answer, beside its text"),
+        LABELS,
+    ),
+    *ignored("phase", "names the part of an earlier answer"),
+    *refused("reasoning summary encrypted_content", THOUGHTS),
+    *refused(
+        "name namespace arguments call_id caller async output input code outputs container_id "
+        "action actions operation environment execution fingerprint result results queries "
+        "reason tools server_label error approval_request_id approve acknowledged_safety_checks "
+        "pending_safety_checks max_output_length background output_format quality revised_prompt "
+        "size svg_usage text",
+        CALLS,
+    ),
+    *LABELS,
+]
+
+RESPONSE = FieldTable(
+    "POST /v1/responses",
+    served("input", "a text, or messages"),
+    under("input[]", _INPUT),
+    served("instructions", "first, as a system message; not kept for the next response"),
+    served("previous_response_id", "the conversation that is continued"),
+    served("store", "false: the response is not stored, and nothing is trained on it"),
+    served("max_output_tokens metadata"),
+    served("text text.format text.format.type"),
+    served("text.format.schema", "the answer keeps it"),
+    ignored("text.format.name text.format.description", "names of the schema for people"),
+    ignored("text.format.strict", "every answer keeps its schema"),
+    refused(
+        "text.verbosity",
+        "not served; ask for a short or long answer in the text",
+        accepted=("medium",),
+    ),
+    refused_by_value("include", "only names of parts of tools' items and thoughts, which none has"),
+    refused_by_value("tool_choice", "auto and none are accepted; a required call is refused"),
+    served("stream_options"),
+    ignored("stream_options.include_usage", "the last event always has the usage"),
+    STREAM_OPTIONS,
+    refused("tools functions function_call", f"{NO_TOOLS}; remove them, or turn them off"),
+    ignored("parallel_tool_calls max_tool_calls", "this model calls no tools"),
+    refused("background", "a response is computed while its client waits", accepted=(False,)),
+    refused("background_options", "a response is computed while its client waits"),
+    refused("reasoning", "thinking cannot be turned on, off or down here; remove it"),
+    refused("truncation", "a prompt is never cut; send a shorter one", accepted=("disabled", None)),
+    refused("context_management", "a conversation is never compacted; begin a new one"),
+    refused("conversation", "continue a conversation by previous_response_id"),
+    refused("prompt", "prompt templates are not stored here; send their text"),
+    refused("access_programs", "there are none here; remove it"),
+    refused("messages", "send them as input"),
+    refused("modalities", "a response has text only", accepted=(["text"],)),
+    refused("audio", "a response has text only; spoken answers are at /v1/chat/completions"),
+    refused("max_completion_tokens", "not served under this name; use max_output_tokens"),
+    CHAT.without(
+        "messages modalities audio max_completion_tokens max_output_tokens stream_options tools "
+        "functions parallel_tool_calls tool_choice function_call metadata store reasoning "
+        "truncation prompt text"
+    ),
+)

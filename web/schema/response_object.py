@@ -1,0 +1,145 @@
+"""The response of POST /v1/responses and the events of its stream, as types. Data only. Source:
+openai 3.57 types.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from web.schema.response_items import MessageItem, OutputText
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a response failed. `code` is one of OpenAI's; the message begins with Fleet's own."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    audio_tokens: int
+    text_tokens: int
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class NoReasoning(msgspec.Struct, frozen=True, kw_only=True):
+    effort: None = None
+    summary: None = None
+
+
+class FormatView(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of an answer as its request set it."""
+
+    type: str = "text"
+    name: str | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
+    strict: bool | None | UnsetType = UNSET
+    schema: object | UnsetType = UNSET
+
+
+class TextView(msgspec.Struct, frozen=True, kw_only=True):
+    format: FormatView
+    verbosity: str = "medium"
+
+
+class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A response. Fields of features that are not served have the value of their absence.
+
+    `store` is False if the response cannot be found later; `warnings` then says why, if the request
+    did not ask for it.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    completed_at: int | None = None
+    background: bool = False
+    error: ResponseFailure | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None = None
+    model: str
+    output: list[MessageItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: NoReasoning = NoReasoning()
+    safety_identifier: None = None
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: TextView
+    tool_choice: str = "auto"
+    tools: list[str] = []
+    top_logprobs: int = 0
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: None = None
+    metadata: dict[str, str]
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ResponseDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of a response's input items."""
+
+    object: Literal["list"] = "list"
+    data: list[MessageItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class LifecycleEvent(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    sequence_number: int
+    response: ResponseObject
+
+
+class ItemEvent(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    sequence_number: int
+    output_index: int = 0
+    item: MessageItem
+
+
+class ContentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Event about the text of the answer, with one of `part`, `delta` and `text`; the latter two
+    have `logprobs` too.
+    """
+
+    type: str
+    sequence_number: int
+    item_id: str
+    output_index: int = 0
+    content_index: int = 0
+    part: OutputText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[str] | UnsetType = UNSET
