@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.batches.records import FILE, FILE_ID, MAX_EXPIRY_S, FileObject, Purpose, new_id
+from fleet.batches.records import FILE, FILE_ID, MAX_EXPIRY_S, FileObject, Purpose, is_owned, new_id
 from fleet.config import FleetConfig
 from fleet.core.errors import Conflict, NotFound, quoted
 from fleet.process.private import make_private_folder, write_private
@@ -29,14 +29,18 @@ class FileStore:
         self._max_files = config.batches.max_files
         self._clock = clock
 
-    def add(self, content: bytes, filename: str, expiry_s: int = MAX_EXPIRY_S) -> FileObject:
-        """Store an uploaded file. Raises: Conflict if there are `batches.max_files`; OSError."""
+    def add(
+        self, content: bytes, filename: str, expiry_s: int = MAX_EXPIRY_S, owner: str = ""
+    ) -> FileObject:
+        """Store an uploaded file of a client. Raises: Conflict if there are `batches.max_files`;
+        OSError.
+        """
         if len(self._records()) >= self._max_files:
             raise Conflict(
                 f"{self._max_files} files are stored (batches.max_files); delete some first",
                 param="file",
             )
-        file_id = new_id(FILE)
+        file_id = new_id(FILE, owner)
         prepared = self._root / f"{PREPARED}{file_id}"
         self._make(prepared)
         with open(os.open(prepared / CONTENT, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
@@ -60,6 +64,11 @@ class FileStore:
         record = self._record(file_id, filename, size, expiry_s, "batch_output")
         write_private(folder / RECORD, msgspec.json.encode(record).decode())
 
+    def check_owner(self, file_id: str, owner: str) -> None:
+        """Raise NotFound unless the file is this client's."""
+        if not is_owned(file_id, owner):
+            raise _not_found(file_id)
+
     def find(self, file_id: str) -> FileObject:
         """Return a file that has not expired. Raises: NotFound."""
         try:
@@ -75,9 +84,13 @@ class FileStore:
         self.find(file_id)
         return self._folder(file_id) / CONTENT
 
-    def files(self, purpose: str = "") -> Sequence[FileObject]:
-        """Return the files, the newest first; only files of `purpose` if it is given."""
-        found = [record for record in self._records() if purpose in ("", record.purpose)]
+    def files(self, purpose: str = "", owner: str | None = None) -> Sequence[FileObject]:
+        """Return the files, the newest first; only those of `purpose` and `owner` if given."""
+        found = [
+            record
+            for record in self._records()
+            if purpose in ("", record.purpose) and (owner is None or is_owned(record.id, owner))
+        ]
         return sorted(found, key=lambda record: (record.created_at, record.id), reverse=True)
 
     def delete(self, file_id: str) -> None:

@@ -13,6 +13,7 @@ from msgspec import Meta
 FILE, BATCH = "file-", "batch_"
 FILE_ID = re.compile(r"file-[0-9a-f]{32}(-output|-errors)?")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+OWNER_DIGITS = 8
 JSONL = "application/jsonl"
 ENDPOINTS = ("/v1/chat/completions", "/v1/audio/speech")
 """Routes to which the lines of a batch may be sent."""
@@ -114,9 +115,20 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def new_id(prefix: str) -> str:
-    """Return a new id of a file or batch; ids sort by creation time."""
-    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+def new_id(prefix: str, owner: str = "") -> str:
+    """Return a new id of a file or batch, which tells its owner; ids sort by creation time.
+    `owner`: digest of the client's name in hexadecimal digits; "" for nobody in particular.
+    """
+    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}{_part_of(owner)}"
+
+
+def is_owned(record_id: str, owner: str) -> bool:
+    """Return True if a file or batch is its client's: an output has the owner of its batch."""
+    return record_id.removesuffix("-output").removesuffix("-errors").endswith(_part_of(owner))
+
+
+def _part_of(owner: str) -> str:
+    return owner[:OWNER_DIGITS].rjust(OWNER_DIGITS, "0")
 
 
 def output_file_of(batch_id: str) -> str:

@@ -19,6 +19,7 @@ from fleet.batches.records import (
     WINDOW_S,
     Batch,
     StoredBatch,
+    is_owned,
     new_id,
 )
 from fleet.config import FleetConfig
@@ -47,9 +48,10 @@ class BatchStore:
         input_file_id: str,
         metadata: Mapping[str, str] | None = None,
         output_expiry_s: int = MAX_EXPIRY_S,
+        owner: str = "",
     ) -> Batch:
-        """Create a batch, whose job runs it. Raises: NotFound for the file; Conflict if it is not a
-        file for a batch; Overloaded if `batches.max_unfinished` are unfinished; OSError.
+        """Create a client's batch, whose job runs it. Raises: NotFound for the file; Conflict if it
+        is not a file for a batch; Overloaded if `batches.max_unfinished` are unfinished; OSError.
         """
         if self.files.find(input_file_id).purpose != "batch":
             raise Conflict(
@@ -65,7 +67,7 @@ class BatchStore:
         self._remove_old()
         now = int(self.clock())
         batch = Batch(
-            id=new_id(BATCH),
+            id=new_id(BATCH, owner),
             endpoint=endpoint,
             input_file_id=input_file_id,
             created_at=now,
@@ -103,11 +105,18 @@ class BatchStore:
         status = batch.status if batch.status in ENDED else "cancelling"
         return msgspec.structs.replace(batch, status=status, cancelling_at=cancelled_at)
 
-    def page(self, after: str, limit: int) -> tuple[Sequence[Batch], bool]:
-        """Return up to `limit` batches older than the batch `after`, or the newest ones, and
-        whether there are more.
+    def check_owner(self, batch_id: str, owner: str) -> None:
+        """Raise NotFound unless the batch is this client's."""
+        if not is_owned(batch_id, owner):
+            raise _not_found(batch_id)
+
+    def page(self, after: str, limit: int, owner: str = "") -> tuple[Sequence[Batch], bool]:
+        """Return up to `limit` batches of a client that are older than the batch `after`, or the
+        newest ones, and whether there are more.
         """
-        ids = [name for name in self._ids() if not after or name < after]
+        ids = [
+            name for name in self._ids() if is_owned(name, owner) and (not after or name < after)
+        ]
         return [self.find(name) for name in ids[:limit]], len(ids) > limit
 
     def cancel(self, batch_id: str) -> Batch:

@@ -61,6 +61,26 @@ def create(
     )
 
 
+def test_files_and_batches_of_another_key_do_not_exist(
+    gateway: ServedGateway, store: BatchStore
+) -> None:
+    file_id = upload(gateway, line("a"))
+    batch_id = create(gateway, file_id).id
+    other = gateway.openai().with_options(api_key="another")
+    assert not other.files.list().data and not other.batches.list().data
+    for ask in (
+        lambda: other.files.retrieve(file_id),
+        lambda: other.files.content(file_id),
+        lambda: other.files.delete(file_id),
+        lambda: other.batches.retrieve(batch_id),
+        lambda: other.batches.cancel(batch_id),
+        lambda: other.batches.create(input_file_id=file_id, endpoint=CHAT, completion_window="24h"),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            ask()
+    assert [file.id for file in gateway.openai().files.list().data] == [file_id]
+
+
 def run(gateway: ServedGateway, store: BatchStore, batch_id: str) -> None:
     async def work() -> None:
         part = BatchRun(store, batch_id, lambda _: None, max_lines=10, concurrency=2, part_s=60)

@@ -30,6 +30,7 @@ TALK    POST    /v1/responses
 TALK    GET     /v1/responses/{response_id}
 TALK    DELETE  /v1/responses/{response_id}
 TALK    GET     /v1/responses/{response_id}/input_items
+TALK    POST    /v1/responses/{response_id}/cancel
 TALK    POST    /v1/audio/speech
 TALK    POST    /v1/audio/transcriptions
 TALK    POST    /v1/audio/translations

@@ -16,6 +16,7 @@ from fleet.core.errors import FleetError
 from fleet.core.jobs import BatchArguments
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
+from web.http.guard import owner_of
 from web.http.json_response import json_response
 from web.http.offload import parse_body
 from web.http.query_params import int_param
@@ -51,12 +52,15 @@ class BatchRoutes:
     async def create(self, request: Request) -> Response:
         """Create a batch and queue its job; without the queue there is no batch."""
         body = await parse_body(parse_batch, await read_body(request, MAX_BODY_BYTES))
+        owner = owner_of(request.scope)
+        self._batches.files.check_owner(body.input_file_id, owner)
         batch = await asyncio.to_thread(
             self._batches.create,
             body.endpoint,
             body.input_file_id,
             body.metadata,
             body.output_expiry_s,
+            owner,
         )
         try:
             arguments = BatchArguments(batch=batch.id).as_json()
@@ -69,7 +73,8 @@ class BatchRoutes:
     async def batches(self, request: Request) -> Response:
         params = request.query_params
         limit = int_param(params, "limit", 20, MAX_LISTED, least=1)
-        data, has_more = await asyncio.to_thread(self._batches.page, params.get("after", ""), limit)
+        after, owner = params.get("after", ""), owner_of(request.scope)
+        data, has_more = await asyncio.to_thread(self._batches.page, after, limit, owner)
         return json_response(
             BatchPage(
                 data=data,
@@ -80,11 +85,13 @@ class BatchRoutes:
         )
 
     async def batch(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(self._batches.find, _batch_id(request)))
+        return json_response(await asyncio.to_thread(self._batches.find, self._batch_id(request)))
 
     async def cancel(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(self._batches.cancel, _batch_id(request)))
+        return json_response(await asyncio.to_thread(self._batches.cancel, self._batch_id(request)))
 
-
-def _batch_id(request: Request) -> str:
-    return str(request.path_params["batch_id"])
+    def _batch_id(self, request: Request) -> str:
+        """Return the id in the path. Raises: NotFound for the batch of another client."""
+        batch_id = str(request.path_params["batch_id"])
+        self._batches.check_owner(batch_id, owner_of(request.scope))
+        return batch_id

@@ -1,4 +1,6 @@
-"""/v1/files: files for batches, and their answers. Knows no batch's state."""
+"""/v1/files: files for batches, and their answers. A client does not see the files of others. Knows
+no batch's state.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from fleet.core.errors import BadInput, Conflict, InputTooLarge, quoted
 from web.gateway.gateway import Gateway
 from web.http.body import MIB, body_memory_of, read_body
 from web.http.forms import open_form
+from web.http.guard import owner_of
 from web.http.json_response import json_response
 from web.http.query_params import choice_param, int_param
 from web.schema.batches import FileForm, parse_file_form
@@ -77,7 +80,9 @@ class FileRoutes:
                 param="file",
             )
         name = (file.filename or "batch.jsonl")[:MAX_NAME_CHARS]
-        return json_response(await asyncio.to_thread(self._files.add, content, name, body.expiry_s))
+        owner = owner_of(request.scope)
+        added = await asyncio.to_thread(self._files.add, content, name, body.expiry_s, owner)
+        return json_response(added)
 
     async def files(self, request: Request) -> Response:
         params = request.query_params
@@ -86,7 +91,7 @@ class FileRoutes:
             choice_param(params, "purpose", PURPOSES),
             choice_param(params, "order", ORDERS),
         )
-        found = list(await asyncio.to_thread(self._files.files, purpose))
+        found = list(await asyncio.to_thread(self._files.files, purpose, owner_of(request.scope)))
         if order == "asc":
             found.reverse()
         if after := params.get("after", ""):
@@ -105,20 +110,26 @@ class FileRoutes:
         )
 
     async def file(self, request: Request) -> Response:
-        return json_response(await asyncio.to_thread(self._files.find, _file_id(request)))
+        return json_response(await asyncio.to_thread(self._files.find, self._file_id(request)))
 
     async def content(self, request: Request) -> Response:
-        path = await asyncio.to_thread(self._files.content, _file_id(request))
+        path = await asyncio.to_thread(self._files.content, self._file_id(request))
         return FileResponse(path, media_type=JSONL, headers={"cache-control": "no-store"})
 
     async def delete(self, request: Request) -> Response:
-        file_id = _file_id(request)
+        file_id = self._file_id(request)
         if (user := await asyncio.to_thread(self._batches.user_of, file_id)) is not None:
             raise Conflict(
                 f"file_id: batch {user} reads the file; cancel it first", param="file_id"
             )
         await asyncio.to_thread(self._files.delete, file_id)
         return json_response(FileDeletion(id=file_id))
+
+    def _file_id(self, request: Request) -> str:
+        """Return the id in the path. Raises: NotFound for the file of another client."""
+        file_id = str(request.path_params["file_id"])
+        self._files.check_owner(file_id, owner_of(request.scope))
+        return file_id
 
 
 def _read_form(form: FormData) -> tuple[FileForm, UploadFile]:
@@ -131,7 +142,3 @@ def _read_form(form: FormData) -> tuple[FileForm, UploadFile]:
     if len(files) != 1 or form.get("file") is not files[0]:
         raise BadInput("file: send one file, as the field file of the form", param="file")
     return body, files[0]
-
-
-def _file_id(request: Request) -> str:
-    return str(request.path_params["file_id"])
