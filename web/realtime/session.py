@@ -115,15 +115,15 @@ class Session:
             self.send_error(error, await read_input(is_large, client.event_id_of, raw))
         self.publish()
 
-    async def receive_audio(self, pcm: bytes, event_id: str | None = None) -> None:
-        """Append audio to the input: PCM16 mono at the rate of the session's input format.
-        `event_id` is the client's id of the event, for an error.
+    async def receive_audio(self, audio: bytes, event_id: str | None = None) -> None:
+        """Append audio in the session's input format to the input. `event_id` is the client's id of
+        the event, for an error.
         """
         if not self._has_input_format(event_id):
             return
         await self._throttle()
         try:
-            if await self.turns.append(pcm):
+            if await self.turns.append(audio):
                 self.publish()
         except FleetError as error:
             self.send_error(error, event_id)
@@ -158,7 +158,7 @@ class Session:
             case client.BufferAppend():
                 if self._has_input_format(event.event_id):
                     await self.receive_audio(
-                        await read_input(is_large, client.decode_pcm, event.audio, "audio"),
+                        await read_input(is_large, client.decode_audio, event.audio, "audio"),
                         event.event_id,
                     )
             case client.ItemCreate():
@@ -208,10 +208,8 @@ class Session:
     async def _retrieve(self, item_id: str) -> None:
         """Send an item with its audio, which is resampled in a thread."""
         item = self._conversation.find(item_id)
-        with_audio = self.settings.audio.input.format is not None and any(
-            part.clip for part in item.parts
-        )
-        body = await read_input(with_audio, self._conversation.body, item, with_audio=with_audio)
+        form = self.settings.audio.input.format if any(part.clip for part in item.parts) else None
+        body = await read_input(form is not None, self._conversation.body, item, form)
         self._send(server.ItemRetrieved(item=body))
 
     def update(self, fields: Mapping[str, object], event_id: str | None = None) -> None:
@@ -244,12 +242,13 @@ class Session:
         self.stats.underruns += underruns
         self._gateway.metrics.count_underruns(underruns)
         if response is not None:
-            response.playhead.report(event.samples, self._clock.now())
+            played = event.samples * response.plan.form.stride
+            response.playhead.report(played, self._clock.now())
             response.generation.wake()
             # The request's trace holds positions in the audio as the stages generated it.
             before = response.generation.num_trimmed + response.plan.skip_samples
             self._gateway.playback_reports.note(
-                response.generation.request_id, before + event.samples, underruns
+                response.generation.request_id, before + played, underruns
             )
 
     # events of the responses

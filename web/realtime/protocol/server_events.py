@@ -9,7 +9,8 @@ import secrets
 import msgspec
 from msgspec import field
 
-from web.realtime.protocol.settings import PcmFormat, Settings
+from web.realtime.audio.formats import AudioFormat, PcmFormat
+from web.realtime.protocol.settings import Settings
 
 
 def new_id(kind: str) -> str:
@@ -86,7 +87,7 @@ class StatusDetails(msgspec.Struct, kw_only=True):
 
 
 class ResponseOutput(msgspec.Struct, kw_only=True):
-    format: PcmFormat = PcmFormat()
+    format: AudioFormat = PcmFormat()
     voice: str
 
 
@@ -339,8 +340,8 @@ class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
 
 
 class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
-    """Announcement of binary frames: frames with this `serial` contain audio of the response, at
-    `rate` Hz.
+    """Announcement of binary frames: frames with this `serial` contain audio of the response, in
+    its format, at `rate` Hz.
     """
 
     serial: int

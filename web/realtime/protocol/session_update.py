@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from fleet.core.errors import BadInput
 from web.gateway.gateway import Gateway
+from web.realtime.audio.formats import PcmFormat
 from web.realtime.protocol.capabilities import drop_unserved
 from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
 from web.realtime.protocol.settings import (
     SAME_IN_BETA,
-    PcmFormat,
     SessionPatch,
     Settings,
     merge_settings,

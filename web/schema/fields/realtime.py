@@ -22,7 +22,11 @@ _REASONING = "thinking cannot be turned on, off or down here; remove it"
 _ONLY_MESSAGES = f"{NO_TOOLS}; only items of type message are served"
 _BETA = "a field of the beta dialect; use {}"
 
-_FORMAT = served("format format.type format.rate")
+_FORMAT = [
+    *served("format"),
+    *served("format.type", "audio/pcm, and G.711 as audio/pcmu and audio/pcma"),
+    *served("format.rate", "G.711 has 8000; PCM16 is sent at 24000, and read at 8000 to 48000"),
+]
 _VOICE = served("voice voice.id")
 _ANSWER: list[Field] = [
     *served("instructions output_modalities"),
