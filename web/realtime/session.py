@@ -27,6 +27,7 @@ from web.realtime.protocol import client_events as client
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.session_update import apply_update
 from web.realtime.protocol.settings import ServerVad, Settings
+from web.realtime.protocol.transcription_session import check_event, session_body
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import Milestone, ResponseEvent, ResponseStream
 from web.realtime.session_stats import SessionStats, timing_parts
@@ -154,6 +155,7 @@ class Session:
         """Handle a parsed event of the client. If `is_large` is True, its audio is decoded and
         resampled in a thread.
         """
+        check_event(self.settings, event.type)
         match event:
             case client.BufferAppend():
                 if self._has_input_format(event.event_id):
@@ -217,7 +219,8 @@ class Session:
         other field. `session.updated` always follows, since clients wait for it.
         """
         before = self.settings
-        settings, errors = apply_update(self._gateway, before, fields)
+        has_begun = bool(self._conversation.items) or self.responses.current is not None
+        settings, errors = apply_update(self._gateway, before, fields, has_begun=has_begun)
         self.context.settings = settings
         self._is_audio_refused = False
         self.turns.apply_settings(before)
@@ -226,7 +229,7 @@ class Session:
         if settings.audio.output.format is None and before.audio.output.format is not None:
             self.responses.cancel_spoken()
         self._log_ignored("session.tools" if settings.warnings else "")
-        self._send(server.SessionUpdated(session=settings))
+        self._send(server.SessionUpdated(session=session_body(settings)))
 
     def _log_ignored(self, name: str) -> None:
         """Log an ignored field, once in a session, since clients send it with every update; "" logs

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import field
 
 from web.realtime.audio.formats import AudioFormat, PcmFormat
-from web.realtime.protocol.settings import Settings
+from web.realtime.protocol.transcription_session import SessionBody
 
 
 def new_id(kind: str) -> str:
@@ -133,11 +133,11 @@ class Error(ServerEvent, tag="error", kw_only=True):
 
 
 class SessionCreated(ServerEvent, tag="session.created", kw_only=True):
-    session: Settings
+    session: SessionBody
 
 
 class SessionUpdated(ServerEvent, tag="session.updated", kw_only=True):
-    session: Settings
+    session: SessionBody
 
 
 class SpeechStarted(ServerEvent, tag="input_audio_buffer.speech_started", kw_only=True):

@@ -35,6 +35,10 @@ SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
 """The default audio format, as error messages show it."""
 
 
+SessionType = Literal["realtime", "transcription"]
+SessionObject = Literal["realtime.session", "realtime.transcription_session"]
+
+
 class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     language: str | None = None
@@ -86,14 +90,14 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
     output: AudioOutput = AudioOutput()
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a session: the `session` object on the wire. The server sets `id` and `model`,
+class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="realtime"):
+    """Settings of a session: the `session` object on the wire, except for a transcription session,
+    which `object` tells; see `transcription_session`. The server sets `id` and `model`,
     the client all other fields. `warnings`, an extension that is omitted while empty, is about
     fields that were ignored although the client may count on them.
     """
 
-    type: str = "realtime"
-    object: str = "realtime.session"
+    object: SessionObject = "realtime.session"
     id: str = ""
     model: str = ""
     output_modalities: tuple[Literal["audio", "text"], ...] = ("audio",)
@@ -108,6 +112,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int = 0
     audio: SessionAudio = SessionAudio()
     warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def type(self) -> SessionType:
+        return "realtime" if self.object == "realtime.session" else "transcription"
 
     @property
     def detection(self) -> TurnDetection | None:
@@ -230,16 +238,6 @@ def _choice(value: object) -> object:
 ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 
-def _session_type(value: object) -> object:
-    if value == "transcription":
-        message = (
-            "sessions that only transcribe are not served; use realtime, with "
-            "session.audio.input.transcription"
-        )
-        raise UnservedValue(message)
-    return value
-
-
 def _truncation(value: object) -> object:
     if isinstance(value, dict):
         raise UnservedValue("a retention ratio is not served; use auto or disabled")
@@ -254,7 +252,7 @@ class SessionPatch(Patch):
     null field turns it off or restores its default.
     """
 
-    type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
+    type: SessionType | None = None
     model: Annotated[str, Field(max_length=256)] | None = None
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None

@@ -21,10 +21,12 @@ from web.http.errors import Unauthorized
 from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_response import json_response
 from web.http.offload import parse_body
-from web.realtime.protocol.capabilities import default_settings, drop_unserved
+from web.realtime.protocol.capabilities import default_settings
 from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.server_events import new_id
-from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merge_settings
+from web.realtime.protocol.session_update import served_settings
+from web.realtime.protocol.settings import Patch, SessionPatch, Settings
+from web.realtime.protocol.transcription_session import SessionBody, session_body
 from web.schema.chat import read_json
 from web.schema.fields.realtime import SECRET
 
@@ -52,7 +54,7 @@ class SecretBody(Patch):
 class Secret(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     expires_at: int
-    session: Settings
+    session: SessionBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,28 +80,18 @@ class Secrets:
         body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
-            settings = self._served(settings, body.session)
+            settings = served_settings(self._gateway, settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(
             value=CLIENT_SECRET_PREFIX + token_urlsafe(24),
             expires_at=int(time.time()) + seconds,
-            session=settings,
+            session=session_body(settings),
         )
         await self._gateway.client.voice.save_secret(
             _name(secret.value), msgspec.msgpack.encode(settings), seconds
         )
         return json_response(secret, headers={"cache-control": "no-store"})
-
-    def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
-        """Return the settings with a patch applied. Raises: BadInput for the first field that is
-        not served.
-        """
-        changed, unserved = merge_settings(settings, patch)
-        changed, unsupported = drop_unserved(self._gateway, settings, changed, patch)
-        for refused in (*unserved, *unsupported):
-            raise refused
-        return changed
 
     async def credential(self, key: str) -> Credential:
         """Return the credential of a client secret. Raises: RedisUnreachable."""

@@ -2,6 +2,8 @@
 Knows no event.
 """
 
+from dataclasses import replace
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,7 +25,8 @@ from web.http.json_response import json_response
 from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
 from web.realtime.clock import Clock
-from web.realtime.protocol.capabilities import default_settings
+from web.realtime.protocol.capabilities import default_settings, takes_text_only
+from web.realtime.protocol.transcription_session import TRANSCRIPTION, only_transcribing
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
 from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
@@ -33,7 +36,7 @@ from web.realtime.transport.voice_socket import VoiceSocket
 from web.schema.fields.realtime import QUERY
 
 ON = ("1", "true", "yes")
-INTENTS = ("", "conversation", "realtime")
+INTENTS = ("", "conversation", "realtime", TRANSCRIPTION)
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,12 +104,14 @@ class VoiceRoutes:
     async def _serve(
         self, websocket: WebSocket, writer: SocketWriter, credential: Credential
     ) -> None:
-        def refused(error: FleetError) -> FleetError:
-            counted = self._counted(websocket, error)
-            log_refusal(self._lines, websocket.scope, counted)
-            return counted
+        await VoiceSocket(
+            self.registry, websocket, writer, lambda error: self._on_refused(websocket, error)
+        ).run(credential)
 
-        await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
+    def _on_refused(self, websocket: WebSocket, error: FleetError) -> FleetError:
+        counted = self._counted(websocket, error)
+        log_refusal(self._lines, websocket.scope, counted)
+        return counted
 
     def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
         """Return the error with which to refuse a client. A wrong client secret counts as a wrong
@@ -136,15 +141,15 @@ class VoiceRoutes:
         QUERY.check(websocket.query_params)
         intent = websocket.query_params.get("intent", "")
         if intent not in INTENTS:
-            message = (
-                f"{intent[:80]!r} is not served, only conversations are; leave it out "
-                "(for transcripts of the user's speech, "
-            )
-            raise UnsupportedValue(
-                f"intent: {message}set session.audio.input.transcription)", param="intent"
-            )
+            message = f"{intent[:80]!r} is not served; use conversation or transcription"
+            raise UnsupportedValue(f"intent: {message}", param="intent")
         self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
-        return credential
+        if intent != TRANSCRIPTION:
+            return credential
+        if not self._gateway.hears:
+            raise takes_text_only("intent")
+        settings = credential.settings
+        return replace(credential, settings=only_transcribing(settings, settings.audio.input))
 
     async def sessions(self, _request: Request) -> Response:
         """Answer GET /v1/fleet/sessions: the live sessions of all gateways, the newest first."""

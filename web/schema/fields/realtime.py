@@ -54,7 +54,7 @@ _DETECTION = served(
 )
 
 _SESSION: list[Field] = [
-    *served("type", "realtime; sessions that only transcribe are refused"),
+    *served("type", "realtime or transcription; fixed once the session has an item"),
     *served("model", "a name under which this server answers"),
     *ignored(
         "id object expires_at client_secret warnings",
@@ -156,7 +156,7 @@ QUERY = FieldTable(
     served("model", "a name under which this server answers"),
     served("session response samples chars", "resume a session"),
     served("fleet", "1: extensions are sent"),
-    refused_by_value("intent", "conversation is accepted; transcription is refused"),
+    served("intent", "conversation, or transcription for a session of that type"),
     refused("call_id", "calls over WebRTC and SIP are not served; connect without it"),
     ignored("api-version", "names the version of Azure's API; the events here have one"),
 )
