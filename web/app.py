@@ -65,7 +65,7 @@ def create_app(
     login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
     app = Starlette(
         routes=[
-            *_routes(gateway, wrong_keys, lines, clock),
+            *_routes(gateway, rules, lines, clock),
             *console_routes(gateway, login, templates),
         ],
         middleware=[
@@ -89,7 +89,7 @@ def create_app(
 
 
 def _routes(
-    gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None
+    gateway: Gateway, rules: AccessRules, lines: TimedAbuseLog, clock: Clock | None
 ) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
@@ -100,5 +100,5 @@ def _routes(
         *FleetApi(gateway).routes(),
         *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
-        *VoiceRoutes(gateway, wrong_keys, lines, clock).routes(),
+        *VoiceRoutes(gateway, rules.wrong_keys, lines, rules.is_key, clock).routes(),
     ]

@@ -12,7 +12,7 @@ from web.openapi.query_fields import IGNORED, PREFIX
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
 from web.schema.fields.fleet import JOB
-from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.realtime import CALL, EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.table import Field, FieldTable
 
 HEAD = """# Fields
@@ -39,6 +39,7 @@ TABLES: Sequence[FieldTable] = (
     SESSION,
     *EVENTS.values(),
     QUERY,
+    CALL,
     SECRET,
     JOB,
 )

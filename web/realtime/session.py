@@ -191,7 +191,7 @@ class Session:
             case client.ResponseCancel():
                 self.responses.cancel(event.response_id)
             case client.Played():
-                self._record_playback(event)
+                self.record_playback(event)
             case client.OutputClear():
                 message = (
                     "type: output_audio_buffer.clear is for WebRTC; stop playing and "
@@ -239,7 +239,8 @@ class Session:
             self._logged_fields.add(name)
             log.warning("session %s: %s", shown_id(self.id), warning_of(name))
 
-    def _record_playback(self, event: client.Played) -> None:
+    def record_playback(self, event: client.Played) -> None:
+        """Record how much of a response the client has played."""
         response = self.responses.find(event.response_id)
         underruns = min(event.underruns, MAX_REPORTED_UNDERRUNS)
         self.stats.underruns += underruns

@@ -2,6 +2,7 @@
 Knows no event.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -20,7 +21,7 @@ from web.http.errors import (
     UpgradeRequired,
     refusal_response,
 )
-from web.http.guard import CLIENT_SECRET_PREFIX, client_key
+from web.http.guard import CLIENT_SECRET_PREFIX, TELEPHONE_PATH, client_key
 from web.http.json_response import json_response
 from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
@@ -29,6 +30,7 @@ from web.realtime.protocol.capabilities import default_settings, takes_text_only
 from web.realtime.protocol.transcription_session import TRANSCRIPTION, only_transcribing
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
+from web.realtime.telephone.call import CallRoute
 from web.realtime.transport.client_secrets import API_KEY, Credential, Secrets, expired
 from web.realtime.transport.refusal import accept, log_refusal, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
@@ -56,6 +58,7 @@ class VoiceRoutes:
         gateway: Gateway,
         wrong_keys: WrongKeys,
         lines: TimedAbuseLog,
+        is_key: Callable[[str], bool],
         clock: Clock | None = None,
     ) -> None:
         self.registry = SessionRegistry(gateway, clock)
@@ -63,12 +66,14 @@ class VoiceRoutes:
         self._wrong_keys = wrong_keys
         self._lines = lines
         self._secrets = Secrets(gateway)
+        self._call = CallRoute(gateway, self.registry, self._secrets, is_key, self._on_refused)
 
     def routes(self) -> list[BaseRoute]:
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
             Route("/v1/realtime", self.no_socket, methods=["GET"]),
             WebSocketRoute("/console/ws", self.console),
+            WebSocketRoute(TELEPHONE_PATH, self._call.serve),
             Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
             Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
             Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),

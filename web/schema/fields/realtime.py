@@ -151,6 +151,12 @@ EVENTS: dict[str, FieldTable] = {
 """Field table of each event type. The settings in a `session.update` have the table `SESSION`,
 since each of their fields is refused alone.
 """
+CALL = FieldTable(
+    "WS /v1/telephone/twilio: custom parameters",
+    served("key", "the API key or a client secret"),
+    served("model", "a name under which this server answers"),
+    served("voice instructions"),
+)
 QUERY = FieldTable(
     "WS /v1/realtime: query",
     served("model", "a name under which this server answers"),
