@@ -9,6 +9,7 @@ import typer
 
 from fleet.cli import (
     bench,
+    cert,
     dead_letters,
     draft,
     inspect,
@@ -45,6 +46,7 @@ app.add_typer(jobs.app)
 app.command()(inspect.status)
 app.command()(inspect.config)
 app.command()(doctor)
+app.command()(cert.cert)
 app.add_typer(dead_letters.app)
 app.add_typer(session.app)
 app.add_typer(inspect.checkpoint_app)
