@@ -14,7 +14,7 @@ from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
 from web.schema.fields.fleet import JOB
-from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.realtime import CALL, EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable
 
@@ -44,6 +44,7 @@ TABLES: Sequence[FieldTable] = (
     SESSION,
     *EVENTS.values(),
     QUERY,
+    CALL,
     SECRET,
     FILE,
     BATCH,

@@ -10,6 +10,7 @@ import typer
 from fleet.cli import (
     batch,
     bench,
+    cert,
     dead_letters,
     draft,
     inspect,
@@ -49,6 +50,7 @@ app.command()(batch.batch)
 app.command()(inspect.status)
 app.command()(inspect.config)
 app.command()(doctor)
+app.command()(cert.cert)
 app.add_typer(dead_letters.app)
 app.add_typer(session.app)
 app.add_typer(inspect.checkpoint_app)

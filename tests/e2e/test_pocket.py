@@ -8,21 +8,27 @@ import base64
 import io
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import jiwer
+import msgspec
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from numpy.typing import NDArray
-from openai import OpenAI
+from openai import AsyncOpenAI, OpenAI
 
 from fleet.lab.pocket.corpus import spoken
+from fleet.lab.pocket.hearing.voices import known_voice
 from fleet.lab.pocket.judge.demo import PICTURE, SCENES
-from fleet.lab.pocket.judge.questions import speak_all
+from fleet.lab.pocket.judge.questions import distinct, speak_all
 from fleet.lab.pocket.judge.recognise import Recogniser
 from fleet.lab.pocket.shape import VOICES
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli
+from web.realtime.audio.formats import AudioFormat, PcmaFormat, PcmFormat, PcmuFormat
 
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
@@ -137,3 +143,50 @@ def test_pocket_demo_without_a_fleet_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "nothing answers at http://127.0.0.1:9" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "sounds").exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("form", [PcmuFormat(), PcmaFormat()])
+async def test_words_over_a_telephone_are_heard_almost_as_well(
+    url: str, form: PcmuFormat | PcmaFormat
+) -> None:
+    """The word error rate of questions in G.711 is within 10 points of that at 24 kHz."""
+    rng = Random(7)
+    texts = sorted({dialogue.turns[-2].text for dialogue in distinct(60, 7)})
+    questions = speak_all([(text, known_voice(rng)) for text in texts])
+    rates = [
+        jiwer.wer(texts, [spoken(text) for text in await transcribed(url, questions, each)])
+        for each in (PcmFormat(), form)
+    ]
+    print(f"word error rate at 24 kHz {rates[0]:.3f}, in {form} {rates[1]:.3f}")
+    assert len(texts) > 40 and rates[1] < rates[0] + 0.1
+
+
+async def transcribed(
+    url: str, questions: Sequence[SynthesizedSpeech], form: AudioFormat
+) -> list[str]:
+    """Return what a Realtime transcription session hears in a format."""
+    async with (
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        client.realtime.connect(extra_query={"intent": "transcription"}) as connection,
+    ):
+        heard_in = {"format": msgspec.to_builtins(form), "turn_detection": None}
+        session: Any = {"type": "transcription", "audio": {"input": heard_in}}
+        await connection.session.update(session=session)
+        heard: list[str] = []
+        for question in questions:
+            wave = np.clip(question.samples, -1, 1) * 32_767
+            samples = soxr.resample(wave, SAMPLE_RATE_HZ, form.rate).astype(np.int16)
+            audio = base64.b64encode(form.of_pcm(samples)).decode()
+            await connection.input_audio_buffer.append(audio=audio)
+            await connection.input_audio_buffer.commit()
+            heard.append(await next_transcript(connection))
+        return heard
+
+
+async def next_transcript(connection: Any) -> str:
+    while True:
+        event = await connection.recv()
+        assert event.type != "error", event
+        if event.type == "conversation.item.input_audio_transcription.completed":
+            return event.transcript

@@ -3,6 +3,7 @@ files are refused in one sentence.
 """
 
 import base64
+import io
 import struct
 from collections.abc import Mapping
 from functools import cache
@@ -10,11 +11,12 @@ from typing import cast
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import BadInput, InputTooLarge
-from fleet.processing import containers, joined_recordings
+from fleet.processing import containers, g711, joined_recordings
 from fleet.processing.audio import READABLE, decode_clip
 from tests.recordings import RECORDERS, Recorder, Wave
 from tests.web.sounds import likeness
@@ -118,6 +120,24 @@ def test_id3_tags_before_audio_are_skipped(kind: str, tags: bytes) -> None:
         else encode_whole(pcm, 24_000, cast(FileFormat, kind))
     )
     assert np.array_equal(read(tags + file), read(file))
+
+
+@pytest.mark.parametrize(("law", "tag"), [("a", 6), ("mu", 7)])
+@pytest.mark.parametrize("subtype", ["ALAW and ULAW of libsndfile", "plain header"])
+def test_wav_of_a_telephone_is_read(law: g711.Law, tag: int, subtype: str) -> None:
+    """G.711 in WAV files, also with the header of PBXs, which has no `fact` chunk."""
+    wave = (rising(8_000) * 32_767).astype(np.int16)
+    audio = g711.encode(wave, law)
+    form = struct.pack("<HHIIHH", tag, 1, 8_000, 8_000, 1, 8)
+    chunks = b"fmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", len(audio))
+    file = io.BytesIO(b"RIFF" + struct.pack("<I", len(chunks) + len(audio) + 4) + b"WAVE" + chunks)
+    file.seek(0, io.SEEK_END)
+    file.write(audio)
+    if subtype != "plain header":
+        file = io.BytesIO()
+        soundfile.write(file, wave, 8_000, format="WAV", subtype="ULAW" if law == "mu" else "ALAW")
+    heard = read(file.getvalue())
+    assert len(heard) == 2 * RATE_HZ and likeness(heard, rising(RATE_HZ)) > 0.999
 
 
 @pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_s32le", "pcm_f32le"])

@@ -12,12 +12,14 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+import soxr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.audio.speech_create_params import SpeechCreateParams
 
 from fleet.core.errors import EngineError, Overloaded
 from fleet.core.request import RequestSpec
+from fleet.processing import g711
 from tests.web import attacks
 from tests.web.attacks import HEAD, AttackTarget, read_up_to
 from tests.web.conftest import Loaded, ServedGateway, serving
@@ -64,6 +66,20 @@ def test_openai_client_receives_audio_in_each_format(
     assert likeness(samples, expected) > 0.97
     if kind in ("pcm", "wav", "flac") and speed == 1:
         assert np.array_equal(samples, expected), "nothing is lost"
+
+
+@pytest.mark.parametrize(("kind", "law"), [("pcmu", "mu"), ("pcma", "a")])
+@pytest.mark.parametrize("speed", [1.0, 2.0])
+def test_speech_for_a_telephone_has_one_byte_a_sample_at_8_khz(
+    gateway: ServedGateway, kind: str, law: g711.Law, speed: float
+) -> None:
+    gateway.client.script = Script(num_samples=2 * SECOND, samples_per_chunk=1920)
+    answer = speak(gateway, response_format=kind, speed=speed)
+    assert answer.headers["content-type"] == f"audio/{kind}"
+    samples = g711.decode(answer.content, law)
+    assert abs(len(samples) / g711.RATE_HZ - 2 / speed) < (0.1 if speed != 1 else 1e-3)
+    expected = soxr.resample(sine(round(2 * SECOND / speed)), RATE_HZ, g711.RATE_HZ)
+    assert likeness(samples, expected) > 0.97
 
 
 def test_default_format_is_mp3(gateway: ServedGateway) -> None:

@@ -4,6 +4,7 @@ start.
 
 import ipaddress
 import json
+import shutil
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -13,15 +14,17 @@ import httpx
 import psutil
 import pytest
 from cryptography import x509
+from typer.testing import CliRunner
 
+from fleet.cli.main import app
 from fleet.config import load_config
 from fleet.config.schema import FleetConfig, WebConfig
-from fleet.core.errors import ConfigError
+from fleet.core.errors import ConfigError, FleetError
 from fleet.process.lan_address import lan_address
 from tests.support import free_port, wait_until
-from tests.web.conftest import Loaded
+from tests.web.conftest import Loaded, serving
 from tests.web.test_serve import start_with
-from web.http.tls import tls_files
+from web.http.tls import TlsFiles, tls_files
 from web.serve import startup_lines
 
 SSH = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 22"}
@@ -100,6 +103,60 @@ def test_configured_certificate_is_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="web.tls_key: there is no file"):
         tls_files(config(tmp_path, tls_cert=str(made.cert), tls_key=str(tmp_path / "gone.pem")))
     assert tls_files(config(tmp_path)) is None
+
+
+def test_command_writes_a_certificate_that_clients_trust(loaded: Loaded, tmp_path: Path) -> None:
+    """The certificate serves exactly the given hosts, for a client that was given it: Python's and
+    Node's.
+    """
+    folder = tmp_path / "tls"
+    args = ["cert", "localhost", "192.0.2.7", "bücher.example", "--out", str(folder)]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0 and "web.tls_cert=" in done.output, done.output
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    assert key.stat().st_mode & 0o077 == 0
+    read = x509.load_pem_x509_certificate(cert.read_bytes())
+    names = read.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost", "xn--bcher-kva.example"]
+    assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("192.0.2.7")]
+    trusting = ssl.create_default_context(cafile=str(cert))
+    with serving(loaded, tls=TlsFiles(cert=cert, key=key)) as gateway:
+        by_name = gateway.url.replace("127.0.0.1", "localhost")
+        assert httpx.get(f"{by_name}/health", verify=trusting).status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{gateway.url}/health", verify=trusting)
+        program = f"fetch({by_name + '/health'!r}).then(answer => console.log(answer.status))"
+        env = {"PATH": "/usr/bin:/bin", "NODE_EXTRA_CA_CERTS": str(cert)}
+        if (node := shutil.which("node")) is not None:
+            done = subprocess.run(
+                [node, "-e", program],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=env,
+                check=False,
+            )
+            assert done.stdout.strip() == "200", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "reported"),
+    [
+        (["https://voice.example.org"], "no host name or address"),
+        (["voice.example.org:8000"], "no host name or address"),
+        ([""], "no host name or address"),
+        ([], "cert.pem exists"),
+    ],
+)
+def test_command_refuses_what_is_no_host_and_replaces_no_file(
+    tmp_path: Path, args: list[str], reported: str
+) -> None:
+    kept = tmp_path / "cert.pem"
+    if not args:
+        kept.write_text("kept")
+    done = CliRunner().invoke(app, ["cert", *args, "--out", str(tmp_path)])
+    assert isinstance(done.exception, FleetError) and reported in done.exception.message
+    assert [path.name for path in tmp_path.iterdir()] == ([] if args else ["cert.pem"])
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,14 @@ not from other hosts of the domain.
 CSRF_HEADER = "x-csrf-token"
 LOGIN_PATH = "/console/login"
 METRICS_PATH = "/metrics"
-OPEN_PATHS = ("/health", "/ready", LOGIN_PATH, "/console/logout", "/static/")
-"""Paths served without a key: probes, and the login page. `web.open_metrics` adds `/metrics`."""
+TELEPHONE_PATH = "/v1/telephone/twilio"
+"""Path of the WebSocket for telephone calls. They cannot send headers, so the route checks the key
+in their first message.
+"""
+OPEN_PATHS = ("/health", "/ready", LOGIN_PATH, "/console/logout", "/static/", TELEPHONE_PATH)
+"""Paths served without a key: probes, the login page, and telephone calls. `web.open_metrics` adds
+`/metrics`.
+"""
 REALTIME_PATH = "/v1/realtime"
 """Path of the WebSocket that pages of any site may open with a client secret; the route itself
 checks the secret.

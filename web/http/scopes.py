@@ -40,6 +40,7 @@ TALK    GET     /v1/models
 TALK    GET     /v1/models/{model}
 TALK    GET     /v1/realtime
 TALK    WS      /v1/realtime
+OPEN    WS      /v1/telephone/twilio
 TALK    POST    /v1/realtime/client_secrets
 TALK    GET     /v1/files
 TALK    POST    /v1/files
@@ -120,7 +121,7 @@ _NAMES: dict[str, Required] = {
     "OPEN": (),
 }
 """OWN: `talk` for the key's own answers, `operate` for those of other keys; the route compares the
-names. ANY: every key. OPEN: no key.
+names. ANY: every key. OPEN: no key; a telephone call sends one once it is connected.
 """
 TABLE: dict[tuple[str, str], Required] = {
     (method, path): _NAMES[name]
@@ -173,7 +174,7 @@ class _ScopedApp:
         required = self._required[method if method in self._required else "GET"]
         caller = caller_of(scope)
         if required and (caller is None or not caller.may(*required)):
-            error = _missing(caller, required, f"{method} {scope['path'][:MAX_SHOWN]}")
+            error = missing_scope(caller, required, f"{method} {scope['path'][:MAX_SHOWN]}")
             if method == SOCKET:
                 await self._refuse_socket(WebSocket(scope, receive, send), error)
                 return
@@ -185,7 +186,7 @@ class _ScopedApp:
         await self._app(scope, receive, send)
 
 
-def _missing(caller: ApiCaller | None, required: Required, what: str) -> MissingScope:
+def missing_scope(caller: ApiCaller | None, required: Required, what: str) -> MissingScope:
     name = caller.name if caller is not None else ""
     scopes = " or ".join(required)
     return MissingScope(

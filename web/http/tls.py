@@ -1,11 +1,13 @@
-"""The gateway's certificate, from the configuration or self-signed in the data folder. Knows no
-route.
+"""The gateway's certificate, from the configuration or self-signed in the data folder, and new
+certificates for chosen hosts. Knows no route.
 """
 
 import contextlib
 import datetime as dt
 import ipaddress
+import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet.config.schema import FleetConfig
-from fleet.core.errors import ConfigError
+from fleet.core.errors import BadInput, ConfigError
 from fleet.process.private import make_private_folder, write_private
 
 VALID = dt.timedelta(days=365)
 RENEW = dt.timedelta(days=30)
 """Remaining validity below which the self-signed certificate is replaced at the next start."""
+CERT_NAME, KEY_NAME = "cert.pem", "key.pem"
+_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +52,8 @@ def _self_signed(folder: Path, host: str) -> TlsFiles:
     lacks a name of this machine, create another certificate for `host`; browsers ask for consent to
     each new certificate.
     """
-    files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
-    names = _names(host)
+    files = TlsFiles(cert=folder / CERT_NAME, key=folder / KEY_NAME)
+    names = _names(own_hosts(host))
     if not (files.key.is_file() and _is_valid_for(files.cert, names)):
         make_private_folder(folder.parent)
         make_private_folder(folder)
@@ -57,20 +61,52 @@ def _self_signed(folder: Path, host: str) -> TlsFiles:
     return files
 
 
-def _names(host: str) -> list[x509.GeneralName]:
-    """Return the names and addresses of this machine, including `host`, for the certificate."""
-    own = {
-        address.address.partition("%")[0]
-        for of_card in psutil.net_if_addrs().values()
-        for address in of_card
-    }
-    named: list[x509.GeneralName] = [
-        x509.DNSName(name) for name in sorted({"localhost", socket.gethostname()})
+def create_certificate(folder: Path, hosts: Sequence[str], valid: dt.timedelta = VALID) -> TlsFiles:
+    """Write a new self-signed certificate and its private key into a folder, which is created if it
+    is missing. `hosts` are names and addresses under which clients reach the gateway.
+
+    Raises: BadInput for a host that no certificate can have; ConfigError if a file exists; OSError.
+    """
+    files = TlsFiles(cert=folder / CERT_NAME, key=folder / KEY_NAME)
+    for path in (files.cert, files.key):
+        if path.exists():
+            raise ConfigError(f"{path} exists; remove it, or write into another folder")
+    names = _names(hosts)
+    folder.mkdir(parents=True, exist_ok=True)
+    _create_certificate(files, names, valid)
+    return files
+
+
+def own_hosts(*further: str) -> list[str]:
+    """Return the names and addresses of this machine, and the `further` ones that are addresses."""
+    hosts = sorted(filter(_DNS_NAME.fullmatch, {"localhost", socket.gethostname()}))
+    cards = psutil.net_if_addrs().values()
+    own = {address.address.partition("%")[0] for of_card in cards for address in of_card}
+    return [*hosts, *sorted(filter(_is_address, own | {"127.0.0.1", "::1", *further}))]
+
+
+def _is_address(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return True
+    return False
+
+
+def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    return [
+        x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else _dns_name(host)
+        for host in hosts
     ]
-    for text in sorted(own | {"127.0.0.1", "::1", host}):
-        with contextlib.suppress(ValueError):
-            named.append(x509.IPAddress(ipaddress.ip_address(text)))
-    return named
+
+
+def _dns_name(host: str) -> x509.DNSName:
+    try:
+        name = host.encode("idna").decode()
+    except UnicodeError:
+        name = ""
+    if not _DNS_NAME.fullmatch(name):
+        raise BadInput(f"{host!r} is no host name or address; leave out scheme, port and path")
+    return x509.DNSName(name)
 
 
 def _is_valid_for(cert: Path, names: list[x509.GeneralName]) -> bool:
@@ -82,7 +118,9 @@ def _is_valid_for(cert: Path, names: list[x509.GeneralName]) -> bool:
     return set(names) <= set(held) and known.not_valid_after_utc - dt.datetime.now(dt.UTC) > RENEW
 
 
-def _create_certificate(files: TlsFiles, names: list[x509.GeneralName]) -> None:
+def _create_certificate(
+    files: TlsFiles, names: list[x509.GeneralName], valid: dt.timedelta = VALID
+) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Fleet gateway")])
     now = dt.datetime.now(dt.UTC)
@@ -93,7 +131,7 @@ def _create_certificate(files: TlsFiles, names: list[x509.GeneralName]) -> None:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + VALID)
+        .not_valid_after(now + valid)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

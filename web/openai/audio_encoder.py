@@ -11,11 +11,14 @@ from typing import Protocol, cast
 
 import av
 import numpy as np
+import soxr
 from av import error as errors
 from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.filter import Graph
+from numpy.typing import NDArray
 
+from fleet.processing import g711
 from web.schema.audio import FileFormat
 
 MEDIA_TYPES: dict[FileFormat, str] = {
@@ -25,7 +28,10 @@ MEDIA_TYPES: dict[FileFormat, str] = {
     "flac": "audio/flac",
     "opus": "audio/ogg",
     "aac": "audio/aac",
+    "pcmu": "audio/pcmu",
+    "pcma": "audio/pcma",
 }
+_LAWS: dict[FileFormat, g711.Law] = {"pcmu": "mu", "pcma": "a"}
 BYTES_PER_SAMPLE = 2
 UNKNOWN_LEN = 0xFFFFFFFF
 """Length in a WAV header that means: until the end of the stream."""
@@ -76,14 +82,18 @@ class Encoder(Protocol):
 
 def open_encoder(kind: FileFormat, rate_hz: int, speed: float = 1.0) -> Encoder:
     """Return an encoder of mono PCM16 little-endian at `rate_hz`, played `speed` times as fast.
-    FLAC and WAV headers contain no length, since it is unknown at the beginning.
+    FLAC and WAV headers contain no length, since it is unknown at the beginning. G.711 has 8 kHz.
     """
-    encoder = (
-        _Uncompressed(kind, rate_hz)
-        if kind in ("wav", "pcm")
-        else _Compressed(kind, rate_hz, _Sink())
-    )
+    encoder = _encoder(kind, rate_hz, _Sink())
     return _TempoChange(encoder, rate_hz, speed) if speed != 1 else encoder
+
+
+def _encoder(kind: FileFormat, rate_hz: int, sink: "_Sink | io.BytesIO") -> Encoder:
+    if kind in ("wav", "pcm"):
+        return _Uncompressed(kind, rate_hz)
+    if (law := _LAWS.get(kind)) is not None:
+        return _Telephone(law, rate_hz)
+    return _Compressed(kind, rate_hz, sink)
 
 
 def encode_whole(pcm: bytes, rate_hz: int, kind: FileFormat) -> bytes:
@@ -95,10 +105,9 @@ def encode_whole(pcm: bytes, rate_hz: int, kind: FileFormat) -> bytes:
     if kind == "wav":
         return wav_header(rate_hz, len(pcm)) + pcm
     file = io.BytesIO()
-    encoder = _Compressed(kind, rate_hz, file)
-    encoder.feed(pcm)
-    encoder.finish()
-    return file.getvalue()
+    encoder = _encoder(kind, rate_hz, file)
+    data = encoder.feed(pcm) + encoder.finish()
+    return file.getvalue() or data
 
 
 def wav_header(rate_hz: int, data_len: int = UNKNOWN_LEN) -> bytes:
@@ -125,6 +134,24 @@ class _Uncompressed:
 
     def finish(self) -> bytes:
         return self.feed(b"")
+
+
+class _Telephone:
+    """Encoder of G.711 at 8 kHz. Holds back what the resampler needs."""
+
+    def __init__(self, law: g711.Law, rate_hz: int) -> None:
+        self._law: g711.Law = law
+        self._resampler = soxr.ResampleStream(rate_hz, g711.RATE_HZ, 1, "float32")
+
+    def feed(self, pcm: bytes) -> bytes:
+        return self._encode(np.frombuffer(pcm, "<i2").astype(np.float32))
+
+    def finish(self) -> bytes:
+        return self._encode(np.empty(0, np.float32), last=True)
+
+    def _encode(self, samples: NDArray[np.float32], *, last: bool = False) -> bytes:
+        narrow = self._resampler.resample_chunk(samples, last=last)
+        return g711.encode(np.clip(np.rint(narrow), -32_768, 32_767).astype(np.int16), self._law)
 
 
 class _Sink:

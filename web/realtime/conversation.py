@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput, NotFound
 from fleet.processing import AudioPart, Message, Recording, TextPart
 from fleet.processing.voice_activity import RATE_HZ
+from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat
 from web.realtime.audio.played_text import Span, ended_words, played_speech, played_words
 from web.realtime.protocol.server_events import ItemBody, ItemPart, PartBody, SpokenInput
-from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 
 Role = Literal["user", "assistant", "system"]
 FRAME_MS = 80
@@ -98,9 +98,8 @@ class Clip(msgspec.Struct, frozen=True):
     def recording(self) -> Recording:
         return Recording(self.samples, RATE_HZ)
 
-    def for_client(self) -> bytes:
-        """Return the clip as PCM16 at 24 kHz, the rate of `audio/pcm` in the protocol."""
-        return soxr.resample(self.samples, RATE_HZ, OUTPUT_RATE_HZ).astype("<i2").tobytes()
+    def in_format(self, form: AudioFormat) -> bytes:
+        return form.of_pcm(soxr.resample(self.samples, RATE_HZ, form.rate))
 
 
 class Conversation:
@@ -247,23 +246,23 @@ class Conversation:
         part = next(parts, None)
         return part.text if part is not None and part.is_heard else None
 
-    def body(self, item: Item, *, with_audio: bool = False) -> ItemBody:
-        """Return an item in the form that the client receives. `with_audio` includes the user's
-        audio.
+    def body(self, item: Item, audio_format: AudioFormat | None = None) -> ItemBody:
+        """Return an item in the form that the client receives; the user's audio is included if the
+        client's `audio_format` is given.
         """
         return ItemBody(
             id=item.id,
             status=item.status,
             role=item.role,
-            content=[self._part(p, with_audio) for p in item.parts],
+            content=[self._part(part, audio_format) for part in item.parts],
         )
 
-    def _part(self, part: Part, with_audio: bool) -> ItemPart:
+    def _part(self, part: Part, audio_format: AudioFormat | None) -> ItemPart:
         if part.kind == "input_audio":
             clip = self.clips.get(part.clip)
             audio = (
-                b64encode(clip.for_client()).decode("ascii")
-                if clip is not None and with_audio
+                b64encode(clip.in_format(audio_format)).decode("ascii")
+                if clip is not None and audio_format is not None
                 else msgspec.UNSET
             )
             return SpokenInput(transcript=part.text or None, audio=audio)

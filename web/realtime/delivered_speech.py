@@ -1,5 +1,5 @@
-"""The speech of a response, as an item of the conversation records it: the text, the audio and the
-times of the words. Knows no event and no client.
+"""The speech of a response: the audio in the client's format, and the text, the audio and the times
+of the words as an item of the conversation records them. Knows no event and no client.
 """
 
 from dataclasses import dataclass
@@ -8,10 +8,16 @@ import numpy as np
 
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.gateway.answer_words import WordEnd
+from web.realtime.audio.client_audio import in_format, lookahead
+from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat
 from web.realtime.audio.played_text import Span, SpeakingRate, find_silences, speech_until
 from web.realtime.conversation import PlayedSpeech
 from web.realtime.generation import Generation
-from web.realtime.protocol.settings import OUTPUT_RATE_HZ
+
+GROUP_SAMPLES = 9
+"""Divisor of the length of audio pieces, so that their base64 can be joined: 18 bytes of PCM16, and
+three of G.711. See `web.gateway.answer.GROUP_BYTES`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +32,29 @@ class DeliveredSpeech:
     voice: str
     skip_chars: int
     skip_samples: int
+    form: AudioFormat
     rate: SpeakingRate
 
     @property
     def num_samples(self) -> int:
         """Samples of this response that have been generated."""
         return max(0, len(self.generation.pcm) // BYTES_PER_SAMPLE - self.skip_samples)
+
+    def audio(self, first: int, last: int) -> bytes:
+        """Return the audio from sample `first` up to sample `last`, PCM16."""
+        begin = max(0, self.skip_samples + first) * BYTES_PER_SAMPLE
+        return bytes(self.generation.pcm[begin : (self.skip_samples + last) * BYTES_PER_SAMPLE])
+
+    def num_ready(self, sent: int) -> int:
+        """Return the number of samples after the first `sent` that can be sent now."""
+        if self.generation.is_ended:
+            return self.num_samples - sent
+        ready = self.num_samples - sent - lookahead(self.form)
+        return ready - ready % GROUP_SAMPLES
+
+    def client_audio(self, first: int, last: int) -> bytes:
+        """Return the audio from sample `first` up to sample `last` in the client's format."""
+        return in_format(self.audio, first, last, self.form)
 
     def speech(self, text: str, sent: int, played: int) -> PlayedSpeech:
         """Return the record of the speech of `text`, of which `sent` samples were sent and `played`

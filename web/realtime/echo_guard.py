@@ -12,8 +12,8 @@ import numpy as np
 from fleet.processing.voice_activity import RATE_HZ
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.realtime.audio.echo import ECHO_SCORE, MAX_DELAY_S, MAX_LEAD_S, echo_score
+from web.realtime.audio.formats import OUTPUT_RATE_HZ
 from web.realtime.context import SessionContext
-from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 from web.realtime.response_manager import ResponseManager
 from web.realtime.session_views import shown_id
 from web.realtime.states import ResponseActivity

@@ -15,7 +15,7 @@ from web.gateway.gateway import Gateway
 from web.realtime.conversation import ROOT, Clip, Conversation, Item, Part
 from web.realtime.protocol import server_events as say
 from web.realtime.protocol.capabilities import takes_text_only
-from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_pcm
+from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_audio
 from web.realtime.protocol.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
 
 MIN_CLIP_MS = 100
@@ -42,8 +42,8 @@ def check_length(retained_ms: int, gateway: Gateway, settings: Settings) -> None
 
 
 class ItemReader:
-    """Converts items that the client sends into items of the conversation. Audio is read at the
-    rate of the session's input format, and one clip is at most `limits.max_audio_s` long.
+    """Converts items that the client sends into items of the conversation. Audio is read in the
+    session's input format, and one clip is at most `limits.max_audio_s` long.
     """
 
     def __init__(self, gateway: Gateway, settings: Settings) -> None:
@@ -114,8 +114,9 @@ class ItemReader:
         if self._format is None:
             raise no_input_format(where, self._gateway)
         rate_hz = self._format.rate
-        pcm = decode_pcm(data, where)
-        samples = np.frombuffer(pcm[: len(pcm) - len(pcm) % 2], "<i2")
+        audio = decode_audio(data, where)
+        whole = len(audio) - len(audio) % self._format.sample_bytes
+        samples = np.frombuffer(self._format.to_pcm(audio[:whole]), "<i2")
         if len(samples) * 1000 < MIN_CLIP_MS * rate_hz:
             raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
         if len(samples) > self._max_audio_s * rate_hz:

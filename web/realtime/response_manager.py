@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import Message, TextPart
+from web.realtime.audio.formats import PcmFormat
 from web.realtime.context import EventQueue, SessionContext
 from web.realtime.conversation import Clip, Conversation
 from web.realtime.discard_limit import DiscardLimit
@@ -26,7 +27,7 @@ from web.realtime.protocol.settings import (
     SERVED_FORMAT,
     Settings,
     beta_refusal,
-    check_output_format,
+    output_format,
     voice_name,
 )
 from web.realtime.recognitions import Recognitions
@@ -438,6 +439,7 @@ class ResponseManager:
             conversation_id=self._context.conversation_id,
             max_output_tokens=settings.max_output_tokens,
             voice=settings.audio.output.voice,
+            form=settings.audio.output.format or PcmFormat(),
             speed=settings.audio.output.speed,
         )
 
@@ -461,11 +463,10 @@ class ResponseManager:
         if patch.max_output_tokens is not None:
             plan = replace(plan, max_output_tokens=patch.max_output_tokens)
         output = patch.audio.output if patch.audio is not None else None
-        if output is not None:
-            check_output_format(output.format, "response.audio.output.format")
-        has_format = settings.audio.output.format is not None or (
-            output is not None and output.format is not None
-        )
+        has_format = settings.audio.output.format is not None
+        if output is not None and output.format is not None:
+            form = output_format(output.format, "response.audio.output.format")
+            plan, has_format = replace(plan, form=form), True
         if plan.spoken and not has_format:
             raise _no_output_format()
         if output is not None and output.voice is not None:

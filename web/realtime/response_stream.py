@@ -19,21 +19,17 @@ from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.gateway.ignored_fields import warning_of
 from web.http.errors import error_type
+from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat, PcmFormat
 from web.realtime.audio.playhead import Playhead
 from web.realtime.context import EventQueue, SessionContext
 from web.realtime.conversation import Item, Part, PlayedSpeech
-from web.realtime.delivered_speech import DeliveredSpeech
+from web.realtime.delivered_speech import GROUP_SAMPLES, DeliveredSpeech
 from web.realtime.generation import Generation
 from web.realtime.protocol import server_events as server
-from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 from web.realtime.states import RESPONSE_TABLE, ResponseInput, ResponseState, next_state
 
 log = logging.getLogger("fleet.web")
 
-GROUP_SAMPLES = 3
-"""Divisor of the length of audio pieces, so that their base64 can be joined: see
-`web.gateway.answer.GROUP_BYTES`.
-"""
 FRAME_SAMPLES = 1920
 """Length of a piece of audio (80 ms) for which the playback buffer must have room. Shorter pieces
 are sent only if no more is ready; `MAX_PIECE_SAMPLES` is the longest.
@@ -61,8 +57,9 @@ ResponseEvent = tuple["ResponseStream", Milestone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
-    """Parameters of a response. `skip_samples` and `skip_chars` are the part of the generation that
-    an earlier response has sent, if this response continues it.
+    """Parameters of a response. `form` is the format in which the client gets its audio.
+    `skip_samples` and `skip_chars` are the part of the generation that an earlier response has
+    sent, if this response continues it.
     `instructions` replace the session's instructions unless None. `own_input` is True if the
     response does not answer the conversation, but an input of its own. `ignored` lists fields of
     the request that have no effect.
@@ -73,6 +70,7 @@ class ResponsePlan:
     conversation_id: str
     max_output_tokens: int | str = "inf"
     voice: str = ""
+    form: AudioFormat = PcmFormat()
     speed: float = 1.0
     instructions: str | None = None
     own_input: bool = False
@@ -129,6 +127,7 @@ class ResponseStream:
             voice=plan.voice,
             skip_chars=plan.skip_chars,
             skip_samples=plan.skip_samples,
+            form=plan.form,
             rate=context.shared.rate,
         )
         self._details: server.StatusDetails | None = None
@@ -170,9 +169,7 @@ class ResponseStream:
 
     def played_audio(self, first: int, last: int) -> bytes:
         """Return the audio from sample `first` up to sample `last`, PCM16."""
-        begin = (self.plan.skip_samples + first) * BYTES_PER_SAMPLE
-        end = (self.plan.skip_samples + last) * BYTES_PER_SAMPLE
-        return bytes(self.generation.pcm[begin:end])
+        return self._delivered.audio(first, last)
 
     def start(self) -> None:
         self._context.send(server.ResponseCreated(response=self.body()))
@@ -246,9 +243,10 @@ class ResponseStream:
         self._happened(ResponseInput.DETACHED)
 
     def resend_from(self, sample: int) -> None:
-        """Send the audio from `sample` on to a client that reconnected, even if the response has
-        ended.
+        """Send the audio from `sample` on, counted as the client receives it, to a client that
+        reconnected, even if the response has ended.
         """
+        sample *= self.plan.form.stride
         self.playhead.rewind(min(sample, self.num_samples) if self.generation.is_ended else sample)
         if self.is_active:
             self.generation.wake()
@@ -337,9 +335,7 @@ class ResponseStream:
         if not self._context.connection.is_attached:
             return None
         now = self._clock.now()
-        ready = self.num_samples - self.playhead.sent
-        if not self.generation.is_ended:
-            ready -= ready % GROUP_SAMPLES
+        ready = self._delivered.num_ready(self.playhead.sent)
         if ready <= 0:
             return None
         room = self.playhead.room(self._context.gateway.config.voice.send_ahead_s, now)
@@ -352,14 +348,16 @@ class ResponseStream:
 
     def _send_samples(self, num_samples: int, now: float) -> None:
         self._open_item()
-        first = self.playhead.sent
-        pcm = self.played_audio(first, first + num_samples)
+        first, form = self.playhead.sent, self.plan.form
+        last = first + num_samples
+        audio = self._delivered.client_audio(first, last)
         self.playhead.send(num_samples, now)
-        start = (self.plan.skip_samples + first) * BYTES_PER_SAMPLE
-        self.generation.release(start + len(pcm))
-        self._context.connection.send_audio(self.id, self.item_id, first, pcm)
+        self.generation.release((self.plan.skip_samples + last) * BYTES_PER_SAMPLE)
+        self._context.connection.send_audio(
+            self.id, self.item_id, first // form.stride, audio, form
+        )
         self._on_output_sent()
-        self._find_voice(first, pcm, now)
+        self._find_voice(first, self.played_audio(first, last), now)
 
     def _on_output_sent(self) -> None:
         if self.is_waiting:
@@ -379,7 +377,8 @@ class ResponseStream:
         self._voice.add(fresh, now)
         if self._voice.sample is not None:
             self.timestamps.first_voiced = self._voice.at_s
-            self._context.send(server.Voiced(response_id=self.id, sample=self._voice.sample))
+            sample = self._voice.sample // self.plan.form.stride
+            self._context.send(server.Voiced(response_id=self.id, sample=sample))
             self._events.emit((self, Milestone.VOICED))
 
     def _open_item(self) -> None:
@@ -486,7 +485,9 @@ class ResponseStream:
             conversation_id=plan.conversation_id if plan.in_conversation else None,
             output_modalities=["audio" if plan.spoken else "text"],
             max_output_tokens=plan.max_output_tokens,
-            audio=server.ResponseAudio(output=server.ResponseOutput(voice=plan.voice)),
+            audio=server.ResponseAudio(
+                output=server.ResponseOutput(format=plan.form, voice=plan.voice)
+            ),
             usage=None if self.is_active else self.generation.usage,
             metadata=plan.metadata,
             warnings=[warning_of(name) for name in plan.ignored] or msgspec.UNSET,

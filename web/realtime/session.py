@@ -27,6 +27,7 @@ from web.realtime.protocol import client_events as client
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.session_update import apply_update
 from web.realtime.protocol.settings import ServerVad, Settings
+from web.realtime.protocol.transcription_session import check_event, session_body
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import Milestone, ResponseEvent, ResponseStream
 from web.realtime.session_stats import SessionStats, timing_parts
@@ -115,15 +116,15 @@ class Session:
             self.send_error(error, await read_input(is_large, client.event_id_of, raw))
         self.publish()
 
-    async def receive_audio(self, pcm: bytes, event_id: str | None = None) -> None:
-        """Append audio to the input: PCM16 mono at the rate of the session's input format.
-        `event_id` is the client's id of the event, for an error.
+    async def receive_audio(self, audio: bytes, event_id: str | None = None) -> None:
+        """Append audio in the session's input format to the input. `event_id` is the client's id of
+        the event, for an error.
         """
         if not self._has_input_format(event_id):
             return
         await self._throttle()
         try:
-            if await self.turns.append(pcm):
+            if await self.turns.append(audio):
                 self.publish()
         except FleetError as error:
             self.send_error(error, event_id)
@@ -154,11 +155,12 @@ class Session:
         """Handle a parsed event of the client. If `is_large` is True, its audio is decoded and
         resampled in a thread.
         """
+        check_event(self.settings, event.type)
         match event:
             case client.BufferAppend():
                 if self._has_input_format(event.event_id):
                     await self.receive_audio(
-                        await read_input(is_large, client.decode_pcm, event.audio, "audio"),
+                        await read_input(is_large, client.decode_audio, event.audio, "audio"),
                         event.event_id,
                     )
             case client.ItemCreate():
@@ -189,7 +191,7 @@ class Session:
             case client.ResponseCancel():
                 self.responses.cancel(event.response_id)
             case client.Played():
-                self._record_playback(event)
+                self.record_playback(event)
             case client.OutputClear():
                 message = (
                     "type: output_audio_buffer.clear is for WebRTC; stop playing and "
@@ -208,10 +210,8 @@ class Session:
     async def _retrieve(self, item_id: str) -> None:
         """Send an item with its audio, which is resampled in a thread."""
         item = self._conversation.find(item_id)
-        with_audio = self.settings.audio.input.format is not None and any(
-            part.clip for part in item.parts
-        )
-        body = await read_input(with_audio, self._conversation.body, item, with_audio=with_audio)
+        form = self.settings.audio.input.format if any(part.clip for part in item.parts) else None
+        body = await read_input(form is not None, self._conversation.body, item, form)
         self._send(server.ItemRetrieved(item=body))
 
     def update(self, fields: Mapping[str, object], event_id: str | None = None) -> None:
@@ -219,7 +219,8 @@ class Session:
         other field. `session.updated` always follows, since clients wait for it.
         """
         before = self.settings
-        settings, errors = apply_update(self._gateway, before, fields)
+        has_begun = bool(self._conversation.items) or self.responses.current is not None
+        settings, errors = apply_update(self._gateway, before, fields, has_begun=has_begun)
         self.context.settings = settings
         self._is_audio_refused = False
         self.turns.apply_settings(before)
@@ -228,7 +229,7 @@ class Session:
         if settings.audio.output.format is None and before.audio.output.format is not None:
             self.responses.cancel_spoken()
         self._log_ignored("session.tools" if settings.warnings else "")
-        self._send(server.SessionUpdated(session=settings))
+        self._send(server.SessionUpdated(session=session_body(settings)))
 
     def _log_ignored(self, name: str) -> None:
         """Log an ignored field, once in a session, since clients send it with every update; "" logs
@@ -238,18 +239,20 @@ class Session:
             self._logged_fields.add(name)
             log.warning("session %s: %s", shown_id(self.id), warning_of(name))
 
-    def _record_playback(self, event: client.Played) -> None:
+    def record_playback(self, event: client.Played) -> None:
+        """Record how much of a response the client has played."""
         response = self.responses.find(event.response_id)
         underruns = min(event.underruns, MAX_REPORTED_UNDERRUNS)
         self.stats.underruns += underruns
         self._gateway.metrics.count_underruns(underruns)
         if response is not None:
-            response.playhead.report(event.samples, self._clock.now())
+            played = event.samples * response.plan.form.stride
+            response.playhead.report(played, self._clock.now())
             response.generation.wake()
             # The request's trace holds positions in the audio as the stages generated it.
             before = response.generation.num_trimmed + response.plan.skip_samples
             self._gateway.playback_reports.note(
-                response.generation.request_id, before + event.samples, underruns
+                response.generation.request_id, before + played, underruns
             )
 
     # events of the responses

@@ -24,6 +24,7 @@ from web.realtime.clock import Clock, Timer
 from web.realtime.context import SharedAudio
 from web.realtime.protocol.server_events import SessionCreated, new_id
 from web.realtime.protocol.settings import Settings
+from web.realtime.protocol.transcription_session import session_body
 from web.realtime.session import Session
 from web.realtime.session_records import ENDED, SessionRecords
 from web.realtime.session_views import shown_id
@@ -134,7 +135,7 @@ class SessionRegistry:
             raise
         session = entry.session
         session.connection.attach(writer)
-        session.connection.send(SessionCreated(session=session.settings))
+        session.connection.send(SessionCreated(session=session_body(session.settings)))
         session.publish()
         return session
 
@@ -182,7 +183,7 @@ class SessionRegistry:
             entry.expiry.cancel()
             entry.expiry = None
         connection.attach(writer)
-        connection.send(SessionCreated(session=session.settings))
+        connection.send(SessionCreated(session=session_body(session.settings)))
         # The transcript of `resumed` includes the missed deltas: sent after it, they would be read
         # twice.
         connection.send_missed()

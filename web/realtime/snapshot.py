@@ -22,7 +22,7 @@ from web.realtime.response_stream import ResponsePlan, ResponseStream, TurnTimes
 from web.realtime.session import Session
 
 STATE, CLIP = "state", "clip:"
-VERSION = 2
+VERSION = 3
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from fleet.processing.voice_activity import RATE_HZ
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.openai.recognition import transcribe
 from web.realtime.audio.echo import WINDOW_S
+from web.realtime.audio.formats import PcmFormat
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_audio import is_speech, trailing_silence
 from web.realtime.audio.turn_detector import (
@@ -31,7 +32,7 @@ from web.realtime.generation import Generation
 from web.realtime.items import MIN_CLIP_MS, check_length
 from web.realtime.partial_transcripts import PartialTranscript, PartialTranscripts
 from web.realtime.protocol import server_events as server
-from web.realtime.protocol.settings import PcmFormat, Settings
+from web.realtime.protocol.settings import Settings
 from web.realtime.response_manager import ResponseManager
 from web.realtime.response_stream import TurnTimestamps
 from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, next_state
@@ -63,7 +64,7 @@ class TurnManager:
         self._clock = context.clock
         self._max_s = context.gateway.config.limits.max_audio_s
         form = context.settings.audio.input.format or PcmFormat()
-        self.buffer = AudioInputBuffer(form.rate, self._rules())
+        self.buffer = AudioInputBuffer(form, self._rules())
         self.echo = EchoGuard(context, responses)
         self.state = TurnState.IDLE
         self.num_interruptions = 0
@@ -103,8 +104,8 @@ class TurnManager:
         """Apply changed settings of the audio input; `before` are the former settings."""
         settings = self._context.settings
         form = settings.audio.input.format
-        if form is not None and form.rate != self.buffer.rate_hz:
-            self.buffer.set_rate(form.rate)
+        if form is not None and form != self.buffer.form:
+            self.buffer.set_format(form)
         if form is None and before.audio.input.format is not None:
             self._discard_input()
         if settings.audio.input != before.audio.input:
@@ -126,13 +127,13 @@ class TurnManager:
                 server.SpeechStopped(audio_end_ms=_ms(self.buffer.position), item_id=turn.item_id)
             )
 
-    async def append(self, pcm: bytes) -> bool:
-        """Append audio to the input and detect turns in it; return True if a turn began, paused or
-        ended.
+    async def append(self, audio: bytes) -> bool:
+        """Append audio in the client's format to the input and detect turns in it; return True if a
+        turn began, paused or ended.
 
         Raises: InputTooLarge.
         """
-        new_s = len(pcm) / 2 / self.buffer.rate_hz
+        new_s = self.buffer.seconds(audio)
         retained_s = self.buffer.retained_ms / 1000 if self.buffer.detector is None else 0.0
         if retained_s + new_s > self._max_s:
             raise InputTooLarge(
@@ -142,7 +143,7 @@ class TurnManager:
         is_changed = False
         self._received_at = self._clock.now()
         async with self._appending:
-            for number, piece in enumerate(self.buffer.split(pcm)):
+            for number, piece in enumerate(self.buffer.split(audio)):
                 if number:
                     await asyncio.sleep(0)
                 self.buffer.append(self.echo.pass_on(piece))

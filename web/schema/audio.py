@@ -14,7 +14,8 @@ from web.schema.body import Body
 from web.schema.chat import Seed, StageSections, Temperature, Voice, bad_input, parse_json
 from web.schema.fields.audio import HINTS, SPEECH, TRANSCRIPTION
 
-FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]
+FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac", "pcmu", "pcma"]
+"""Formats of audio files. `pcmu` and `pcma`, extensions, are G.711 without a header."""
 TIMED_FORMATS = ("srt", "vtt")
 GRANULARITIES, PROMPT = "timestamp_granularities", "prompt"
 MAX_PROMPT_CHARS = 8192

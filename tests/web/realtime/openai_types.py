@@ -59,8 +59,9 @@ def _at_openais_rate(event: dict[str, Any]) -> dict[str, Any]:
     if "session" not in event:
         return event
     changed = deepcopy(event)
-    if changed["session"]["audio"]["input"]["format"] is not None:
-        changed["session"]["audio"]["input"]["format"]["rate"] = 24_000
+    form = changed["session"]["audio"]["input"]["format"]
+    if form is not None and form["type"] == "audio/pcm":
+        form["rate"] = 24_000
     return changed
 
 

@@ -12,7 +12,8 @@ from tests.web.realtime.socket_client import SocketClient
 from tests.web.realtime.speech_samples import QUESTION, question, silence, speech
 
 PCM = {"type": "audio/pcm", "rate": 24_000}
-PCMU = {"type": "audio/pcmu"}
+OPUS = {"type": "audio/opus"}
+WIDE_PCMU = {"type": "audio/pcmu", "rate": 16_000}
 UNSERVED = "unsupported_value"
 LONG = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
 
@@ -26,9 +27,13 @@ def output_format(form: object) -> dict[str, object]:
 
 
 REFUSED_FORMATS: dict[str, list[object]] = {
-    "format": [PCMU, {"type": "audio/pcma"}, "pcm16", "g711_ulaw", ["audio/pcm"]],
-    "format.type": [{"type": "audio/opus"}, {"type": 5}],
-    "format.rate": [{"type": "audio/pcm", "rate": 4_000}, {"type": "audio/pcm", "rate": "24000"}],
+    "format": ["pcm16", "g711_ulaw", ["audio/pcm"]],
+    "format.type": [OPUS, {"type": 5}],
+    "format.rate": [
+        {"type": "audio/pcm", "rate": 4_000},
+        {"type": "audio/pcm", "rate": "24000"},
+        WIDE_PCMU,
+    ],
 }
 
 
@@ -38,15 +43,13 @@ REFUSED_FORMATS: dict[str, list[object]] = {
 async def test_audio_is_not_read_while_its_format_is_refused(
     client: SocketClient, gateway: ServedGateway, field: str, form: object
 ) -> None:
-    """Audio is not read while its format is refused: G.711 read as PCM16 would be noise, and
+    """Audio is not read while its format is refused: Opus read as PCM16 would be noise, and
     classified as speech or silence.
     """
     spoken = question()
     errors, now = await client.update(**input_format(form))
     assert [error["param"] for error in errors] == [f"session.audio.input.{field}"]
-    assert errors[0]["code"] == (
-        UNSERVED if form in ({"type": "audio/pcma"}, PCMU) else "invalid_value"
-    )
+    assert errors[0]["code"] == (UNSERVED if form == WIDE_PCMU else "invalid_value")
     assert now["audio"]["input"]["format"] is None
     await client.append(spoken)
     await client.send("input_audio_buffer.commit", event_id="commit")
@@ -77,7 +80,7 @@ async def test_refused_audio_is_named_again_after_the_next_refused_format(
     client: SocketClient,
 ) -> None:
     for marker in ("first", "second"):
-        await client.update(**input_format(PCMU))
+        await client.update(**input_format(OPUS))
         await client.append(silence(1000))
         assert len(await client.events_before_refusal(marker)) == 1
     errors, now = await client.update(instructions="Be brief.")
@@ -89,7 +92,7 @@ async def test_refused_audio_is_named_again_after_the_next_refused_format(
 async def test_binary_audio_is_not_read_while_its_format_is_refused(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    await page.update(**input_format(PCMU))
+    await page.update(**input_format(OPUS))
     await page.speak(question())
     (error,) = await page.events_before_refusal()
     assert error["error"]["param"] == "audio" and not gateway.client.submitted
@@ -105,7 +108,7 @@ async def test_turn_ends_unanswered_when_its_format_is_refused(
     await page.speak(silence(300) + spoken[: len(spoken) // 2])
     started = await page.until("input_audio_buffer.speech_started")
     await page.until("fleet.state", state="hearing")
-    await page.send("session.update", session=input_format(PCMU))
+    await page.send("session.update", session=input_format(OPUS))
     stopped = await page.until("input_audio_buffer.speech_stopped")
     assert (
         stopped["item_id"] == started["item_id"]
@@ -127,7 +130,7 @@ async def test_uncommitted_audio_is_dropped_when_its_format_is_refused(
     spoken = speech(QUESTION)
     await client.detect_turns(None)
     await client.append(spoken)
-    await client.update(**input_format(PCMU))
+    await client.update(**input_format(OPUS))
     await client.update(**input_format(PCM))
     await client.send("input_audio_buffer.commit")
     (error,) = await client.events_before_refusal()
@@ -168,7 +171,7 @@ async def test_format_beside_its_beta_name_ends_an_earlier_refusal(
     client: SocketClient, side: str
 ) -> None:
     beta = f"{side}_audio_format"
-    await client.update(audio={side: {"format": PCMU}})
+    await client.update(audio={side: {"format": OPUS}})
     _, now = await client.update(**{beta: "pcm16"})
     assert now["audio"][side]["format"] is None, "the beta name sets no format"
     errors, now = await client.update(audio={side: {"format": PCM}}, **{beta: "pcm16"})
@@ -180,7 +183,8 @@ async def test_format_beside_its_beta_name_ends_an_earlier_refusal(
 @pytest.mark.parametrize(
     ("form", "field", "code"),
     [
-        (PCMU, "format", UNSERVED),
+        (OPUS, "format.type", "invalid_value"),
+        ({"type": "audio/pcma", "rate": 16_000}, "format.rate", UNSERVED),
         ({"type": "audio/pcm", "rate": 16_000}, "format.rate", UNSERVED),
         ("pcm16", "format", "invalid_value"),
     ],
@@ -213,7 +217,7 @@ async def test_response_ends_when_its_format_is_refused(
     await client.ask("count")
     await client.until("response.output_audio.delta")
     begin = len(client.events)
-    await client.update(**output_format(PCMU))
+    await client.update(**output_format(OPUS))
     kinds = [event["type"] for event in client.events[begin:]]
     after = await client.events_before_refusal()
     refused = kinds.index("error")
@@ -223,7 +227,7 @@ async def test_response_ends_when_its_format_is_refused(
 
 async def test_refused_override_refuses_its_response_only(client: SocketClient) -> None:
     error = await client.refusal_of(
-        "response.create", response={"instructions": "hi", **output_format(PCMU)}
+        "response.create", response={"instructions": "hi", **output_format(OPUS)}
     )
-    assert error["param"] == "response.audio.output.format"
+    assert error["param"] == "response.audio.output.format.type"
     await client.complete("hello")

@@ -94,7 +94,10 @@ async def test_foreign_origin_and_unknown_model_are_refused(gateway: ServedGatew
     ("body", "param"),
     [
         ({"expires_after": {"seconds": 1}}, "expires_after.seconds"),
-        ({"session": {"type": "transcription"}}, "session.type"),
+        (
+            {"session": {"type": "transcription", "instructions": "Be brief."}},
+            "session.instructions",
+        ),
         (
             {"session": {"type": "realtime", "audio": {"output": {"voice": "nobody"}}}},
             "session.audio.output.voice",

@@ -137,8 +137,8 @@ async def test_language_of_the_transcription_is_in_its_prompt(
         ("response.create", {"response": {"prompt": {"id": "pmpt_1"}}}, "response.prompt"),
         (
             "response.create",
-            {"response": {"audio": {"output": {"format": {"type": "audio/pcmu"}}}}},
-            "response.audio.output.format",
+            {"response": {"audio": {"output": {"format": {"type": "audio/pcmu", "rate": 16_000}}}}},
+            "response.audio.output.format.rate",
         ),
         (
             "conversation.item.create",

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.web.realtime.socket_client import SocketClient
+from web.realtime.audio.formats import AudioFormat, PcmaFormat, PcmFormat, PcmuFormat
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import RATE_HZ, TurnRules
 
@@ -60,7 +61,7 @@ def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
     """The end of audio is retained before a silence, even if recorded pieces are as long as the
     silence that is skipped.
     """
-    buffer = AudioInputBuffer(rate_hz, TurnRules())
+    buffer = AudioInputBuffer(PcmFormat(rate=rate_hz), TurnRules())
     pcm = quiet(rate_hz, 420) + tone(rate_hz, 80) + quiet(rate_hz, 1_500)
     hear(buffer, pcm)
     at = loud(buffer.peek(0, buffer.position))
@@ -73,7 +74,7 @@ def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("rules", [None, TurnRules()])
 def test_taken_audio_ends_with_its_last_sample(rate_hz: int, rules: TurnRules | None) -> None:
-    buffer, before = AudioInputBuffer(rate_hz, rules), 0
+    buffer, before = AudioInputBuffer(PcmFormat(rate=rate_hz), rules), 0
     for ms in (100, 3, 1_234, 700):
         pcm = tone(rate_hz, ms)
         hear(buffer, pcm, 2 * rate_hz // 50)
@@ -92,7 +93,7 @@ def test_taken_audio_ends_with_its_last_sample(rate_hz: int, rules: TurnRules | 
 @pytest.mark.parametrize("rate_hz", RATES)
 @pytest.mark.parametrize("take", [True, False])
 def test_removed_audio_does_not_leak_into_later_audio(rate_hz: int, take: bool) -> None:
-    buffer = AudioInputBuffer(rate_hz, None)
+    buffer = AudioInputBuffer(PcmFormat(rate=rate_hz), None)
     hear(buffer, tone(rate_hz, 300))
     if take:
         buffer.take_all()
@@ -105,13 +106,13 @@ def test_removed_audio_does_not_leak_into_later_audio(rate_hz: int, take: bool) 
 
 @pytest.mark.parametrize("take", [True, False])
 def test_half_a_sample_does_not_shift_the_next_turn(take: bool) -> None:
-    buffer = AudioInputBuffer(24_000, None)
+    buffer = AudioInputBuffer(PcmFormat(rate=24_000), None)
     hear(buffer, tone(24_000, 200) + b"\x55")
     if take:
         buffer.take_all()
     else:
         buffer.clear()
-    clean = AudioInputBuffer(24_000, None)
+    clean = AudioInputBuffer(PcmFormat(rate=24_000), None)
     for listening in (buffer, clean):
         hear(listening, tone(24_000, 200))
     assert same(buffer.take_all(), clean.take_all())
@@ -119,8 +120,8 @@ def test_half_a_sample_does_not_shift_the_next_turn(take: bool) -> None:
 
 def test_half_a_sample_is_completed_within_its_turn() -> None:
     buffer, clean, pcm = (
-        AudioInputBuffer(24_000, None),
-        AudioInputBuffer(24_000, None),
+        AudioInputBuffer(PcmFormat(rate=24_000), None),
+        AudioInputBuffer(PcmFormat(rate=24_000), None),
         tone(24_000, 200),
     )
     hear(buffer, pcm, 801)
@@ -131,7 +132,7 @@ def test_half_a_sample_is_completed_within_its_turn() -> None:
 @pytest.mark.parametrize("rate_hz", RATES)
 def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
     """A tick keeps its position whether silence is skipped or audio is taken or cleared."""
-    buffer, silent = AudioInputBuffer(rate_hz, TurnRules()), quiet(rate_hz, 500)
+    buffer, silent = AudioInputBuffer(PcmFormat(rate=rate_hz), TurnRules()), quiet(rate_hz, 500)
     second = silent + tone(rate_hz, 20) + silent
     for number in range(12):
         begin = buffer.received
@@ -145,6 +146,29 @@ def test_taking_audio_does_not_move_later_positions(rate_hz: int) -> None:
         elif number % 3 == 2:
             buffer.clear()
     assert buffer.received == 12 * (len(second) // 2) * RATE_HZ // rate_hz
+
+
+@pytest.mark.parametrize("form", [PcmuFormat(), PcmaFormat()])
+def test_telephone_audio_is_heard_as_its_samples(form: AudioFormat) -> None:
+    telephone, plain = AudioInputBuffer(form, None), AudioInputBuffer(PcmFormat(rate=8_000), None)
+    audio = form.of_pcm(np.frombuffer(tone(8_000, 700) + quiet(8_000, 300), "<i2"))
+    hear(telephone, audio, 161)
+    hear(plain, form.to_pcm(audio), 322)
+    assert telephone.received == plain.received == RATE_HZ
+    assert same(telephone.take_all(), plain.take_all())
+
+
+@pytest.mark.parametrize("rate_hz", RATES)
+def test_change_of_the_format_within_a_turn_loses_no_sample(rate_hz: int) -> None:
+    """A tone goes on without a gap where its format changes, and what follows keeps its place."""
+    buffer = AudioInputBuffer(PcmFormat(rate=rate_hz), None)
+    hear(buffer, tone(rate_hz, 300) + b"\x55")
+    buffer.set_format(PcmuFormat())
+    hear(buffer, PcmuFormat().of_pcm(np.frombuffer(tone(8_000, 300) + quiet(8_000, 300), "<i2")))
+    assert abs(buffer.received - RATE_HZ * 9 // 10) <= 1 and buffer.retained_ms in (899, 900)
+    at = loud(buffer.take_all())
+    assert abs(int(at[-1]) - RATE_HZ * 6 // 10) < NEAR
+    assert int(np.diff(at).max()) < RATE_HZ // 400, "longer quiet than a zero crossing"
 
 
 async def test_commit_of_a_tenth_of_a_second_is_complete(page: SocketClient) -> None:

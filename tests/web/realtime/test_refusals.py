@@ -133,7 +133,6 @@ async def test_openai_client_shows_why_its_key_is_refused(locked: ServedGateway)
     ("query", "code", "param"),
     [
         ("?model=gpt-9", "model_not_found", "model"),
-        ("?intent=transcription", "unsupported_value", "intent"),
         ("?intent=dictation&model=omni", "unsupported_value", "intent"),
         ("?samples=-1", "invalid_value", "samples"),
     ],

@@ -40,7 +40,7 @@ async def resending(gateway: ServedGateway) -> AsyncIterator[tuple[SocketClient,
 
 async def test_resent_audio_stops_when_its_format_is_refused(gateway: ServedGateway) -> None:
     async with resending(gateway) as (page, response):
-        await page.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
+        await page.update(audio={"output": {"format": {"type": "audio/opus"}}})
         sent = len(page.audio[response])
         await page.until("fleet.state", state="listening")
     assert len(page.audio[response]) == sent < WHOLE
@@ -51,7 +51,7 @@ async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refu
 ) -> None:
     async with resending(gateway) as (page, response):
         await page.complete("and in writing?", output_modalities=["text"])
-        await page.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
+        await page.update(audio={"output": {"format": {"type": "audio/opus"}}})
         sent = len(page.audio[response])
         gateway.client.script = Script(gap_s=0.05)
         await page.complete("and then?", output_modalities=["text"])

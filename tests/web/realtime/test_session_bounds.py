@@ -19,6 +19,7 @@ from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import message
 from web.gateway.gateway import Gateway
 from web.realtime import session_registry
+from web.realtime.audio.formats import AudioFormat
 from web.realtime.discard_limit import BURST, PER_S, DiscardLimit
 from web.realtime.protocol.capabilities import default_settings
 from web.realtime.protocol.server_events import Error, ResponseCreated, ServerEvent
@@ -44,7 +45,9 @@ class BoundedClient:
     def send(self, event: ServerEvent) -> None:
         self.events.append(event)
 
-    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+    def send_audio(
+        self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
+    ) -> None:
         return
 
     def close(self, code: int, reason: str) -> None:

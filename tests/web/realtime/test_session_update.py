@@ -44,7 +44,6 @@ TOOLS = [{"type": "function", "name": "weather", "parameters": {"type": "object"
         ({"tool_choice": "required", "tools": TOOLS}, [], ["tool_choice"]),
         ({"tool_choice": {"type": "function", "name": "weather"}}, [], ["tool_choice"]),
         ({"tools": "weather"}, ["tools"], []),
-        ({"type": "transcription"}, [], ["type"]),
         ({"output_modalities": []}, ["output_modalities"], []),
         ({"max_output_tokens": 0}, ["max_output_tokens"], []),
         ({"modalities": ["text"], "turn_detection": None}, [], ["modalities", "turn_detection"]),

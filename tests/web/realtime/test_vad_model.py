@@ -10,6 +10,7 @@ import numpy as np
 from fleet.processing.voice_activity import FRAME_SAMPLES, VadState, speech_probabilities
 from tests.support import REPO
 from tests.web.realtime.speech_samples import QUESTION, blocks, silence, speech
+from web.realtime.audio.formats import PcmFormat
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import (
     TurnEvent,
@@ -29,7 +30,7 @@ SHA256 = {
 
 
 def events(pcm: bytes, block_ms: int = 20, *, gated: bool = True) -> list[TurnEvent]:
-    buffer, found = AudioInputBuffer(24_000, TurnRules()), list[TurnEvent]()
+    buffer, found = AudioInputBuffer(PcmFormat(), TurnRules()), list[TurnEvent]()
     for block in blocks(pcm, block_ms):
         for piece in buffer.split(block):
             buffer.append(piece)
@@ -78,7 +79,7 @@ def test_skipped_silence_preserves_audio_and_positions() -> None:
     """
     tick = np.zeros(24_000, "<i2")
     tick[12_000:12_240] = 10_000
-    buffer = AudioInputBuffer(24_000, TurnRules())
+    buffer = AudioInputBuffer(PcmFormat(), TurnRules())
     for block in blocks(20 * tick.tobytes() + silence(1_000), 20):
         buffer.append(block)
     assert buffer.position == 21 * 16_000

@@ -1,5 +1,5 @@
-"""Buffer of a voice session's input audio: resampled to 16 kHz, kept while it may belong to a turn,
-and cut into frames for voice detection.
+"""Buffer of a voice session's input audio: decoded, resampled to 16 kHz, kept while it may belong
+to a turn, and cut into frames for voice detection.
 
 Knows no conversation and no socket.
 """
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet.processing.base import Samples
 from fleet.processing.voice_activity import FRAME_SAMPLES, RATE_HZ, VadState
+from web.realtime.audio.formats import AudioFormat
 from web.realtime.audio.turn_detector import TurnDetector, TurnEvent, TurnRules, TurnStopped
 
 Pcm = NDArray[np.int16]
@@ -63,26 +64,41 @@ class AudioInputBuffer:
     samples after it are zeros.
     """
 
-    def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
+    def __init__(self, form: AudioFormat, rules: TurnRules | None) -> None:
         self.position = 0
         self.vad = VadState()
         self.detector: TurnDetector | None = None
         self._retained = bytearray()
-        self._odd_byte = b""
+        self._cut_sample = b""
         self._quiet_s = 0.0
         self._silent_from: int | None = None
         self._classified = 0
-        self.set_rate(rate_hz)
+        self._resampler: soxr.ResampleStream | None = None
+        self.set_format(form)
         self.set_rules(rules)
 
-    def set_rate(self, rate_hz: int) -> None:
-        self.rate_hz = rate_hz
+    def set_format(self, form: AudioFormat) -> None:
+        """Read later audio in another format. The buffered audio stays, with what the resampler
+        holds back of it.
+        """
+        if self._resampler is not None:
+            self._add(self._flush_resampler())
+        self.form, self._cut_sample = form, b""
         self._num_received, self._received_from = 0, self.position
         self._resampler = (
             None
-            if rate_hz == RATE_HZ
-            else soxr.ResampleStream(rate_hz, RATE_HZ, 1, "int16", quality="MQ")
+            if form.rate == RATE_HZ
+            else soxr.ResampleStream(form.rate, RATE_HZ, 1, "int16", quality="MQ")
         )
+
+    @property
+    def rate_hz(self) -> int:
+        """Rate of the audio that the client sends."""
+        return self.form.rate
+
+    def seconds(self, audio: bytes) -> float:
+        """Return the length of audio in the client's format."""
+        return len(audio) / self.form.sample_bytes / self.rate_hz
 
     def set_rules(self, rules: TurnRules | None) -> None:
         """Set the rules of turn detection; None turns the detection off, and the client commits its
@@ -113,18 +129,17 @@ class AudioInputBuffer:
     def _held_back_len(self) -> int:
         return max(0, self.received - self.position)
 
-    def split(self, pcm: bytes) -> Iterator[bytes]:
-        """Split input into pieces short enough that other sessions have their turn in between.
-
-        `pcm` is PCM16 little-endian mono at `rate_hz`; if it ends within a sample, the next call
+    def split(self, audio: bytes) -> Iterator[bytes]:
+        """Split input in the client's format into pieces of PCM16 at its rate, short enough that
+        other sessions have their turn in between. If the input ends within a sample, the next call
         completes the sample.
         """
-        pcm, self._odd_byte = self._odd_byte + pcm, b""
-        if len(pcm) % 2:
-            pcm, self._odd_byte = pcm[:-1], pcm[-1:]
-        step = 2 * max(1, int(self.rate_hz * SLICE_S))
-        for start in range(0, len(pcm), step):
-            yield pcm[start : start + step]
+        form, audio = self.form, self._cut_sample + audio
+        whole = len(audio) - len(audio) % form.sample_bytes
+        self._cut_sample = audio[whole:]
+        step = form.sample_bytes * max(1, int(form.rate * SLICE_S))
+        for start in range(0, whole, step):
+            yield form.to_pcm(audio[start : min(whole, start + step)])
 
     def append(self, piece: bytes) -> None:
         samples = np.frombuffer(piece, "<i2")
@@ -136,6 +151,9 @@ class AudioInputBuffer:
             resampled = piece
         else:
             resampled = self._resampler.resample_chunk(samples).astype("<i2", copy=False).tobytes()
+        self._add(resampled)
+
+    def _add(self, resampled: bytes) -> None:
         self._retained += resampled
         self.position += len(resampled) // 2
 
@@ -241,7 +259,7 @@ class AudioInputBuffer:
         discarded samples.
         """
         self.position += self._held_back_len
-        self._odd_byte = b""
+        self._cut_sample = b""
         if self._resampler is not None:
             self._resampler.clear()
         self._retained.clear()

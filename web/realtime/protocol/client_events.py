@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
 from web.realtime.protocol.settings import (
-    AnyFormat,
+    FormatPatch,
     Modalities,
     OutputTokens,
     Patch,
@@ -139,7 +139,7 @@ class ItemTruncate(ClientEvent):
 
 
 class ResponseOutputPatch(Patch):
-    format: AnyFormat | None = None
+    format: FormatPatch | None = None
     voice: Annotated[str, Field(max_length=128)] | VoiceId | None = None
 
 
@@ -305,7 +305,7 @@ def event_id_of(raw: str) -> str | None:
         return None
 
 
-def decode_pcm(data: str, where: str) -> bytes:
+def decode_audio(data: str, where: str) -> bytes:
     """Return the bytes of base64 audio. Decodes in pieces, so that other threads run in between.
     Raises: BadInput naming the field `where`.
     """

@@ -9,7 +9,8 @@ import secrets
 import msgspec
 from msgspec import field
 
-from web.realtime.protocol.settings import PcmFormat, Settings
+from web.realtime.audio.formats import AudioFormat, PcmFormat
+from web.realtime.protocol.transcription_session import SessionBody
 
 
 def new_id(kind: str) -> str:
@@ -86,7 +87,7 @@ class StatusDetails(msgspec.Struct, kw_only=True):
 
 
 class ResponseOutput(msgspec.Struct, kw_only=True):
-    format: PcmFormat = PcmFormat()
+    format: AudioFormat = PcmFormat()
     voice: str
 
 
@@ -132,11 +133,11 @@ class Error(ServerEvent, tag="error", kw_only=True):
 
 
 class SessionCreated(ServerEvent, tag="session.created", kw_only=True):
-    session: Settings
+    session: SessionBody
 
 
 class SessionUpdated(ServerEvent, tag="session.updated", kw_only=True):
-    session: Settings
+    session: SessionBody
 
 
 class SpeechStarted(ServerEvent, tag="input_audio_buffer.speech_started", kw_only=True):
@@ -339,8 +340,8 @@ class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
 
 
 class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
-    """Announcement of binary frames: frames with this `serial` contain audio of the response, at
-    `rate` Hz.
+    """Announcement of binary frames: frames with this `serial` contain audio of the response, in
+    its format, at `rate` Hz.
     """
 
     serial: int

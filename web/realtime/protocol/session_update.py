@@ -11,16 +11,21 @@ from typing import Literal
 import msgspec
 from pydantic import ValidationError
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, UnsupportedValue
 from web.gateway.gateway import Gateway
-from web.realtime.protocol.capabilities import drop_unserved
+from web.realtime.audio.formats import PcmFormat
+from web.realtime.protocol.capabilities import drop_unserved, takes_text_only
 from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
 from web.realtime.protocol.settings import (
     SAME_IN_BETA,
-    PcmFormat,
     SessionPatch,
     Settings,
     merge_settings,
+)
+from web.realtime.protocol.transcription_session import (
+    TRANSCRIPTION,
+    only_transcribing,
+    refusals,
 )
 from web.schema.fields.realtime import SESSION
 
@@ -43,20 +48,62 @@ refuses the whole object.
 
 
 def apply_update(
-    gateway: Gateway, settings: Settings, fields: Fields
+    gateway: Gateway, settings: Settings, fields: Fields, *, has_begun: bool
 ) -> tuple[Settings, list[BadInput]]:
     """Apply `fields` of a `session.update` to `settings`. Returns the changed settings, and a
-    refusal for each field that was not applied.
+    refusal for each field that was not applied. `has_begun`: the conversation is not empty, so the
+    type is fixed.
     """
     without_effect = list(SESSION.refusals(fields, "session"))
     patch, invalid = read_patch(fields)
-    changed, unserved = merge_settings(settings, patch)
-    changed, unsupported = drop_unserved(gateway, settings, changed, patch)
-    refused = [*without_effect, *invalid, *unserved, *unsupported]
+    changed, unserved = apply_patch(gateway, settings, patch, is_fixed=has_begun)
+    refused = [*without_effect, *invalid, *unserved]
     for side in ("input", "output"):
         if _format_refused(side, changed, patch, refused):
             changed = _without_format(changed, side)
     return changed, refused
+
+
+def apply_patch(
+    gateway: Gateway, settings: Settings, patch: SessionPatch, *, is_fixed: bool = False
+) -> tuple[Settings, list[BadInput]]:
+    """Apply a valid patch to `settings`. Returns the changed settings, and a refusal for each field
+    that is not served. `is_fixed`: the session's type cannot change any more.
+    """
+    refused: list[BadInput] = []
+    if (wrong := _wrong_type(gateway, settings, patch, is_fixed)) is not None:
+        refused.append(wrong)
+        patch = patch.model_copy(update={"type": settings.type})
+    changed, unserved = merge_settings(settings, patch)
+    if (patch.type or settings.type) == TRANSCRIPTION:
+        refused += refusals(patch)
+        changed = only_transcribing(settings, changed.audio.input)
+    changed, unsupported = drop_unserved(gateway, settings, changed, patch)
+    return changed, [*refused, *unserved, *unsupported]
+
+
+def served_settings(gateway: Gateway, settings: Settings, patch: SessionPatch) -> Settings:
+    """Return `settings` of a new session with a patch applied. Raises: BadInput for the first field
+    that is not served.
+    """
+    changed, unserved = apply_patch(gateway, settings, patch)
+    for refused in unserved:
+        raise refused
+    return changed
+
+
+def _wrong_type(
+    gateway: Gateway, settings: Settings, patch: SessionPatch, is_fixed: bool
+) -> UnsupportedValue | None:
+    where = "session.type"
+    if patch.type in (None, settings.type):
+        return None
+    if patch.type == TRANSCRIPTION and not gateway.hears:
+        return takes_text_only(where)
+    if is_fixed or settings.type == TRANSCRIPTION:
+        message = f"this session is of type {settings.type}; open another one"
+        return UnsupportedValue(f"{where}: {message}", param=where)
+    return None
 
 
 def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:

@@ -12,12 +12,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import RecognitionOptions
 from web.gateway.ignored_fields import warning_of
+from web.realtime.audio.formats import (
+    G711_FORMATS,
+    OUTPUT_RATE_HZ,
+    AudioFormat,
+    PcmFormat,
+)
 from web.realtime.audio.turn_detector import TurnRules
 from web.realtime.audio.turn_end import WAITS
 from web.schema.audio import MAX_PROMPT_CHARS
 from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
 
-OUTPUT_RATE_HZ = 24_000
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
 RECOGNIZE_MS = 96
 """Silence after which a turn under `semantic_vad` is recognised, if the graph does so: its words
@@ -27,12 +32,11 @@ MAX_INSTRUCTIONS = 32_768
 VOICE_FIELD, SPEED_FIELD = "session.audio.output.voice", "session.audio.output.speed"
 INPUT_FORMAT, OUTPUT_FORMAT = "session.audio.input.format", "session.audio.output.format"
 SERVED_FORMAT = '{"type": "audio/pcm", "rate": 24000}'
-"""The served audio format, as error messages show it."""
+"""The default audio format, as error messages show it."""
 
 
-class PcmFormat(msgspec.Struct, frozen=True, kw_only=True):
-    type: str = "audio/pcm"
-    rate: int = OUTPUT_RATE_HZ
+SessionType = Literal["realtime", "transcription"]
+SessionObject = Literal["realtime.session", "realtime.transcription_session"]
 
 
 class TranscriptionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +69,7 @@ class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
     only.
     """
 
-    format: PcmFormat | None = PcmFormat()
+    format: AudioFormat | None = PcmFormat()
     transcription: TranscriptionSettings | None = None
     noise_reduction: None = None
     turn_detection: TurnDetection | None = ServerVad()
@@ -76,7 +80,7 @@ class AudioOutput(msgspec.Struct, frozen=True, kw_only=True):
     since the client would play audio of another format as noise.
     """
 
-    format: PcmFormat | None = PcmFormat()
+    format: AudioFormat | None = PcmFormat()
     voice: str = ""
     speed: float = 1.0
 
@@ -86,14 +90,14 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
     output: AudioOutput = AudioOutput()
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of a session: the `session` object on the wire. The server sets `id` and `model`,
+class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="realtime"):
+    """Settings of a session: the `session` object on the wire, except for a transcription session,
+    which `object` tells; see `transcription_session`. The server sets `id` and `model`,
     the client all other fields. `warnings`, an extension that is omitted while empty, is about
     fields that were ignored although the client may count on them.
     """
 
-    type: str = "realtime"
-    object: str = "realtime.session"
+    object: SessionObject = "realtime.session"
     id: str = ""
     model: str = ""
     output_modalities: tuple[Literal["audio", "text"], ...] = ("audio",)
@@ -108,6 +112,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int = 0
     audio: SessionAudio = SessionAudio()
     warnings: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def type(self) -> SessionType:
+        return "realtime" if self.object == "realtime.session" else "transcription"
 
     @property
     def detection(self) -> TurnDetection | None:
@@ -155,19 +163,9 @@ class Patch(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
 
-def _format(value: object) -> object:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("audio/pcmu", "audio/pcma"):
-        raise UnservedValue(f"{kind} is not served; use audio/pcm")
-    return value
-
-
 class FormatPatch(Patch):
-    type: Literal["audio/pcm"] = "audio/pcm"
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Annotated[int, Field(ge=MIN_INPUT_RATE_HZ, le=MAX_INPUT_RATE_HZ)] | None = None
-
-
-AnyFormat = Annotated[FormatPatch, BeforeValidator(_format)]
 
 
 class TranscriptionPatch(Patch):
@@ -198,7 +196,7 @@ class VoiceId(Patch):
 
 
 class AudioInputPatch(Patch):
-    format: AnyFormat | None = None
+    format: FormatPatch | None = None
     transcription: TranscriptionPatch | None = None
     turn_detection: (
         Annotated[ServerVadPatch | SemanticVadPatch, Field(discriminator="type")] | None
@@ -206,7 +204,7 @@ class AudioInputPatch(Patch):
 
 
 class AudioOutputPatch(Patch):
-    format: AnyFormat | None = None
+    format: FormatPatch | None = None
     voice: Annotated[str, Field(max_length=128)] | VoiceId | None = None
     speed: Annotated[float, Field(ge=0.25, le=1.5)] | None = None
 
@@ -240,16 +238,6 @@ def _choice(value: object) -> object:
 ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 
-def _session_type(value: object) -> object:
-    if value == "transcription":
-        message = (
-            "sessions that only transcribe are not served; use realtime, with "
-            "session.audio.input.transcription"
-        )
-        raise UnservedValue(message)
-    return value
-
-
 def _truncation(value: object) -> object:
     if isinstance(value, dict):
         raise UnservedValue("a retention ratio is not served; use auto or disabled")
@@ -264,7 +252,7 @@ class SessionPatch(Patch):
     null field turns it off or restores its default.
     """
 
-    type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
+    type: SessionType | None = None
     model: Annotated[str, Field(max_length=256)] | None = None
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
@@ -341,7 +329,9 @@ def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, l
         changes["truncation"] = patch.truncation or "auto"
     audio = settings.audio
     if patch.audio is not None and patch.audio.input is not None:
-        audio = msgspec.structs.replace(audio, input=_input(audio.input, patch.audio.input))
+        audio = msgspec.structs.replace(
+            audio, input=_input(audio.input, patch.audio.input, refused)
+        )
     if patch.audio is not None and patch.audio.output is not None:
         audio = msgspec.structs.replace(
             audio, output=_output(audio.output, patch.audio.output, refused)
@@ -349,12 +339,14 @@ def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, l
     return msgspec.structs.replace(settings, audio=audio, **changes), refused
 
 
-def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
+def _input(now: AudioInput, patch: AudioInputPatch, refused: list[BadInput]) -> AudioInput:
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "format" in given:
-        rate = patch.format.rate if patch.format is not None else None
-        changes["format"] = PcmFormat(rate=rate or OUTPUT_RATE_HZ)
+        try:
+            changes["format"] = audio_format(patch.format, INPUT_FORMAT)
+        except BadInput as error:
+            refused.append(error)
     if "transcription" in given:
         changes["transcription"] = _transcription(now.transcription, patch.transcription)
     if "turn_detection" in given:
@@ -394,8 +386,7 @@ def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) 
     changes: dict[str, object] = {}
     if "format" in given:
         try:
-            check_output_format(patch.format, OUTPUT_FORMAT)
-            changes["format"] = PcmFormat()
+            changes["format"] = output_format(patch.format, OUTPUT_FORMAT)
         except BadInput as error:
             refused.append(error)
     if "voice" in given:
@@ -405,13 +396,29 @@ def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) 
     return msgspec.structs.replace(now, **changes)
 
 
-def check_output_format(given: FormatPatch | None, where: str) -> None:
-    """Check the sample rate of a requested output format. Raises: UnsupportedValue naming the field
-    `where`.
+def audio_format(given: FormatPatch | None, where: str) -> AudioFormat:
+    """Return a requested format; the default format for None. Raises: UnsupportedValue for G.711 at
+    another rate than its own, naming the field `where`.
     """
-    if given is not None and given.rate not in (None, OUTPUT_RATE_HZ):
-        message = f"{where}.rate: {given.rate} is not served; audio is sent at {OUTPUT_RATE_HZ} Hz"
+    if given is None:
+        return PcmFormat()
+    if (form := G711_FORMATS.get(given.type)) is None:
+        return PcmFormat(rate=given.rate or OUTPUT_RATE_HZ)
+    if given.rate not in (None, form.rate):
+        message = f"{where}.rate: {given.rate} is not served; {given.type} has {form.rate} Hz"
         raise UnsupportedValue(message, param=f"{where}.rate")
+    return form
+
+
+def output_format(given: FormatPatch | None, where: str) -> AudioFormat:
+    """Return a requested output format as `audio_format` does; PCM16 has one rate. Raises:
+    UnsupportedValue.
+    """
+    form = audio_format(given, where)
+    if isinstance(form, PcmFormat) and form.rate != OUTPUT_RATE_HZ:
+        message = f"{where}.rate: {form.rate} is not served; audio is sent at {OUTPUT_RATE_HZ} Hz"
+        raise UnsupportedValue(message, param=f"{where}.rate")
+    return form
 
 
 def voice_name(voice: str | VoiceId) -> str:

@@ -7,6 +7,7 @@ Knows no protocol: a writer turns events and audio into frames.
 from collections import deque
 from typing import Protocol
 
+from web.realtime.audio.formats import AudioFormat
 from web.realtime.protocol.server_events import ServerEvent, State
 
 MAX_MISSED = 2000
@@ -22,7 +23,9 @@ class ClientWriter(Protocol):
 
     def send(self, event: ServerEvent) -> None: ...
 
-    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None: ...
+    def send_audio(
+        self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
+    ) -> None: ...
 
     def close(self, code: int, reason: str) -> None: ...
 
@@ -63,6 +66,9 @@ class ClientConnection:
         elif not isinstance(event, State):
             self._missed.append(event)
 
-    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+    def send_audio(
+        self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
+    ) -> None:
+        """Send audio of a response in the format `form`, from `first_sample` on in its samples."""
         if self._writer is not None:
-            self._writer.send_audio(response_id, item_id, first_sample, pcm)
+            self._writer.send_audio(response_id, item_id, first_sample, audio, form)

@@ -23,10 +23,12 @@ from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_response import json_response
 from web.http.key_ring import KeyRing
 from web.http.offload import parse_body
-from web.realtime.protocol.capabilities import default_settings, drop_unserved
+from web.realtime.protocol.capabilities import default_settings
 from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.server_events import new_id
-from web.realtime.protocol.settings import Patch, SessionPatch, Settings, merge_settings
+from web.realtime.protocol.session_update import served_settings
+from web.realtime.protocol.settings import Patch, SessionPatch, Settings
+from web.realtime.protocol.transcription_session import SessionBody, session_body
 from web.schema.chat import read_json
 from web.schema.fields.realtime import SECRET
 
@@ -56,7 +58,7 @@ class SecretBody(Patch):
 class Secret(msgspec.Struct, frozen=True, kw_only=True):
     value: str
     expires_at: int
-    session: Settings
+    session: SessionBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class Secrets:
         body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
         settings = default_settings(self._gateway)
         if body.session is not None:
-            settings = self._served(settings, body.session)
+            settings = served_settings(self._gateway, settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
         secret = Secret(
@@ -103,7 +105,7 @@ class Secrets:
             + (f"{caller.listed_name}." if caller.listed_name else "")
             + token_urlsafe(24),
             expires_at=int(time.time()) + seconds,
-            session=settings,
+            session=session_body(settings),
         )
         await self._gateway.client.voice.save_secret(
             _name(secret.value),
@@ -111,16 +113,6 @@ class Secrets:
             seconds,
         )
         return json_response(secret, headers={"cache-control": "no-store"})
-
-    def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
-        """Return the settings with a patch applied. Raises: BadInput for the first field that is
-        not served.
-        """
-        changed, unserved = merge_settings(settings, patch)
-        changed, unsupported = drop_unserved(self._gateway, settings, changed, patch)
-        for refused in (*unserved, *unsupported):
-            raise refused
-        return changed
 
     async def credential(self, key: str) -> Credential:
         """Return the credential of a client secret. Raises: Unauthorized if the API key that has

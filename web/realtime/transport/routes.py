@@ -2,6 +2,8 @@
 Knows no event.
 """
 
+from dataclasses import replace
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,15 +21,17 @@ from web.http.errors import (
     UpgradeRequired,
     refusal_response,
 )
-from web.http.guard import CLIENT_SECRET_PREFIX, client_key
+from web.http.guard import CLIENT_SECRET_PREFIX, TELEPHONE_PATH, client_key
 from web.http.json_response import json_response
 from web.http.key_ring import KeyRing
 from web.http.protocol.abuse import TimedAbuseLog
 from web.http.wrong_keys import WrongKeys
 from web.realtime.clock import Clock
-from web.realtime.protocol.capabilities import default_settings
+from web.realtime.protocol.capabilities import default_settings, takes_text_only
+from web.realtime.protocol.transcription_session import TRANSCRIPTION, only_transcribing
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
+from web.realtime.telephone.call import CallRoute
 from web.realtime.transport.client_secrets import Credential, Secrets, expired
 from web.realtime.transport.refusal import accept, log_refusal, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
@@ -35,7 +39,7 @@ from web.realtime.transport.voice_socket import VoiceSocket
 from web.schema.fields.realtime import QUERY
 
 ON = ("1", "true", "yes")
-INTENTS = ("", "conversation", "realtime")
+INTENTS = ("", "conversation", "realtime", TRANSCRIPTION)
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +67,14 @@ class VoiceRoutes:
         self._wrong_keys = wrong_keys
         self._lines = lines
         self._secrets = Secrets(gateway, keys)
+        self._call = CallRoute(gateway, self.registry, self._secrets, keys, self._on_refused)
 
     def routes(self) -> list[BaseRoute]:
         return [
             WebSocketRoute("/v1/realtime", self.realtime),
             Route("/v1/realtime", self.no_socket, methods=["GET"]),
             WebSocketRoute("/console/ws", self.console),
+            WebSocketRoute(TELEPHONE_PATH, self._call.serve),
             Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
             Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
             Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),
@@ -104,13 +110,15 @@ class VoiceRoutes:
     async def _serve(
         self, websocket: WebSocket, writer: SocketWriter, credential: Credential
     ) -> None:
-        def refused(error: FleetError) -> FleetError:
-            counted = self._counted(websocket, error)
-            log_refusal(self._lines, websocket.scope, counted)
-            return counted
-
         with acting_as(credential.caller):
-            await VoiceSocket(self.registry, websocket, writer, refused).run(credential)
+            await VoiceSocket(
+                self.registry, websocket, writer, lambda error: self._on_refused(websocket, error)
+            ).run(credential)
+
+    def _on_refused(self, websocket: WebSocket, error: FleetError) -> FleetError:
+        counted = self._counted(websocket, error)
+        log_refusal(self._lines, websocket.scope, counted)
+        return counted
 
     def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
         """Return the error with which to refuse a client. A wrong client secret counts as a wrong
@@ -149,15 +157,15 @@ class VoiceRoutes:
         QUERY.check(websocket.query_params)
         intent = websocket.query_params.get("intent", "")
         if intent not in INTENTS:
-            message = (
-                f"{intent[:80]!r} is not served, only conversations are; leave it out "
-                "(for transcripts of the user's speech, "
-            )
-            raise UnsupportedValue(
-                f"intent: {message}set session.audio.input.transcription)", param="intent"
-            )
+            message = f"{intent[:80]!r} is not served; use conversation or transcription"
+            raise UnsupportedValue(f"intent: {message}", param="intent")
         self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
-        return credential
+        if intent != TRANSCRIPTION:
+            return credential
+        if not self._gateway.hears:
+            raise takes_text_only("intent")
+        settings = credential.settings
+        return replace(credential, settings=only_transcribing(settings, settings.audio.input))
 
     async def sessions(self, _request: Request) -> Response:
         """Answer GET /v1/fleet/sessions: the live sessions of all gateways, the newest first."""

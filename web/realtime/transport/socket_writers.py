@@ -14,6 +14,7 @@ from collections import deque
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from fleet.process.background import start
+from web.realtime.audio.formats import AudioFormat
 from web.realtime.protocol.server_events import (
     AudioSerial,
     Error,
@@ -24,7 +25,6 @@ from web.realtime.protocol.server_events import (
     ServerEvent,
     encode_event,
 )
-from web.realtime.protocol.settings import OUTPUT_RATE_HZ
 from web.realtime.transport.refusal import clipped_reason
 
 log = logging.getLogger("fleet.web")
@@ -55,10 +55,12 @@ class SocketWriter:
         if self._fleet or not isinstance(event, FleetEvent):
             self._put(encode_event(event))
 
-    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+    def send_audio(
+        self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
+    ) -> None:
         self.send(
             OutputAudioDelta(
-                response_id=response_id, item_id=item_id, delta=b64encode(pcm).decode("ascii")
+                response_id=response_id, item_id=item_id, delta=b64encode(audio).decode("ascii")
             )
         )
 
@@ -139,16 +141,15 @@ class ConsoleWriter(SocketWriter):
         self._response_id = ""
         self._next_sample = 0
 
-    def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
+    def send_audio(
+        self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
+    ) -> None:
         if response_id != self._response_id or first_sample != self._next_sample:
             self._serial, self._response_id = self._serial + 1, response_id
             self.send(
                 AudioSerial(
-                    serial=self._serial,
-                    response_id=response_id,
-                    item_id=item_id,
-                    rate=OUTPUT_RATE_HZ,
+                    serial=self._serial, response_id=response_id, item_id=item_id, rate=form.rate
                 )
             )
-        self._next_sample = first_sample + len(pcm) // 2
-        self._put(HEADER.pack(self._serial, first_sample) + pcm)
+        self._next_sample = first_sample + len(audio) // form.sample_bytes
+        self._put(HEADER.pack(self._serial, first_sample) + audio)

@@ -9,7 +9,8 @@ from web.schema.fields.table import FieldTable, ignored, refused, refused_by_val
 
 SPEECH = FieldTable(
     "POST /v1/audio/speech",
-    served("model input voice voice.id response_format speed stream_format temperature seed fleet"),
+    served("model input voice voice.id speed stream_format temperature seed fleet"),
+    served("response_format", "pcmu and pcma too: G.711 at 8 kHz without a header"),
     refused(
         "instructions", "this model takes no directions for its voice; clear them in the client"
     ),

@@ -22,7 +22,11 @@ _REASONING = "thinking cannot be turned on, off or down here; remove it"
 _ONLY_MESSAGES = f"{NO_TOOLS}; only items of type message are served"
 _BETA = "a field of the beta dialect; use {}"
 
-_FORMAT = served("format format.type format.rate")
+_FORMAT = [
+    *served("format"),
+    *served("format.type", "audio/pcm, and G.711 as audio/pcmu and audio/pcma"),
+    *served("format.rate", "G.711 has 8000; PCM16 is sent at 24000, and read at 8000 to 48000"),
+]
 _VOICE = served("voice voice.id")
 _ANSWER: list[Field] = [
     *served("instructions output_modalities"),
@@ -50,7 +54,7 @@ _DETECTION = served(
 )
 
 _SESSION: list[Field] = [
-    *served("type", "realtime; sessions that only transcribe are refused"),
+    *served("type", "realtime or transcription; fixed once the session has an item"),
     *served("model", "a name under which this server answers"),
     *ignored(
         "id object expires_at client_secret warnings",
@@ -147,12 +151,18 @@ EVENTS: dict[str, FieldTable] = {
 """Field table of each event type. The settings in a `session.update` have the table `SESSION`,
 since each of their fields is refused alone.
 """
+CALL = FieldTable(
+    "WS /v1/telephone/twilio: custom parameters",
+    served("key", "the API key or a client secret"),
+    served("model", "a name under which this server answers"),
+    served("voice instructions"),
+)
 QUERY = FieldTable(
     "WS /v1/realtime: query",
     served("model", "a name under which this server answers"),
     served("session response samples chars", "resume a session"),
     served("fleet", "1: extensions are sent"),
-    refused_by_value("intent", "conversation is accepted; transcription is refused"),
+    served("intent", "conversation, or transcription for a session of that type"),
     refused("call_id", "calls over WebRTC and SIP are not served; connect without it"),
     ignored("api-version", "names the version of Azure's API; the events here have one"),
 )
