@@ -44,6 +44,7 @@ from web.openapi.query_fields import QueryFields
 from web.realtime.clock import Clock
 from web.realtime.transport.refusal import refuse_socket
 from web.realtime.transport.routes import VoiceRoutes
+from web.speech_stream.socket import SpeechSockets
 
 
 def create_app(
@@ -107,6 +108,7 @@ def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
         *StoredResponseRoutes(gateway).routes(),
         Route("/v1/completions", CompletionEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
+        *SpeechSockets(gateway).routes(),
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
         *ModelRoutes(gateway).routes(),
         *FileRoutes(gateway).routes(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from web.openapi.operations import OPERATIONS
 from web.openapi.query_fields import IGNORED, PREFIX
-from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.audio import SPEECH, SPEECH_EVENTS, TRANSCRIPTION
 from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
@@ -40,6 +40,7 @@ TABLES: Sequence[FieldTable] = (
     RESPONSE,
     COMPLETION,
     SPEECH,
+    *SPEECH_EVENTS.values(),
     TRANSCRIPTION,
     SESSION,
     *EVENTS.values(),

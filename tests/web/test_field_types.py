@@ -30,7 +30,7 @@ from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
 from web.schema.completion import CompletionBody
-from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.audio import SPEECH, SPEECH_EVENTS, TRANSCRIPTION
 from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
@@ -38,6 +38,7 @@ from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable, served
 from web.schema.response_body import TextResponseBody
+from web.speech_stream import client_events
 
 LISTS = (list, tuple, Iterable, Sequence)
 
@@ -144,6 +145,7 @@ SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (COMPLETION, CompletionBody, ""),
     (RESPONSE, TextResponseBody, ""),
     (SPEECH, SpeechBody, ""),
+    *((SPEECH_EVENTS[kind], event, "") for kind, event in client_events.EVENTS.items()),
     (TRANSCRIPTION, TranscriptionForm, ""),
     (SECRET, SecretBody, ""),
     (FILE, FileForm, ""),
