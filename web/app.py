@@ -37,6 +37,7 @@ from web.openapi.query_fields import QueryFields
 from web.realtime.clock import Clock
 from web.realtime.transport.refusal import refuse_socket
 from web.realtime.transport.routes import VoiceRoutes
+from web.speech_stream.socket import SpeechSockets
 
 
 def create_app(
@@ -94,6 +95,7 @@ def _routes(
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
+        *SpeechSockets(gateway).routes(),
         Route("/v1/audio/transcriptions", TranscriptionEndpoint(gateway), methods=["POST"]),
         *ModelRoutes(gateway).routes(),
         Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),

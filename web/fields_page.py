@@ -9,7 +9,7 @@ from pathlib import Path
 
 from web.openapi.operations import OPERATIONS
 from web.openapi.query_fields import IGNORED, PREFIX
-from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.audio import SPEECH, SPEECH_EVENTS, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
 from web.schema.fields.fleet import JOB
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
@@ -35,6 +35,7 @@ it.
 TABLES: Sequence[FieldTable] = (
     CHAT,
     SPEECH,
+    *SPEECH_EVENTS.values(),
     TRANSCRIPTION,
     SESSION,
     *EVENTS.values(),

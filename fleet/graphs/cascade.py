@@ -24,8 +24,11 @@ PROMPT_PARAM, TIMES_PARAM = "prompt", "times"
 """Keys of `RequestSpec.params`: text that precedes the prompt's audio, for names and spellings;
 with any value, the transcript has its segments and words with their times.
 """
-SPEED_PARAM = "speed"
-"""Key of `RequestSpec.params`: pace of the voice, a decimal number from 0.25 to 4, 1 if absent."""
+SPEED_PARAM, CLAUSE_PARAM = "speed", "clause"
+"""Keys of `RequestSpec.params`: pace of the voice, a decimal number from 0.25 to 4, 1 if absent;
+present if the text to speak is a single clause of a longer text, its place in that text
+(`fleet/processing/spoken/given_clause.py`).
+"""
 TRANSCRIPT_TENSORS = {
     "clip": "int32",
     "sizes": "int32",

@@ -94,9 +94,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.gateway": (*BELOW_WEB, *OFFLOAD, "web.schema"),
     "web.openai": (*BELOW_WEB, "web.http", "web.schema", "web.gateway"),
     "web.realtime": BELOW_ENDPOINTS,
+    "web.speech_stream": (*BELOW_ENDPOINTS, "web.realtime"),
     "web.fleet_api": BELOW_ENDPOINTS,
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
-    "web": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime", "web.console"),
+    "web": (
+        *BELOW_ENDPOINTS, "web.fleet_api", "web.realtime", "web.speech_stream", "web.console",
+    ),
     # The download is a command's; no process of a fleet does it.
     "fleet.hub": ("fleet.core",),
     # The laboratory looks at every part; nothing but the commands imports it.

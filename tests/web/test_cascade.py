@@ -3,6 +3,7 @@ stages each request runs, and what it counts.
 """
 
 import base64
+import json
 
 import numpy as np
 import pytest
@@ -159,3 +160,23 @@ def test_text_without_words_and_unknown_voice_are_refused(gateway: ServedGateway
 def test_speech_in_sse_counts_no_tokens(gateway: ServedGateway) -> None:
     answer = speak(gateway, stream_format="sse", response_format="pcm")
     assert '"input_tokens":0,"output_tokens":0' in answer.text
+
+
+def test_words_of_a_speech_come_with_the_audio_in_which_they_end(gateway: ServedGateway) -> None:
+    words = [("It ", 2400), ("is\n", 4800), ("7:30.", 9607)]
+    gateway.client.script = Script(words=words, lead_samples=0)
+    fields = {"response_format": "pcm", "stream_format": "sse", "input": "It is\n7:30."}
+    assert "timestamps" not in speak(gateway, **fields).text
+    answer = speak(gateway, **fields, word_timestamps=True)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:5] == "data:"]
+    deltas = [event for event in events if event["type"] == "speech.audio.delta"]
+    told = {w["word"]: at for at, delta in enumerate(deltas) for w in delta["timestamps"]}
+    assert told == {"It": 1, "is": 2, "7:30.": 5}
+    times = [(w["start_ms"], w["end_ms"]) for delta in deltas for w in delta["timestamps"]]
+    assert times == [(0, 100), (100, 200), (200, 400)] and "timestamps" not in events[-1]
+
+
+def test_times_of_words_without_events_are_refused_by_name(gateway: ServedGateway) -> None:
+    for fields in ({}, {"stream_format": "audio"}):
+        refused = error_of(speak(gateway, word_timestamps=True, **fields))
+        assert refused["param"] == "word_timestamps" and not gateway.client.submitted

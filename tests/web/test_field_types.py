@@ -23,10 +23,11 @@ from web.realtime.protocol.settings import BETA, SessionPatch
 from web.realtime.transport.client_secrets import SecretBody
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.chat import ChatBody
-from web.schema.fields.audio import SPEECH, TRANSCRIPTION
+from web.schema.fields.audio import SPEECH, SPEECH_EVENTS, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.table import Field, FieldTable, served
+from web.speech_stream import client_events
 
 LISTS = (list, tuple, Iterable, Sequence)
 
@@ -127,6 +128,7 @@ def test_missing_row_is_detected(path: str) -> None:
 SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (CHAT, ChatBody, ""),
     (SPEECH, SpeechBody, ""),
+    *((SPEECH_EVENTS[kind], event, "") for kind, event in client_events.EVENTS.items()),
     (TRANSCRIPTION, TranscriptionForm, ""),
     (SECRET, SecretBody, ""),
     (SESSION, SessionPatch, "session"),

@@ -34,6 +34,7 @@ from fleet.processing import (
     TextPart,
 )
 from web.gateway.answer import AnswerContext, AnswerStream, ClientEdges
+from web.gateway.answer_words import WORD_ENDS
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.fleet_port import FleetPort
 from web.gateway.live_captures import NO_STORE, LiveCaptures
@@ -106,6 +107,20 @@ class Gateway:
     def speaks_texts(self) -> bool:
         """True if a text is spoken without the main stage."""
         return any(edge.replaced_by == "speech_text" for edge in self.graph.edges)
+
+    def check_word_times(self, *, asked: bool) -> None:
+        """Check that the voice knows the times of its words, if a client has `asked` for them.
+        Raises: UnsupportedValue.
+        """
+        known = any(
+            edge.name == self.edges.audio and WORD_ENDS in edge.tensors for edge in self.graph.edges
+        )
+        if asked and not known:
+            raise UnsupportedValue(
+                "word_timestamps: the voice of this model does not know the times of its words; "
+                "leave it out",
+                param="word_timestamps",
+            )
 
     def is_spoken(self, spec: RequestSpec) -> bool:
         """Return True if the answer to a request has audio."""

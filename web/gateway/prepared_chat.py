@@ -9,8 +9,10 @@ from fleet.control.client import Applicant
 from fleet.core.request import RequestSpec
 from web.gateway.answer import AnswerStream
 
-SPEED = "speed"
-"""Key of `RequestSpec.params`: pace of a voice that can change it."""
+SPEED, CLAUSE = "speed", "clause"
+"""Keys of `RequestSpec.params`: pace of a voice that can change it; place of the text to speak in a
+longer text of which it is a clause.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,16 @@ class PreparedChat:
 
     def at_speed(self, speed: float) -> "PreparedChat":
         """Return the request with another pace of its voice; 1 is the voice's own."""
-        params = self.spec.params | ({SPEED: str(speed)} if speed != 1 else {})
+        return self._with_params({SPEED: str(speed)}) if speed != 1 else self
+
+    def as_clause(self, place: str) -> "PreparedChat":
+        """Return the request with its text spoken as one clause, which has this place in its
+        text.
+        """
+        return self._with_params({CLAUSE: place})
+
+    def _with_params(self, added: dict[str, str]) -> "PreparedChat":
+        params = self.spec.params | added
         return replace(self, spec=msgspec.structs.replace(self.spec, params=params))
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,6 @@ request after another, where the frontend asks for it. Knows no stage.
 import asyncio
 import base64
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Literal
@@ -17,12 +16,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from fleet.core.errors import BadInput, FleetError, InputTooLarge, Overloaded, UnsupportedValue
-from fleet.core.ids import RequestId, new_request_id
-from fleet.processing import Message, TextPart
-from web.gateway.answer import AudioPiece
+from fleet.core.errors import BadInput, FleetError, InputTooLarge, UnsupportedValue
+from fleet.core.ids import RequestId
+from fleet.processing import TextPart
+from web.gateway.answer import BYTES_PER_SAMPLE, AudioPiece
 from web.gateway.gateway import Gateway
 from web.gateway.prepared_chat import ActiveRequest
+from web.gateway.speech_requests import SpeechRequests
+from web.gateway.word_times import WordTime, WordTimes
 from web.http.body import read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
@@ -31,14 +32,9 @@ from web.http.offload import INLINE_BYTES, parse_body, prepare_in_thread
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import MEDIA_TYPES, open_encoder
 from web.schema.audio import SpeechBody, parse_speech
-from web.schema.chat import AudioOptions, ChatOptions, voice_name
 from web.schema.fields.audio import SPEECH
 
 log = logging.getLogger("fleet.web")
-
-RETRY_S = 0.25
-PATIENCE_S = 30.0
-"""Time in seconds for which a further piece of a text is submitted again while it is refused."""
 
 
 class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,23 +46,26 @@ class SpeechUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """Event with the next bytes of the audio file. `audio` is base64."""
+    """Event with the next bytes of the audio file. `audio` is base64. `timestamps`, if asked for:
+    the words that end in this audio; their times count from the beginning of the file.
+    """
 
     type: Literal["speech.audio.delta"] = "speech.audio.delta"
     audio: str
+    timestamps: list[WordTime] | msgspec.UnsetType = msgspec.UNSET
 
 
 class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
+    """`timestamps`, if asked for: the words after the last sound, which are not spoken."""
+
     type: Literal["speech.audio.done"] = "speech.audio.done"
     usage: SpeechUsage
+    timestamps: list[WordTime] | msgspec.UnsetType = msgspec.UNSET
 
 
 class SpeechStream:
     """The audio of one text, which may be spoken in several pieces. Closing the stack `answer`
     aborts the request of the current piece.
-
-    Each piece is a request of its own, submitted when the audio of the previous piece is complete:
-    at that time the client still has much audio to play.
     """
 
     def __init__(
@@ -75,41 +74,54 @@ class SpeechStream:
         self._gateway = gateway
         self._pieces = pieces
         self._answer = answer
-        self._options = ChatOptions(
-            model=body.model,
-            modalities=["audio"],
-            audio=AudioOptions(voice=voice_name(body.voice)),
-            temperature=body.temperature,
-            seed=body.seed,
-            fleet=body.fleet,
-        )
         speed = 1.0 if body.speed is None else body.speed
         # A stage that speaks texts slows its speech by the durations of its sounds. The speech of
         # other graphs is stretched here.
-        self._speed = speed if gateway.speaks_texts else 1.0
         self.tempo = 1.0 if gateway.speaks_texts else speed
         """Factor by which the audio is still to be sped up."""
-        self._arrived_s = time.monotonic()
+        self._requests = SpeechRequests(
+            gateway,
+            body.chat_options(body.model),
+            speed if gateway.speaks_texts else 1.0,
+            answer,
+        )
         self._num_input, self._num_output = 0, 0
+        self._words: list[WordTime] | None = [] if body.word_timestamps else None
 
     async def begin(self, request_id: RequestId) -> ActiveRequest:
         """Submit the request of the first piece. Raises: the errors of `Gateway.prepare_chat`."""
-        return await self._submit(self._pieces[0], request_id)
+        return await self._requests.submit(self._pieces[0], request_id)
 
     async def audio(self, first: ActiveRequest) -> AsyncIterator[bytes]:
         """Yield PCM16 of all pieces. `first` is the request that `begin` returned.
 
         Raises: FleetError if the request of a piece fails.
         """
+        num_samples = 0
         for number, text in enumerate(self._pieces):
-            active = await self._submit_with_retries(text) if number else first
+            active = await self._requests.submit_next(text) if number else first
+            words = WordTimes(text, self._gateway.frontend.sample_rate_hz, num_samples)
             async for piece in active.answer.pieces():
                 if isinstance(piece, AudioPiece):
+                    self._add_words(words, active)
+                    num_samples += len(piece.pcm) // BYTES_PER_SAMPLE
                     yield piece.pcm
+            self._add_words(words, active)
             usage = active.answer.usage()
             self._num_input += usage.prompt_tokens
             self._num_output += usage.completion_tokens_details.audio_tokens
             await self._answer.aclose()
+
+    def _add_words(self, words: WordTimes, active: ActiveRequest) -> None:
+        if self._words is not None:
+            self._words += words.take(active.answer.word_ends or ())
+
+    def take_words(self) -> list[WordTime] | msgspec.UnsetType:
+        """Return the words of the audio since the last call; UNSET if they are not asked for."""
+        if self._words is None:
+            return msgspec.UNSET
+        taken, self._words = self._words, []
+        return taken
 
     def usage(self) -> SpeechUsage:
         return SpeechUsage(
@@ -117,41 +129,6 @@ class SpeechStream:
             output_tokens=self._num_output,
             total_tokens=self._num_input + self._num_output,
         )
-
-    async def _submit_with_retries(self, piece: str) -> ActiveRequest:
-        give_up_s = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return await self._submit(piece, new_request_id(), continues=True)
-            except Overloaded:
-                if time.monotonic() > give_up_s:
-                    raise
-            await asyncio.sleep(RETRY_S)
-
-    async def _submit(
-        self, piece: str, request_id: RequestId, *, continues: bool = False
-    ) -> ActiveRequest:
-        """Submit the request of a piece. If it `continues` an earlier piece, its leading silence is
-        not trimmed.
-        """
-        gateway, text = self._gateway, TextPart(text=piece, where="input")
-        prompt = TextPart(text=gateway.frontend.speech_prompt(piece), where="input")
-        is_text, audio = gateway.speaks_texts, gateway.edges.audio
-        chat = await gateway.prepare_chat(
-            self._options,
-            () if is_text else (Message(role="user", content=prompt),),
-            request_id,
-            given=() if is_text else text,
-            speech_text=text if is_text else None,
-            outputs=(audio,) if is_text and audio is not None else None,
-            where="input",
-            voice_where="voice",
-            continues=continues,
-            arrived_s=self._arrived_s,
-        )
-        active = await self._gateway.submit_prepared(chat.at_speed(self._speed))
-        await self._answer.enter_async_context(active.answer)
-        return active
 
 
 class SpeechEndpoint:
@@ -164,6 +141,7 @@ class SpeechEndpoint:
         raw = await read_body(Request(scope, receive), self._gateway.config.limits.max_body_bytes)
         body = await parse_body(parse_speech, raw)
         self._gateway.check_model(body.model)
+        self._gateway.check_word_times(asked=bool(body.word_timestamps))
         pieces = await prepare_in_thread(len(body.input) > INLINE_BYTES, self._pieces, body.input)
         await until_disconnect(receive, self._answer(body, pieces, scope, send))
 
@@ -237,8 +215,10 @@ async def _send_file(send: Send, headers: dict[str, str], file: AsyncIterator[by
 async def _events(speech: SpeechStream, file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for data in file:
-            yield event(SpeechDelta(audio=base64.b64encode(data).decode("ascii")))
+            audio = base64.b64encode(data).decode("ascii")
+            yield event(SpeechDelta(audio=audio, timestamps=speech.take_words()))
     except FleetError as error:
         yield event(envelope_of(error))
         return
-    yield event(SpeechDone(usage=speech.usage()))
+    words = speech.take_words()
+    yield event(SpeechDone(usage=speech.usage(), timestamps=words or msgspec.UNSET))

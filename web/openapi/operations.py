@@ -92,6 +92,9 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("POST", "/v1/audio/translations", "Not served: always 404", statuses=()),
     Operation("GET", "/v1/realtime", "A WebSocket; over plain HTTP always 426", statuses=()),
+    Operation(
+        "GET", "/v1/audio/speech/stream", "A WebSocket; over plain HTTP always 426", statuses=()
+    ),
     Operation("GET", "/v1/audio/voices", "The voices, the default one first", answer=VoiceList),
     Operation("GET", "/v1/audio/models", "The model, if it speaks", answer=SpeechModelList),
     Operation("GET", "/v1/models", "The one model that is served", answer=ModelList),

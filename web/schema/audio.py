@@ -11,7 +11,17 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 from web.schema.body import Body
-from web.schema.chat import Seed, StageSections, Temperature, Voice, bad_input, parse_json
+from web.schema.chat import (
+    AudioOptions,
+    ChatOptions,
+    Seed,
+    StageSections,
+    Temperature,
+    Voice,
+    bad_input,
+    parse_json,
+    voice_name,
+)
 from web.schema.fields.audio import HINTS, SPEECH, TRANSCRIPTION
 
 FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]
@@ -20,18 +30,37 @@ GRANULARITIES, PROMPT = "timestamp_granularities", "prompt"
 MAX_PROMPT_CHARS = 8192
 
 
-class SpeechBody(Body):
-    """Body of POST /v1/audio/speech. `seed` and `fleet` have the same meaning as in a chat."""
+class SpeechFields(Body):
+    """Fields of a speech, whole or streamed. `seed` and `fleet` have the same meaning as in a chat.
+    With `word_timestamps` the events with audio have the times of its words.
+    """
 
-    model: str
-    input: Annotated[str, Field(min_length=1)]
     voice: Voice | None = None
     response_format: FileFormat | None = None
     speed: Annotated[float, Field(ge=0.25, le=4)] | None = None
-    stream_format: Literal["audio", "sse"] | None = None
+    word_timestamps: bool | None = None
     temperature: Temperature | None = None
     seed: Seed | None = None
     fleet: StageSections | None = None
+
+    def chat_options(self, model: str) -> ChatOptions:
+        """Return the options of a request that speaks a text."""
+        return ChatOptions(
+            model=model,
+            modalities=["audio"],
+            audio=AudioOptions(voice=voice_name(self.voice)),
+            temperature=self.temperature,
+            seed=self.seed,
+            fleet=self.fleet,
+        )
+
+
+class SpeechBody(SpeechFields):
+    """Body of POST /v1/audio/speech."""
+
+    model: str
+    input: Annotated[str, Field(min_length=1)]
+    stream_format: Literal["audio", "sse"] | None = None
 
     @property
     def file_format(self) -> FileFormat:
@@ -68,6 +97,12 @@ def parse_speech(body: bytes) -> SpeechBody:
     """
     speech = parse_json(SpeechBody, body)
     SPEECH.check(speech)
+    if speech.word_timestamps and speech.stream_format != "sse":
+        raise UnsupportedValue(
+            "word_timestamps: the times of words are in the events of stream_format sse; set it, "
+            "or leave this out",
+            param="word_timestamps",
+        )
     return speech
 
 

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, quoted
 from fleet.engine.voice import Narration, Speaker, SpokenClause
-from fleet.graphs.cascade import SPEED_PARAM, VOICE_PARAM
+from fleet.graphs.cascade import CLAUSE_PARAM, SPEED_PARAM, VOICE_PARAM
 from fleet.models.voices.base import MAX_SPEED, MIN_SPEED, VoiceModel, VoiceName, find_voice
 from fleet.processing.spoken.clauses import Clause, ClauseCutter
+from fleet.processing.spoken.given_clause import GivenClause
 from fleet.processing.spoken.normalize import spoken_text
 
 _PCM_PEAK = 32767
@@ -30,16 +31,26 @@ class ClauseSpeaker(Speaker):
 
     def open(self, params: Mapping[str, str], seed: int) -> Narration:
         name = find_voice(self._voice.voices(), params.get(VOICE_PARAM, ""))
-        return ClauseNarration(self._voice, name, speed=read_speed(params), seed=seed)
+        place = params.get(CLAUSE_PARAM)
+        cutter = ClauseCutter() if place is None else GivenClause(place)
+        return ClauseNarration(self._voice, name, cutter, speed=read_speed(params), seed=seed)
 
 
 class ClauseNarration(Narration):
     """Narration of one request."""
 
-    def __init__(self, voice: VoiceModel, name: VoiceName, *, speed: float, seed: int) -> None:
+    def __init__(
+        self,
+        voice: VoiceModel,
+        name: VoiceName,
+        cutter: ClauseCutter | GivenClause,
+        *,
+        speed: float,
+        seed: int,
+    ) -> None:
         self._voice, self._name = voice, name
         self._speed, self._seed = speed, seed
-        self._cutter = ClauseCutter()
+        self._cutter = cutter
         self._clauses: deque[Clause] = deque()
 
     def feed(self, text: str, *, final: bool) -> None:

@@ -7,31 +7,72 @@ from dataclasses import replace
 from web.schema.fields.common import CONSTRAINTS, CONTENT, HARMLESS, ONE_FILE, RULES, TEMPLATE
 from web.schema.fields.table import FieldTable, ignored, refused, refused_by_value, served
 
-SPEECH = FieldTable(
-    "POST /v1/audio/speech",
-    served("model input voice voice.id response_format speed stream_format temperature seed fleet"),
-    refused(
+WORD_TIMES = (
+    "true: the events with audio have the times of its words; models whose voice does not know "
+    "them refuse it"
+)
+_SPEECH = [
+    *served("voice voice.id response_format speed temperature seed fleet"),
+    *refused(
+        "timestamp_granularities return_timestamps",
+        "not served under this name; send word_timestamps true",
+    ),
+    *refused(
         "instructions", "this model takes no directions for its voice; clear them in the client"
     ),
-    refused(
+    *refused(
         "language lang lang_code",
         "the text alone decides the language; clear it in the client",
         accepted=("auto", "Auto"),
     ),
-    refused("task_type", "there is one kind of speech; remove it", accepted=("CustomVoice",)),
-    refused("sample_rate sampling_rate", "speech has 24000 Hz", accepted=(24_000,)),
-    refused(
+    *refused("task_type", "there is one kind of speech; remove it", accepted=("CustomVoice",)),
+    *refused("sample_rate sampling_rate", "speech has 24000 Hz", accepted=(24_000,)),
+    *refused(
         "pitch volume volume_multiplier emotion style",
         "not served; clear it in the client",
         accepted=(1, 0),
     ),
+    *HARMLESS,
+    *RULES,
+    *CONSTRAINTS,
+    *TEMPLATE,
+    *CONTENT,
+]
+"""Fields of a speech, whole or streamed."""
+
+SPEECH = FieldTable(
+    "POST /v1/audio/speech",
+    served("model input stream_format"),
+    refused_by_value("word_timestamps", f"{WORD_TIMES}; with stream_format sse"),
     ignored("stream", "the file is always sent while it is generated"),
-    HARMLESS,
-    RULES,
-    CONSTRAINTS,
-    TEMPLATE,
-    CONTENT,
+    _SPEECH,
 )
+
+_TYPE = served("type")
+SPEECH_EVENTS: dict[str, FieldTable] = {
+    kind: FieldTable(f"WS /v1/audio/speech/stream: {kind}", _TYPE, rows)
+    for kind, rows in {
+        "session.config": [
+            *served("model", "a name under which this server answers; may be absent"),
+            *served("stream_audio"),
+            *refused_by_value("word_timestamps", f"{WORD_TIMES}; with stream_audio and pcm"),
+            *refused(
+                "split_granularity",
+                "a text is spoken clause by clause; remove it",
+                accepted=("clause",),
+            ),
+            *ignored(
+                "initial_codec_chunk_frames", "about the pieces in which other servers send speech"
+            ),
+            *refused("input", "send the text in input.text", accepted=("",)),
+            *_SPEECH,
+        ],
+        "input.text": served("text"),
+        "input.done": [],
+        "session.close": [],
+    }.items()
+}
+"""Field table of each event that a client of the socket sends. Source: vllm-omni."""
 
 HINTS = "this model takes no hints about a recording; clear it in the client"
 PROMPT_RULE = (
