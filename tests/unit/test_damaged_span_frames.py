@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, SessionInterrupted
 from fleet.engine.torch.kv_pool import PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import PassEntry
-from fleet.spans.anchor.copies import SpanCopies, SpanCopy
+from fleet.spans.anchor.copies import COPY_S, SpanCopies, SpanCopy
 from fleet.spans.anchor.running import RunningEntry, RunningStep
 from fleet.spans.net.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.frames import SpanFrame
@@ -223,6 +223,26 @@ def fetched(layer: int) -> SpanFetched:
     return SpanFetched(generation=1, copy=1, layer=layer)
 
 
+def saved_copy() -> SpanCopy:
+    keys = np.zeros(2, np.int64)
+    return SpanCopy(
+        number=1, table=1, pages=(0,), keys=keys, layers=None, before=0, layer_bytes=len(LAYER)
+    )
+
+
+@pytest.mark.parametrize("after", [0, 5], ids=["asked", "waiting for a step"])
+def test_copy_does_not_wait_for_rows_that_are_computed_again(after: int) -> None:
+    now = [0.0]
+    copies = SpanCopies(lambda: now[0])
+    copies.append(saved_copy(), after=after)
+    assert copies.take_ended(cast(SpanChain, SilentChain()), 0) == []
+    now[0] = COPY_S + 1
+    ((_, _, error),) = copies.take_ended(cast(SpanChain, SilentChain()), 0)
+    assert isinstance(error, SessionInterrupted) and "try again" in error.message
+    copies.receive(fetched(1), memoryview(LAYER))
+    assert not copies.is_busy
+
+
 @pytest.mark.parametrize(
     ("layer", "payload"),
     [(0, LAYER), (7, LAYER), (1, LAYER[:-1]), (1, b"")],
@@ -232,13 +252,7 @@ def test_copied_layer_that_is_not_whole_or_not_asked_for_is_refused(
     layer: int, payload: bytes
 ) -> None:
     copies = SpanCopies()
-    keys = np.zeros(2, np.int64)
-    copies.append(
-        SpanCopy(
-            number=1, table=1, pages=(0,), keys=keys, layers=None, before=0, layer_bytes=len(LAYER)
-        ),
-        after=0,
-    )
+    copies.append(saved_copy(), after=0)
     assert copies.take_ended(cast(SpanChain, SilentChain()), 0) == []
     with pytest.raises(BadInput, match="are not the rows of layer"):
         copies.receive(fetched(layer), memoryview(payload))

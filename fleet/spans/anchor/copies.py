@@ -5,7 +5,8 @@ A copy begins only after the steps before it have ended, since a running step ma
 pages.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,10 @@ from fleet.spans.protocol.messages import SpanFetch, SpanFetched, SpanStore, Spa
 CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
 """Result of one copy: its number, the fetched keys and values by layer, and the error if it failed.
 """
+COPY_S = 20.0
+"""Longest duration of a copy, waits included. While a span worker computes lost rows again, which
+may take minutes, a copy fails instead of waiting for them.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -28,7 +33,7 @@ class SpanCopy:
     model; None if the copy fetches the span workers' layers. `before`: hash of the copied rows.
     `layer_bytes`: size of one layer's rows. `after`: number of the step that must end before the
     copy begins. `num_missing`: answers still expected from span workers. `wanted`: layers still to
-    be fetched.
+    be fetched. `since_s`: time of the request, by `time.monotonic`.
     """
 
     number: int
@@ -39,6 +44,7 @@ class SpanCopy:
     before: int
     layer_bytes: int
     after: int = 0
+    since_s: float = 0.0
     has_begun: bool = False
     num_missing: int = 0
     fetched: dict[int, NDArray[np.uint8]] = field(default_factory=dict[int, NDArray[np.uint8]])
@@ -49,8 +55,9 @@ class SpanCopy:
 class SpanCopies:
     """All unfinished copies of an anchor, waiting or begun, by copy number."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._copies: dict[int, SpanCopy] = {}
+        self._clock = clock
 
     @property
     def is_busy(self) -> bool:
@@ -58,7 +65,7 @@ class SpanCopies:
 
     def append(self, copy: SpanCopy, *, after: int) -> None:
         """Add a copy, which begins once step `after` has ended."""
-        copy.after = after
+        copy.after, copy.since_s = after, self._clock()
         self._copies[copy.number] = copy
 
     def receive(self, message: SpanFetched | SpanStored, payload: memoryview) -> None:
@@ -87,19 +94,30 @@ class SpanCopies:
             if copy.has_begun:
                 copy.error = SessionInterrupted("a span worker was lost during the copy; try again")
 
+    def _fail_late(self, now_s: float) -> None:
+        for copy in self._copies.values():
+            if now_s - copy.since_s > COPY_S:
+                copy.error = SessionInterrupted(
+                    f"the span workers had no time for the copy within {COPY_S:g} s, as while lost "
+                    "rows are computed again; try again"
+                )
+
     def take_ended(self, chain: SpanChain | None, completed: int) -> list[CopiedRows]:
-        """Begin the copies whose steps have ended; return and forget the copies that are complete.
+        """Begin the copies whose steps have ended; return and forget the copies that are complete,
+        or have failed. What arrives for a forgotten copy has no effect.
 
         `completed`: number of the last completed step.
         """
+        self._fail_late(self._clock())
         for copy in self._copies.values():
-            if not copy.has_begun and copy.after <= completed and chain is not None:
+            is_waiting = not copy.has_begun and copy.error is None
+            if is_waiting and copy.after <= completed and chain is not None:
                 copy.has_begun = True
                 _begin(copy, chain)
         ended = [
             copy
             for copy in self._copies.values()
-            if copy.has_begun and (copy.error is not None or copy.num_missing <= 0)
+            if copy.error is not None or (copy.has_begun and copy.num_missing <= 0)
         ]
         for copy in ended:
             del self._copies[copy.number]
