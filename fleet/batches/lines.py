@@ -59,17 +59,16 @@ def find_faults(
     ids: set[str] = set()
     num_lines = 0
     with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            if not raw.strip():
-                continue
+        written = ((number, raw) for number, raw in enumerate(file, 1) if raw.strip())
+        for number, raw in written:
             num_lines += 1
             if max_lines is not None and num_lines > max_lines:
                 message = f"more than {max_lines} lines (batches.max_lines); divide the file"
                 return num_lines, [LineFault(code="too_many_lines", message=message, line=number)]
-            if (fault := _find_fault(raw, number, endpoints, ids)) is not None:
-                faults.append(fault)
-                if len(faults) == MAX_FAULTS:
-                    break
+            fault = _find_fault(raw, number, endpoints, ids)
+            faults += [fault] if fault is not None else []
+            if len(faults) == MAX_FAULTS:
+                break
     if not num_lines:
         faults = [LineFault(code="empty_file", message=f"the file has no line; write {EXAMPLE}")]
     return num_lines, faults

@@ -5,7 +5,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from fleet.spans.host.backlog import Backlog
+from fleet.spans.host.backlog import SpanBacklog
 from fleet.spans.net.connection import (
     Arrival,
     ConnectionOpened,
@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.arrivals = QueuedArrivals()
-        self.backlog = Backlog(echo_hosting(), cast(SpanArrivals, cast(Any, self.arrivals)))
+        self.backlog = SpanBacklog(echo_hosting(), cast(SpanArrivals, cast(Any, self.arrivals)))
         self.anchor = self.arrivals.open()
         self.arrivals.send(self.anchor, SETUP)
         self.handle_all(2)

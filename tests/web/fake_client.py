@@ -275,13 +275,8 @@ class FakeClient:
         self.missing = []
         self.unreachable = None
         self.num_asked = 0
-        for kept in (
-            self.submitted,
-            self.streams,
-            self.traces,
-            self.client_keys,
-            self.responses.records,
-        ):
+        records = (self.traces, self.client_keys, self.responses.records)
+        for kept in (self.submitted, self.streams, *records):
             kept.clear()
         self.show(FakeTelemetry())
 

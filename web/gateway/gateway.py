@@ -186,9 +186,8 @@ class Gateway:
         """
         spoken = "audio" in options.wants
         outputs = self.outputs(spoken=spoken) if outputs is None else outputs
-        seed = request_seed(options)
         stages = self.graph.stages_for(outputs, _inputs(messages, speech_text))
-        sampling = await self._checked_sampling(options, stages, seed)
+        sampling = await self._checked_sampling(options, stages, seed := request_seed(options))
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,

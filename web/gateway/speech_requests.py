@@ -18,9 +18,8 @@ PATIENCE_S = 30.0
 
 
 class SpeechRequests:
-    """Submission of the pieces of one text. Each piece is a request of its own, submitted when the
-    audio of the previous piece is complete: at that time the client still has much audio to play.
-    All have one seed.
+    """Submission of the pieces of one text as requests with one seed, each when the audio of the
+    previous piece is complete: at that time the client still has much audio to play.
 
     `answer`: stack that holds the answer of the current piece; closing it aborts the request.
     `speed`: pace of the voice, other than 1 only if a stage speaks texts. `where`: field of the

@@ -7,11 +7,12 @@ import msgspec
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from fleet.core.request import Sampling
 from fleet.processing import Frontend
+from web.schema.chat import AnswerOptions
 from web.schema.token_fields import TokenFields
 
 
 def with_token_fields(
-    sampling: Sampling, body: TokenFields, frontend: Frontend, *, spoken: bool
+    sampling: Sampling, body: AnswerOptions, frontend: Frontend, *, spoken: bool
 ) -> Sampling:
     """Return the main stage's sampling with the request's fields about single tokens. `spoken`:
     True if the answer has audio.
@@ -19,6 +20,10 @@ def with_token_fields(
     Raises: BadInput naming an id outside the vocabulary, or a word without tokens; UnsupportedValue
     for log probabilities of a spoken answer.
     """
+    if body.num_logprobs is not None and spoken:
+        raise UnsupportedValue(
+            "logprobs: not served with speech; ask for text alone", param="logprobs"
+        )
     stops, allowed = body.stop_token_ids or (), body.allowed_token_ids or ()
     sampling = msgspec.structs.replace(
         sampling,
@@ -27,7 +32,7 @@ def with_token_fields(
         bad_words=frontend.word_ids(body.bad_words, "bad_words") if body.bad_words else (),
         stop_token_ids=tuple(sorted(set(stops))),
         allowed_token_ids=tuple(sorted(set(allowed))),
-        top_logprobs=_num_logprobs(body, spoken=spoken),
+        top_logprobs=body.num_logprobs,
     )
     named = {
         "logit_bias": [token for token, _ in sampling.logit_bias],
@@ -43,21 +48,6 @@ def with_token_fields(
                     param=where,
                 )
     return sampling
-
-
-def _num_logprobs(body: TokenFields, *, spoken: bool) -> int | None:
-    """Return how many alternatives of each token are wanted with its log probability; None if none
-    are wanted at all.
-    """
-    if not body.logprobs:
-        if body.top_logprobs:
-            raise BadInput("top_logprobs: needs logprobs: true", param="top_logprobs")
-        return None
-    if spoken:
-        raise UnsupportedValue(
-            "logprobs: not served with speech; ask for text alone", param="logprobs"
-        )
-    return body.top_logprobs or 0
 
 
 def _biases(body: TokenFields) -> Iterator[tuple[int, float]]:

@@ -26,7 +26,7 @@ from web.schema.body import Body
 from web.schema.continuation import check_continuation
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
-from web.schema.token_fields import TokenFields, unset
+from web.schema.token_fields import LogprobFields, TokenFields, unset
 from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
 
 MAX_SEED = 2**63 - 1
@@ -275,6 +275,11 @@ class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
         """True if the answer continues the last message."""
         return False
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `LogprobFields`."""
+        return None
+
     def warned(self) -> list[str]:
         """Return the names of ignored fields that the answer warns about; empty for options without
         a body.
@@ -306,7 +311,7 @@ class ChatOptions(AnswerOptions):
         return "max_tokens", self.max_tokens
 
 
-class ChatBody(ChatOptions):
+class ChatBody(LogprobFields, ChatOptions):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from fleet.core.errors import BadInput
 from web.http.json_bounds import max_keys
 from web.schema.body import Body
 from web.schema.unserved import EMPTY
@@ -44,5 +45,19 @@ class TokenFields(Body):
     stop_token_ids: Annotated[
         Annotated[list[TokenId], Field(max_length=MAX_WORDS, fail_fast=True)] | None, Unset
     ] = None
+
+
+class LogprobFields(Body):
+    """Fields that ask for log probabilities."""
+
     logprobs: bool | None = None
     top_logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, Unset] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of alternatives of each token that are wanted with its log probability; None if
+        none are wanted at all. Raises: BadInput.
+        """
+        if not self.logprobs and self.top_logprobs:
+            raise BadInput("top_logprobs: needs logprobs: true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None

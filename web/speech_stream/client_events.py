@@ -28,7 +28,7 @@ class SessionConfig(SpeechFields):
         return self.response_format or "wav"
 
 
-class InputText(Body):
+class InputTextEvent(Body):
     """Next piece of the utterance's text."""
 
     type: Literal["input.text"]
@@ -47,10 +47,10 @@ class SessionClose(Body):
     type: Literal["session.close"]
 
 
-SpeechEvent = SessionConfig | InputText | InputDone | SessionClose
+SpeechEvent = SessionConfig | InputTextEvent | InputDone | SessionClose
 EVENTS: Mapping[str, type[SpeechEvent]] = {
     "session.config": SessionConfig,
-    "input.text": InputText,
+    "input.text": InputTextEvent,
     "input.done": InputDone,
     "session.close": SessionClose,
 }

@@ -24,7 +24,7 @@ from web.realtime.transport.refusal import accept, clipped_reason, close_code, c
 from web.schema.chat import voice_name
 from web.speech_stream.client_events import (
     InputDone,
-    InputText,
+    InputTextEvent,
     SessionConfig,
     SpeechEvent,
     parse_event,
@@ -145,7 +145,7 @@ class SpeechSocket:
             return
         if self._config is None:
             raise BadInput(f"{event.type}: send session.config first", param="type")
-        if isinstance(event, InputText):
+        if isinstance(event, InputTextEvent):
             if event.text:
                 self._utterance(self._config).text.add(event.text)
             self._check_waiting()

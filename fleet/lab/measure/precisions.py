@@ -1,9 +1,9 @@
 """Benchmark of a language model's precisions on a CPU: tokens per second of CPU time, one request
 on one thread, beside llama.cpp.
 
-Without a checkpoint, a model of the size of Qwen2.5-0.5B with random weights is measured: the
-duration of a step does not depend on the values of weights. Each precision and llama.cpp has a
-process of its own.
+Without a checkpoint, a model of half a billion random weights is measured: the duration of a step
+does not depend on the values of weights. A process is started for each precision, and for
+llama.cpp. Takes the stage from the graph.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from rich.console import Group
 
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError
-from fleet.core.ids import RequestId, StageName
+from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.measure.calls import ProcessSettings, call
 from fleet.lab.measure.measurement import Context, Measurement, argument
@@ -31,7 +31,6 @@ PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 LLAMA_CPP = "llama.cpp"
 NUM_PROMPT, NUM_TOKENS, NUM_RUNS = 30, 65, 3
 TARGET_TOKENS_PER_S = 25.0
-STAGE = StageName("lm")
 
 
 class DecodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,30 +69,31 @@ class PrecisionSpeeds(Result, frozen=True, kw_only=True):
 
 def _measure(context: Context) -> PrecisionSpeeds:
     gguf: Path | None = context.options.gguf
-    load, settings = BackgroundLoad(), ProcessSettings(num_threads=1)
+    load, one_thread = BackgroundLoad(), ProcessSettings(num_threads=1)
     step = context.steps("precisions", len(PRECISIONS) + (gguf is not None))
     with tempfile.TemporaryDirectory(prefix="fleet-bench-precisions-") as folder:
-        config = context.resolve("graph=text", "device=cpu", f"stages.{STAGE}.threads=1")
+        config = context.resolve("graph=text", "device=cpu")
+        stage = config.graph_declaration().main_stage.name
         model, own = config.checkpoint, ()
         if model == "auto":
-            model, own = "random weights of the size of Qwen2.5-0.5B", (f"checkpoint={folder}",)
+            model, own = "half a billion random weights", (f"checkpoint={folder}",)
             call(f"{__name__}:write_model", Path(folder), kind=int)
         speeds: list[DecodeSpeed] = []
         for name in PRECISIONS:
-            precision = f"stages.{STAGE}.extra.precision={name}"
-            chosen = context.resolve("graph=text", "device=cpu", precision, *own)
+            settings = f"stages.{stage}.threads=1", f"stages.{stage}.extra.precision={name}"
+            chosen = context.resolve("graph=text", "device=cpu", *settings, *own)
             function = f"{__name__}:time_precision"
-            speeds.append(call(function, chosen, name, kind=DecodeSpeed, settings=settings))
+            speeds.append(call(function, chosen, name, kind=DecodeSpeed, settings=one_thread))
             step()
         if gguf is not None:
             function = f"{__name__}:time_llama_cpp"
-            speeds.append(call(function, gguf, kind=DecodeSpeed, settings=settings))
+            speeds.append(call(function, gguf, kind=DecodeSpeed, settings=one_thread))
             step()
     return PrecisionSpeeds(model=model, speeds=tuple(speeds), others_cores=load.cores())
 
 
 def write_model(folder: Path) -> int:
-    """Write a model of the size of Qwen2.5-0.5B with random weights; return its bytes."""
+    """Write a model of half a billion random weights; return its bytes."""
     from fleet.models.causal_lm.sized import ModelSize, write_sized_checkpoint
 
     size = ModelSize(
@@ -113,7 +113,8 @@ def time_precision(config: FleetConfig, name: str) -> DecodeSpeed:
     from fleet.lab.measure.engine_answers import answer
     from fleet.worker.main import build_stage
 
-    built = build_stage(config, STAGE, Path(config.checkpoint))
+    stage = config.graph_declaration().main_stage.name
+    built = build_stage(config, stage, Path(config.checkpoint))
 
     def run(number: int, num_tokens: int) -> None:
         sampling = Sampling(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -121,7 +122,7 @@ def time_precision(config: FleetConfig, name: str) -> DecodeSpeed:
             id=RequestId(f"{number}"),
             graph=config.graph,
             prompt_ids=tuple(range(100 + number, 100 + number + NUM_PROMPT)),
-            sampling={STAGE: sampling},
+            sampling={stage: sampling},
         )
         answer(built, [spec], 1)
 
@@ -174,7 +175,7 @@ MEASUREMENT = Measurement(
         "--precisions": "tokens per second of CPU time of a language model in float32, bfloat16, "
         "int8 and int4, one request on one thread, and the CPU time of a short prompt; with "
         "--gguf, of llama.cpp too. Measures --set checkpoint=FOLDER, or random weights of the "
-        "size of Qwen2.5-0.5B"
+        "half a billion weights"
     },
     arguments=(
         argument(

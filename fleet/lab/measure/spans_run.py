@@ -36,7 +36,7 @@ from fleet.lab.measure.spans_protocol import (
 from fleet.lab.measure.spans_recording import RecordingChain
 from fleet.process.gc_freeze import freeze_gc
 from fleet.spans.anchor.passes import SpanProgram
-from fleet.spans.host.backlog import Backlog
+from fleet.spans.host.backlog import SpanBacklog
 from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
@@ -220,7 +220,7 @@ class MeasuredSpanWorker:
             threads=options.own.threads,
         )
         self._hosting = SpanHosting(where, LoadedSpans(self._load), self._neighbours, lambda: None)
-        self._backlog = Backlog(self._hosting, self._arrivals)
+        self._backlog = SpanBacklog(self._hosting, self._arrivals)
         self.listener = SpanListener(host, arrivals=self._arrivals, key=secret, own_name=name)
 
     def _load(self, span: LayerSpan) -> BuiltSpan:

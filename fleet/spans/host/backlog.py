@@ -11,8 +11,8 @@ from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.net.connection import Arrival, SpanArrivals
 
 
-class Backlog:
-    """Arrivals that wait for `hosting`. Those of one connection stay in order."""
+class SpanBacklog:
+    """Arrivals that wait for `hosting`; those of one connection stay in order."""
 
     def __init__(self, hosting: SpanHosting, arrivals: SpanArrivals) -> None:
         self._hosting, self._arrivals = hosting, arrivals

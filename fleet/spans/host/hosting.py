@@ -7,7 +7,7 @@ All work is driven by arrivals on the connections; one thread calls `handle`.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ from fleet.engine.torch.pass_queue import FAILURES
 from fleet.spans.host.compute import HostedRows, SpanHost
 from fleet.spans.host.copies import copy_rows
 from fleet.spans.host.loaded import LoadedSpans
+from fleet.spans.host.route import HostedRoute
 from fleet.spans.net.connection import (
     Arrival,
     ConnectionClosed,
@@ -76,23 +77,6 @@ class Neighbours(Protocol):
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         """Return a connection to another span worker. Raises: SpanUnreachable; errors of Redis."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostedRoute:
-    """A route in which this worker has a place, with its rows and what it may have to send again.
-
-    `following`: connection to the next worker; None for the last one. `results`: results and tapped
-    hidden states sent to the anchor, by step number, kept until the anchor reports them as
-    received.
-    """
-
-    setup: SpanSetup
-    anchor: SpanConnection
-    following: SpanConnection | None
-    host: SpanHost
-    log: SpanLog
-    results: dict[int, list[tuple[SpanResult | SpanTapped, memoryview]]]
 
 
 class SpanHosting:
@@ -244,7 +228,7 @@ class SpanHosting:
         self._generation = setup.generation
         self._has_started = False
         self._early = []
-        if self.route is not None and not _resumes(setup, self.route.setup):
+        if self.route is not None and not self.route.resumes(setup):
             self.route = None  # its memory is free before that of the new one is allocated
         following: SpanConnection | None = None
         try:
@@ -485,17 +469,6 @@ class SpanHosting:
         if work.number > work.completed:
             route.results.setdefault(work.number, []).append((result, payload))
             route.anchor.send(encode_span_message(result), payload, when_sent=when_sent)
-
-
-def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
-    """Return True if a new route can continue with the rows of the last one."""
-    same = ("span", "num_pages", "page_size", "returned", "wire_dtype")
-    is_same_end = bool(setup.following) == bool(last.following)
-    return (
-        setup.lineage == last.lineage
-        and is_same_end
-        and all(getattr(setup, name) == getattr(last, name) for name in same)
-    )
 
 
 def _optional_rows(rows: Tensor | None, dtype: str) -> memoryview:

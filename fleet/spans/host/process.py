@@ -20,7 +20,7 @@ from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.engine.torch.build import open_device
 from fleet.process.fleet_secret import FleetSecret, span_connection_key
-from fleet.spans.host.backlog import Backlog
+from fleet.spans.host.backlog import SpanBacklog
 from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.host.memory import available_bytes
@@ -207,7 +207,7 @@ class SpanWorkerProcess(RegisteredProcess):
             worker,
             "stands by" if self._availability.standing_by else "is ready",
         )
-        polled_s, backlog = 0.0, Backlog(hosting, arrivals)
+        polled_s, backlog = 0.0, SpanBacklog(hosting, arrivals)
         try:
             while not lease.lost.is_set() and not self._may_end(worker, client, hosting):
                 backlog.handle_next(IDLE_S)

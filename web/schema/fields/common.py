@@ -65,15 +65,20 @@ LABELS: list[Field] = [
 _DECODING = "not served; clear it in the client's settings of the model"
 _FREE_TEXT = "this route answers in free text only; turn JSON mode or structured output off"
 _ONLY_CHATS = "only chat completions have it; clear it in the client's settings of the model"
+CHATS_ALONE: list[Field] = [
+    *refused("top_logprobs", _ONLY_CHATS, accepted=(False, 0)),
+    *refused("logprobs continue_final_message", _ONLY_CHATS, accepted=(False,)),
+    *refused("add_generation_prompt", _ONLY_CHATS, accepted=(True,)),
+    *refused("n", _ONLY_CHATS, accepted=(1, False)),
+]
+"""Fields that no route but chats has."""
 RULES: list[Field] = [
     *refused("guided_json guided_regex guided_choice guided_grammar", _FREE_TEXT),
     *refused("structured_outputs json_schema regex ebnf", _FREE_TEXT),
     *refused("stop_token_ids bad_words allowed_token_ids", _ONLY_CHATS),
     *refused("logit_bias", _ONLY_CHATS, accepted=({}, [], "")),
-    *refused("min_p top_logprobs", _ONLY_CHATS, accepted=(False, 0)),
-    *refused("logprobs continue_final_message", _ONLY_CHATS, accepted=(False,)),
-    *refused("add_generation_prompt", _ONLY_CHATS, accepted=(True,)),
-    *refused("n", _ONLY_CHATS, accepted=(1, False)),
+    *refused("min_p", _ONLY_CHATS, accepted=(False, 0)),
+    *CHATS_ALONE,
 ]
 """Fields of chats that set a rule for an answer or its tokens, on routes that have none of them."""
 CONSTRAINTS: list[Field] = [

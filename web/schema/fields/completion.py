@@ -3,6 +3,7 @@ only.
 """
 
 from web.schema.fields.chat import CHAT
+from web.schema.fields.common import CHATS_ALONE
 from web.schema.fields.table import FieldTable, ignored, refused, refused_by_value, served
 
 EVENT_IDS = "only the stream of a chat can be resumed"
@@ -26,8 +27,10 @@ COMPLETION = FieldTable(
     served("prompt", "a text, token ids, or up to four of either; no chat template"),
     CHAT.without(
         "messages modalities audio max_completion_tokens stream_options tools functions "
-        "parallel_tool_calls tool_choice function_call prompt prompt_token_ids add_special_tokens"
+        "parallel_tool_calls tool_choice function_call prompt prompt_token_ids add_special_tokens "
+        "n logprobs top_logprobs continue_final_message add_generation_prompt"
     ),
+    CHATS_ALONE,
     served("stream_options stream_options.include_usage"),
     STREAM_OPTIONS,
     refused("messages", "send a chat to /v1/chat/completions"),

@@ -3,7 +3,7 @@ openai 3.57 types.
 """
 
 from web.schema.fields.chat import CHAT, NO_TOOLS
-from web.schema.fields.common import FILES, IMAGES, LABELS
+from web.schema.fields.common import CHATS_ALONE, FILES, IMAGES, LABELS
 from web.schema.fields.completion import STREAM_OPTIONS
 from web.schema.fields.table import (
     Field,
@@ -89,6 +89,8 @@ RESPONSE = FieldTable(
     CHAT.without(
         "messages modalities audio max_completion_tokens max_output_tokens stream_options tools "
         "functions parallel_tool_calls tool_choice function_call metadata store reasoning "
-        "truncation prompt text"
+        "truncation prompt text n logprobs top_logprobs continue_final_message "
+        "add_generation_prompt"
     ),
+    CHATS_ALONE,
 )
