@@ -20,6 +20,17 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer may call functions. `format`: name of the form in which the model writes calls
+    (`fleet/processing/tool_calls/formats.py`). `names`: functions that may be called. `max_calls`:
+    most calls of one answer, 0 for any number.
+    """
+
+    format: str
+    names: tuple[str, ...]
+    max_calls: int = 0
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one stage, and the limit of its output.
 
@@ -75,7 +86,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     them, unless the last token ends an answer; stop strings are matched only in sampled text.
     `stages`: stages that the request runs, decided where it is submitted; () for all stages that
     its outputs and inputs need (`Graph.stages_of`). `speech_text`: text to speak instead of an
-    answer of the main stage, for a graph whose speaking stage reads text.
+    answer of the main stage, for a graph whose speaking stage reads text. `tools`: functions that
+    the answer may call; a call is never spoken.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -98,6 +110,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     stages: tuple[StageName, ...] = ()
     speech_text: str = ""
+    tools: ToolUse | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
