@@ -22,6 +22,7 @@ from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.timed_text import WindowReport, decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from web.gateway.answer_calls import AnswerCalls, CallPiece
 from web.gateway.answer_words import AnswerWords, WordEnd
 from web.gateway.metrics import Metrics, PlaybackContinuity
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
@@ -64,13 +65,13 @@ class HeardPiece:
     reports: tuple[WindowReport, ...] = ()
 
 
-Piece = TextPiece | AudioPiece | HeardPiece
+Piece = TextPiece | AudioPiece | HeardPiece | CallPiece
 
 
 @dataclass(slots=True)
 class Position:
-    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written as
-    `CHARS.BYTES`, such as `120.48000`.
+    """Amount of an answer that was sent: Unicode characters of text and calls, bytes of audio.
+    Written as `CHARS.BYTES`, such as `120.48000`.
     """
 
     chars: int = 0
@@ -97,6 +98,8 @@ class Position:
     def advance(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
             self.chars += len(piece.text)
+        elif isinstance(piece, CallPiece):
+            self.chars += piece.num_chars
         elif isinstance(piece, AudioPiece):
             self.audio_bytes += len(piece.pcm)
 
@@ -114,6 +117,11 @@ async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterat
             skip.chars -= skipped
             if skipped < len(piece.text):
                 yield TextPiece(piece.text[skipped:])
+        elif isinstance(piece, CallPiece):
+            skipped = min(skip.chars, piece.num_chars)
+            skip.chars -= skipped
+            if (rest := piece.without(skipped)) is not None:
+                yield rest
         else:
             skipped = min(skip.audio_bytes, len(piece.pcm))
             skip.audio_bytes -= skipped
@@ -194,7 +202,8 @@ class AnswerStream:
         self._frontend = context.frontend
         self._metrics = context.metrics
         self._closing = context.closing
-        self._detokenizer = context.frontend.detokenizer()
+        self._detokenizer = context.frontend.detokenizer(spec.tools)
+        self._calls = AnswerCalls(spec)
         self._trimmer = StopTrimmer(main.stop)
         self._pcm = bytearray()
         self._num_sent = 0
@@ -255,8 +264,8 @@ class AnswerStream:
         # an incomplete character stays incomplete, and the beginning of a stop string is ordinary
         # text
         rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
-        if rest:
-            yield TextPiece(rest)
+        for piece in self._read_calls(rest, is_whole=True):
+            yield piece
         self._pcm += self._silence.finish()
         for piece in self._audio_pieces(final=True):
             yield piece
@@ -285,10 +294,14 @@ class AnswerStream:
 
     @property
     def finish_reason(self) -> str:
-        """`length` if max_tokens ended the text; `stop` after the end token or a stop string."""
+        """`length` if max_tokens ended the text; `tool_calls` if it calls functions, otherwise
+        `stop`: after the end token or a stop string.
+        """
         cut = self._num_text_tokens >= self._main.max_tokens
         ended = self._trimmer.stopped or (cut and self._text_ids[-1] in self._frontend.end_ids())
-        return "length" if cut and not ended else "stop"
+        if cut and not ended:
+            return "length"
+        return "tool_calls" if self._calls.num_calls else "stop"
 
     @property
     def audio_s(self) -> float:
@@ -345,7 +358,11 @@ class AnswerStream:
         if not text:
             return []
         self._observe_first("text")
-        return [TextPiece(text)]
+        return self._read_calls(text)
+
+    def _read_calls(self, text: str, *, is_whole: bool = False) -> list[Piece]:
+        pieces = self._calls.add(text, is_whole=is_whole)
+        return [TextPiece(piece) if isinstance(piece, str) else piece for piece in pieces]
 
     def _audio_pieces(self, *, final: bool) -> list[Piece]:
         end = len(self._pcm) if final else len(self._pcm) - len(self._pcm) % GROUP_BYTES

@@ -24,9 +24,11 @@ from web.gateway.answer import (
     TextPiece,
     skip_sent,
 )
-from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, Gateway
+from web.gateway.answer_calls import CallPiece, CollectedCall, collect
+from web.gateway.gateway import MIRROR, USAGE, WAV, Gateway
 from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
 from web.gateway.prepared_chat import ActiveRequest
+from web.gateway.tool_requests import WARNED_FIELD, ignored_tools
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of
@@ -35,6 +37,7 @@ from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import encode_whole
+from web.openai.call_shapes import answer_calls, call_delta
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.responses import (
     AnswerMessage,
@@ -68,7 +71,8 @@ class ChatEnvelope:
     """True if the stream ends with an event with the token counts."""
     wav: bool
     """True if each streamed piece of audio is a WAV file of its own."""
-    warnings: tuple[str, ...]
+    warned: tuple[str, ...]
+    """Names of ignored fields that the answer warns about."""
 
     def chunk(
         self, delta: Delta, finish_reason: str | None = None, *, is_first: bool = False
@@ -89,7 +93,7 @@ class ChatEnvelope:
         )
 
     def listed_warnings(self) -> list[str] | UnsetType:
-        return list(self.warnings) or UNSET
+        return [warning_of(name) for name in self.warned] or UNSET
 
     @staticmethod
     def of(spec: RequestSpec, gateway: Gateway) -> "ChatEnvelope":
@@ -105,9 +109,7 @@ class ChatEnvelope:
             spoken=gateway.is_spoken(spec),
             usage=USAGE in spec.reply,
             wav=WAV in spec.reply,
-            warnings=tuple(
-                warning_of(name) for name in spec.reply.get(WARNED, "").split(",") if name
-            ),
+            warned=tuple(name for name in ignored_tools(spec) if name == WARNED_FIELD),
         )
 
 
@@ -141,7 +143,7 @@ class ChatEndpoint:
                 body.stream,
             )
             with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
-            self._ignored_log.note(answer.spec.id, body.warned())
+            self._ignored_log.note(answer.spec.id, reply.warned)
             del body
             body_memory_of(scope).free()
             if is_streamed:
@@ -158,10 +160,13 @@ class ChatEndpoint:
         self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]
     ) -> Response:
         text: list[str] = []
+        calls: list[CollectedCall] = []
         pcm = bytearray()
         async for piece in answer.pieces():
             if isinstance(piece, AudioPiece):
                 pcm += piece.pcm
+            elif isinstance(piece, CallPiece):
+                collect(calls, piece)
             elif isinstance(piece, TextPiece):
                 text.append(piece.text)
         transcript = "".join(text)
@@ -178,7 +183,8 @@ class ChatEndpoint:
                 expires_at=expires_at,
                 transcript=transcript,
             )
-        message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
+        content = transcript if reply.mirror and (transcript or not calls) else None
+        message = AnswerMessage(content=content, audio=audio, tool_calls=answer_calls(calls))
         completion = ChatCompletion(
             id=reply.id,
             created=reply.created,
@@ -209,7 +215,7 @@ async def chat_events(
         audio_id = reply.audio_id
     try:
         async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
-            if isinstance(piece, HeardPiece):
+            if isinstance(piece, HeardPiece) or (isinstance(piece, CallPiece) and piece.is_last):
                 continue
             sent.advance(piece)
             chunk = reply.chunk(_delta(reply, piece, audio_id, gateway.frontend.sample_rate_hz))
@@ -246,8 +252,13 @@ async def _with_transcript(
 
 
 def _delta(
-    reply: ChatEnvelope, piece: TextPiece | AudioPiece, audio_id: str | UnsetType, rate_hz: int
+    reply: ChatEnvelope,
+    piece: TextPiece | AudioPiece | CallPiece,
+    audio_id: str | UnsetType,
+    rate_hz: int,
 ) -> Delta:
+    if isinstance(piece, CallPiece):
+        return call_delta(piece)
     if isinstance(piece, TextPiece):
         return Delta(
             content=piece.text if reply.mirror else UNSET,
@@ -271,4 +282,6 @@ def _check_format(body: ChatBody) -> None:
 
 def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:
     unused = ["audio"] if body.audio is not None and not active.chat.spoken else []
-    return sorted([*(given.where for given in body.ignored), *unused])
+    return sorted(
+        [*(given.where for given in body.ignored), *ignored_tools(active.chat.spec), *unused]
+    )

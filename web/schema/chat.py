@@ -25,7 +25,8 @@ from web.schema.answer_rules import AnswerRule, AnswerRules
 from web.schema.body import Body
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
-from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
+from web.schema.tools import ToolFields
+from web.schema.unserved import UnservedValue, check_part, check_role
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
@@ -36,6 +37,8 @@ sections.
 """
 MAX_FORMAT_CHARS = 128
 MAX_NAME_CHARS = 256
+MAX_CALLS = 128
+"""Limit of the calls in one message."""
 
 InputFormat = Literal[
     "wav",
@@ -135,13 +138,33 @@ class AudioReference(Body):
     id: str
 
 
+class FunctionField(Body):
+    """`arguments`: JSON text, as the model wrote it."""
+
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+    arguments: str = ""
+
+
+class CallField(Body):
+    """A function call in an earlier answer."""
+
+    id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+    type: Literal["function"] = "function"
+    function: FunctionField
+
+
+Calls = Annotated[list[CallField], Field(max_length=MAX_CALLS, fail_fast=True)]
+
+
 class MessageBody(Body):
     role: Annotated[
-        Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)
+        Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(check_role)
     ]
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     content: Content | None = None
     audio: AudioReference | None = None
+    tool_calls: Calls | None = None
+    tool_call_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
 class VoiceReference(Body):
@@ -226,7 +249,7 @@ StageSections = Annotated[
 ]
 
 
-class ChatOptions(SamplingFields, AnswerRules):
+class ChatOptions(SamplingFields, AnswerRules, ToolFields):
     """Options of a chat, without its messages. `fleet` sets the sampling of single stages, by the
     graph's stage names.
 
@@ -257,30 +280,16 @@ class ChatOptions(SamplingFields, AnswerRules):
     def wants(self) -> tuple[Modality, ...]:
         return tuple(self.modalities or ("text",))
 
-    def warned(self) -> list[str]:
-        """Return the names of ignored fields that the answer warns about; empty for options without
-        a body.
-        """
-        return []
-
 
 class ChatBody(ChatOptions):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
-    tools: list[object] | None = None
-    tool_choice: object = None
-    functions: list[object] | None = None
-    function_call: object = None
 
     @cached_property
     def ignored(self) -> tuple[Given, ...]:
         """The fields that have a value but no effect."""
         return tuple(CHAT.ignored(self))
-
-    def warned(self) -> list[str]:
-        """Return the names of ignored fields in this request that the answer warns about."""
-        return [given.where for given in self.ignored if given.row is not None and given.row.warns]
 
 
 def parse_chat(body: bytes) -> ChatBody:
@@ -291,8 +300,6 @@ def parse_chat(body: bytes) -> ChatBody:
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
     _ = chat.ignored, chat.rule  # found here, in the thread of a large body
-    for name in ("tool_choice", "function_call"):
-        check_tool_choice(name, getattr(chat, name))
     return chat
 
 
