@@ -99,7 +99,9 @@ def test_required_calls_are_parseable_in_every_form(folder: Path, max_calls: int
 
 
 WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", *in_step(QWEN3_OMNI))
-CASE = dataclasses.replace(next(case for case in CASES if case.name == "text"), frames=24)
+CASE = dataclasses.replace(
+    next(case for case in CASES if case.name == "text"), frames=24, tokens=200
+)
 
 
 @pytest.fixture
