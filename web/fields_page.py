@@ -91,7 +91,7 @@ def _queries() -> Iterator[str]:
 def _reason(row: Field) -> str:
     reason = row.reason.replace("|", "\\|")
     if row.verdict != "refused" or row.checked_by_value or row.accepted is None:
-        return f"{reason}; with a warning" if row.warns else reason
+        return reason
     shown = ", ".join(f"`{json.dumps(value)}`" for value in row.accepted)
     return f"{reason} (neutral: {shown})" if shown else f"{reason} (neutral: only null)"
 

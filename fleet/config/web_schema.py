@@ -5,6 +5,10 @@ from typing import Annotated, Literal
 from fleet.config.fields import Folder, Host, Items, Network, Origin, Port, Strict, Switch, Text
 from fleet.config.values import Number, Whole
 
+TOOL_FORMATS = Literal[
+    "auto", "none", "hermes", "llama3", "mistral", "mistral_args", "pythonic", "json"
+]
+
 MODEL_ALIASES = (
     "tts-1",
     "tts-1-hd",
@@ -35,9 +39,11 @@ class WebConfig(Strict):
     beside its own; see `web/http/hosts.py`. `allowed_origins`: origins whose pages may call the API
     from a browser; see `web/http/origins.py`. `trusted_proxies`: peers whose X-Forwarded-For and
     X-Forwarded-Proto are believed. `model_aliases`: other names under which the model answers;
-    `/v1/models` lists its own name only. `max_leading_silence_ms`: longest silence before the first
-    voiced sample of a spoken answer; None: unlimited. `response_retention_s`: how long a response
-    of the Responses API is stored, 0 for none; `max_stored_responses_mib`: memory of all of them.
+    `/v1/models` lists its own name only. `tool_format`: form in which the model writes function
+    calls; `auto`: found from its chat template; `none`: it calls no functions.
+    `max_leading_silence_ms`: longest silence before the first voiced sample of a spoken answer;
+    None: unlimited. `response_retention_s`: how long a response of the Responses API is stored, 0
+    for none; `max_stored_responses_mib`: memory of all of them.
 
     `header_timeout_s`: time for a whole request head. `body_timeout_s`: time for the next part of a
     body. `send_timeout_s`: time for which a client may read nothing. After a timeout the connection
@@ -54,6 +60,7 @@ class WebConfig(Strict):
     trusted_proxies: tuple[Network, ...] = ()
     model_name: Text | None = None
     model_aliases: tuple[Text, ...] = MODEL_ALIASES
+    tool_format: TOOL_FORMATS = "auto"
     max_leading_silence_ms: Annotated[int, Whole(0, 60_000)] | None = 60
     response_retention_s: Annotated[int, Whole(0, 31_536_000)] = 14_400
     max_stored_responses_mib: Annotated[int, Whole(16, 1024 * 1024)] = 64

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from hashlib import blake2b
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
@@ -44,6 +45,13 @@ def shown_id(request: RequestId, prefix: str) -> str:
     response.
     """
     return f"{prefix}{request.removeprefix(REQUEST)}"
+
+
+def call_id(request: RequestId, index: int) -> str:
+    """Return the id of a function call in the answer to a request. `index`: number of the call in
+    the answer, from 0. The id follows from the request, so that it is the same after a recovery.
+    """
+    return f"call_{blake2b(f'{request} {index}'.encode(), digest_size=12).hexdigest()}"
 
 
 def request_id_of(shown: str) -> RequestId:

@@ -20,6 +20,17 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
+    """How an answer may call functions. `format`: name of the form in which the model writes calls
+    (`fleet/processing/tool_calls/formats.py`). `names`: functions that may be called. `max_calls`:
+    most calls of one answer, 0 for any number.
+    """
+
+    format: str
+    names: tuple[str, ...]
+    max_calls: int = 0
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one stage, and the limit of its output.
 
@@ -107,7 +118,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     answer continues the prompt's last message, instead of beginning a new one. `key`: name of the
     API key that sent the request; "" without keys. `is_counted`: it counts towards the limits of
     that key; requests of voice sessions do not. `audio_hz`: sample rate of the spoken answer; 0
-    without.
+    without. `tools`: functions that the answer may call; a call is never spoken.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -134,6 +145,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     is_counted: bool = False
     audio_hz: int = 0
+    tools: ToolUse | None = None
 
     @property
     def continued_ids(self) -> tuple[int, ...]:

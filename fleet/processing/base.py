@@ -13,7 +13,9 @@ from fleet.config.checkpoints import checkpoint_of
 from fleet.config.schema import FleetConfig, Limits
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
-from fleet.core.request import RequestSpec, Sampling
+from fleet.core.request import RequestSpec, Sampling, ToolUse
+from fleet.processing.tool_calls.support import ToolSupport
+from fleet.processing.tool_calls.tools import FunctionCall, ToolPrompt
 
 Samples = NDArray[np.float32]
 
@@ -62,12 +64,15 @@ class Message:
     strings and parts differently.
 
     `name`: name of the speaker, if several speakers have the same role; "" if not given. Most chat
-    templates do not write it.
+    templates do not write it. `calls`: functions that an assistant's message calls. `call_id`: id
+    of the call whose result a message with the role `tool` has.
     """
 
     role: str
     content: TextPart | tuple[TextPart | AudioPart, ...]
     name: str = ""
+    calls: tuple[FunctionCall, ...] = ()
+    call_id: str = ""
 
 
 GivenAnswer = TextPart | tuple[int, ...]
@@ -123,6 +128,7 @@ class ChatRequest:
     plain: PlainPrompt | None = None
     hearing: RecognitionOptions = RecognitionOptions()
     continues: bool = False
+    tools: ToolPrompt = ToolPrompt()
 
     @property
     def audio_parts(self) -> list[AudioPart]:
@@ -174,7 +180,10 @@ class Frontend(Protocol):
     `sample_rate_hz`: sample rate of the answer's audio; 0 if the model does not speak.
     `audio_rate_hz`: sample rate of audio in prompts; 0 if the model accepts no audio. `positions`:
     context length of the model, for prompt and answer together; None if its checkpoint states none.
+    `tools`: what the checkpoint knows of function calls.
     """
+
+    tools: ToolSupport
 
     @property
     def sample_rate_hz(self) -> int: ...
@@ -221,7 +230,11 @@ class Frontend(Protocol):
         """
         ...
 
-    def detokenizer(self) -> Detokenizer: ...
+    def detokenizer(self, tools: ToolUse | None = None) -> Detokenizer:
+        """Return a detokenizer of one answer. `tools`: how the answer may call functions; the
+        control tokens of calls are part of its text then.
+        """
+        ...
 
     def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read, with `[audio]` in place of each

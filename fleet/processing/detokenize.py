@@ -21,10 +21,13 @@ class IncrementalDetokenizer:
     together; no piece ends inside a character. The window begins with the previous released piece
     as context, since some decoders drop a leading space. Decoders with byte fallback write U+FFFD
     for every byte in a run of byte tokens whose end is incomplete, even for bytes of the context.
+
+    `shown`: texts of control tokens that are part of the text; others are left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown = _special_ids(tokenizer, shown) if shown else {}
         self._window: list[int] = []
         self._num_settled = 0
         """Ids at the head of the window that serve as context only."""
@@ -44,10 +47,12 @@ class IncrementalDetokenizer:
         released, self._num_released = self._num_released, 0
         text = self._own_text()
         self._window.clear()
-        self._num_settled = 0
+        self._num_settled = self._num_unsure = 0
         return text[released:]
 
     def _add_one(self, token_id: int) -> str:
+        if token_id in self._shown:
+            return self.finish() + self._shown[token_id]
         self._window.append(token_id)
         text = self._own_text()
         held = len(text) - len(text.rstrip(REPLACEMENT))
@@ -67,6 +72,14 @@ class IncrementalDetokenizer:
         decode = self._tokenizer.decode
         context = decode(self._window[: self._num_settled], skip_special_tokens=True)
         return decode(self._window, skip_special_tokens=True)[len(context) :]
+
+
+def _special_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
+    """Return the texts that are control tokens of the tokenizer, by their ids."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {
+        number: token.content for number, token in added if token.special and token.content in texts
+    }
 
 
 class StopTrimmer:

@@ -2,13 +2,15 @@
 no audio.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import Path
 
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, ContextLengthExceeded
+from fleet.core.request import ToolUse
 from fleet.processing.bad_words import bad_word_ids
 from fleet.processing.base import ChatRequest, GivenAnswer, Message, PlainPrompt, TextPart
 from fleet.processing.continuation import Continuation
@@ -18,6 +20,10 @@ from fleet.processing.pieces import split_text
 from fleet.processing.template import TemplateMessage, load_template, read_json, token_text
 from fleet.processing.token_bytes import TokenBytes
 from fleet.processing.tokenizer import load_tokenizer, token_ids
+from fleet.processing.tool_calls.formats import FORMATS
+from fleet.processing.tool_calls.prompt import calls_for_template, shown_id, without_tools
+from fleet.processing.tool_calls.support import ToolSupport
+from fleet.processing.tool_calls.tools import FunctionTool
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_CHARS_PER_TOKEN = 32
@@ -43,6 +49,7 @@ class PromptFrontend:
         self._end_id = self._end_of_answer(checkpoint)
         self._examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
+        self.tools = ToolSupport(self._template, self.tokenizer)
         self._controls = {
             i: t.content for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special
         }
@@ -51,8 +58,9 @@ class PromptFrontend:
         self._media_ids: frozenset[int] = frozenset()
         """Tokens that stand for audio, images or video in a prompt."""
 
-    def detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self.tokenizer)
+    def detokenizer(self, tools: ToolUse | None = None) -> IncrementalDetokenizer:
+        markers = FORMATS[tools.format].markers if tools is not None else ()
+        return IncrementalDetokenizer(self.tokenizer, markers)
 
     def prompt_text(self, ids: Sequence[int], heard: Sequence[str] = ()) -> str:
         """Return the ids of a prompt as text for people to read: each text on a line of its own,
@@ -110,15 +118,19 @@ class PromptFrontend:
         """Return the text of the prompt. Raises: as `tokenize`."""
         if not chat.messages:
             raise BadInput("messages: give at least one message", param="messages")
-        messages = [self._for_template(message) for message in chat.messages]
+        tools = chat.tools
+        messages = [self._for_template(message, tools.call_format) for message in chat.messages]
+        definitions = [self._definition(tool) for tool in tools.described]
+        if not self.tools.writes_tools:
+            messages, definitions = without_tools(messages, definitions), []
         if chat.continues:
             continuation = Continuation()
             marked = self._template.render(
-                continuation.marked(messages), chat.where, opens_answer=False
+                continuation.marked(messages), chat.where, definitions, opens_answer=False
             )
             text = continuation.cut(marked)
         else:
-            text = self._template.render(messages, chat.where)
+            text = self._template.render(messages, chat.where, definitions)
         self._check_num_chars(text, chat.where)
         return text
 
@@ -235,13 +247,30 @@ class PromptFrontend:
                 f"the first {len(beginning)} characters of the prompt have {num_tokens} tokens",
             )
 
-    def _for_template(self, message: Message) -> TemplateMessage:
+    def _for_template(self, message: Message, call_format: str) -> TemplateMessage:
         name = (
             {"name": self.checked(TextPart(text=message.name, where="messages"))}
             if message.name
             else {}
         )
-        return {"role": message.role, "content": self._content(message), **name}
+        for call in message.calls:
+            for text in (call.id, call.name, call.arguments):
+                self.checked(TextPart(text=text, where="messages"))
+        fields: dict[str, object] = dict(calls_for_template(message.calls, call_format))
+        if message.call_id:
+            fields["tool_call_id"] = shown_id(message.call_id, call_format)
+        return {
+            "role": message.role,
+            "content": self._content(message),
+            **name,
+            **fields,
+        }
+
+    def _definition(self, tool: FunctionTool) -> Mapping[str, object]:
+        """Return a tool as the template reads it. Raises: BadInput for a control token in it."""
+        definition = tool.definition
+        self.checked(TextPart(text=json.dumps(definition, ensure_ascii=False), where="tools"))
+        return definition
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
         if isinstance(message.content, TextPart):

@@ -37,10 +37,15 @@ class _Generation(jinja2.ext.Extension):
 
 class ChatTemplate:
     """A compiled chat template, which renders messages to the text of a prompt, up to where the
-    answer begins.
+    answer begins. `tool_source`: a second template for prompts with tools, if the checkpoint has
+    one.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None
+    ) -> None:
+        self.tool_source = tool_source or source
+        """Source of the template of prompts with tools."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
         )
@@ -49,6 +54,7 @@ class ChatTemplate:
         names |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         try:
             self._template = environment.from_string(source)
+            self._tool_template = environment.from_string(self.tool_source)
         except jinja2.TemplateError as error:
             raise ConfigError(
                 f"the chat template is not valid Jinja: {error}", param="checkpoint"
@@ -59,17 +65,21 @@ class ChatTemplate:
         self,
         messages: Sequence[TemplateMessage],
         where: str = "messages",
+        tools: Sequence[Mapping[str, object]] = (),
         *,
         opens_answer: bool = True,
     ) -> str:
         """Return the text of the prompt. `where`: field of the user's input that has the messages.
-        `opens_answer`: False for a prompt that ends with the last message. Raises: BadInput if the
-        template refuses the messages (their roles or order).
+        `tools`: definitions of the functions that the answer may call. `opens_answer`: False for a
+        prompt that ends with the last message. Raises: BadInput if the template refuses the
+        messages (their roles or order).
         """
+        has_calls = any("tool_calls" in each or each["role"] == "tool" for each in messages)
+        template = self._tool_template if tools or has_calls else self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=messages,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=opens_answer,
                 **self._special_tokens,
@@ -87,7 +97,7 @@ def load_template(checkpoint: Path) -> ChatTemplate:
     Raises: ConfigError if the checkpoint has no template.
     """
     config = read_json(checkpoint / "tokenizer_config.json")
-    source = _template_source(checkpoint, config)
+    source = _template_source(checkpoint, config, "default")
     if source is None:
         raise ConfigError(
             f"checkpoint {checkpoint} has no chat template (chat_template.jinja); use an "
@@ -95,9 +105,8 @@ def load_template(checkpoint: Path) -> ChatTemplate:
             param="checkpoint",
         )
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    return ChatTemplate(
-        source, {name: text for name in names if (text := token_text(config.get(name))) is not None}
-    )
+    tokens = {name: text for name in names if (text := token_text(config.get(name))) is not None}
+    return ChatTemplate(source, tokens, _template_source(checkpoint, config, "tool_use"))
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -115,10 +124,14 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | None:
-    jinja = checkpoint / "chat_template.jinja"
-    if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+def _template_source(checkpoint: Path, config: Mapping[str, object], name: str) -> str | None:
+    """Return the source of the checkpoint's template `name`; a template without a name is the one
+    for every prompt.
+    """
+    other = checkpoint / "additional_chat_templates" / f"{name}.jinja"
+    for jinja in (other, checkpoint / "chat_template.jinja"):
+        if jinja.is_file():
+            return jinja.read_text(encoding="utf-8")
     for value in (
         read_json(checkpoint / "chat_template.json").get("chat_template"),
         config.get("chat_template"),
@@ -131,8 +144,8 @@ def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | No
                 for entry in value
                 if isinstance(entry, dict)
             }
-            if isinstance(named.get("default"), str):
-                return str(named["default"])
+            if isinstance(named.get(name), str):
+                return str(named[name])
     return None
 
 

@@ -10,6 +10,7 @@ from fleet.core.chunk import LOGPROBS, TOP_IDS
 from fleet.core.ids import DECODE, EdgeName
 from fleet.engine.base import TOKEN, Arrays, EngineOutput
 from fleet.stages.base import EdgeItem, LoggedOutput
+from fleet.stages.spoken_tokens import SpokenTokens
 from fleet.stages.stop_strings import StopDetector
 
 
@@ -18,9 +19,10 @@ class AnswerTokens:
 
     Edge `client` gets every token, with its log probabilities where the engine gives them. Edge
     `spoken` gets all but the last token (the end token, a stop token, the token at the length
-    limit, or the token that completes a stop string): its final item has no arrays. `given`: answer
-    tokens that the request supplies. `min_tokens`: shortest answer. Stop strings are not detected
-    in the supplied tokens, nor in the first `min_tokens` tokens.
+    limit, or the token that completes a stop string): its final item has no arrays, and with
+    `speech` the item ends the edge where the first function call begins. `given`: answer tokens
+    that the request supplies. `min_tokens`: shortest answer. Stop strings are not detected in the
+    supplied tokens, nor in the first `min_tokens` tokens.
     """
 
     def __init__(
@@ -31,7 +33,9 @@ class AnswerTokens:
         stop_detector: StopDetector,
         given: Sequence[int] = (),
         min_tokens: int = 0,
+        speech: SpokenTokens | None = None,
     ) -> None:
+        self._speech = speech
         self._client = client
         self._spoken = spoken
         self._stop_detector = stop_detector
@@ -53,7 +57,9 @@ class AnswerTokens:
         return {TOKEN: longest} if len(longest) else {}
 
     def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[EdgeItem]:
-        """Return the items of one token, at most one per edge. Shapes: `ids` int32 [1]."""
+        """Return the items of one token: one for the client, and those for the spoken edge, which
+        may hold tokens back. Shapes: `ids` int32 [1].
+        """
         self._num_seen += 1
         is_checked = self._num_seen > self._num_unchecked
         last = output.final or (is_checked and self._stop_detector.add(int(ids[0])))
@@ -61,10 +67,28 @@ class AnswerTokens:
         if LOGPROBS in output.arrays:
             arrays |= {name: output.arrays[name] for name in (LOGPROBS, TOP_IDS)}
         items = [EdgeItem(edge=self._client, walk=DECODE, arrays=arrays, final=last)]
+        if self._spoken is not None and self._speech is not None:
+            return items + self._spoken_items(self._spoken, self._speech, int(ids[0]), last=last)
         if self._spoken is not None:
             items.append(
                 EdgeItem(
                     edge=self._spoken, walk=DECODE, arrays={} if last else {"ids": ids}, final=last
                 )
             )
+        return items
+
+    @staticmethod
+    def _spoken_items(
+        edge: EdgeName, speech: SpokenTokens, token: int, *, last: bool
+    ) -> list[EdgeItem]:
+        """Return the items of the spoken edge after one more token of an answer with tools."""
+        if speech.has_ended:
+            return []
+        said = list(speech.finish() if last else speech.add(token))
+        items = [
+            EdgeItem(edge=edge, walk=DECODE, arrays={"ids": np.array([each], np.int32)})
+            for each in said
+        ]
+        if last or speech.has_ended:
+            items.append(EdgeItem(edge=edge, walk=DECODE, final=True))
         return items

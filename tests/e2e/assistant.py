@@ -43,7 +43,8 @@ def build_weights(folder: Path) -> tuple[str, ...]:
         whisper_base.build(asr)
     if not (lm / "model.safetensors").exists():
         smollm2.build(lm)
-    return f"stages.asr.checkpoint={asr}", f"stages.lm.checkpoint={lm}"
+    # SmolLM2's chat template writes no tools
+    return f"stages.asr.checkpoint={asr}", f"stages.lm.checkpoint={lm}", "web.tool_format=hermes"
 
 
 @contextmanager

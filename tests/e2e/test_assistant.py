@@ -4,8 +4,9 @@ interruption, and a spoken question by each third-party client.
 
 import asyncio
 import base64
+import json
 import wave
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
@@ -13,6 +14,7 @@ from typing import cast
 import pytest
 import soxr
 from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletion
 from openai.types.realtime import RealtimeSessionCreateRequestParam
 from playwright.sync_api import expect
 
@@ -27,6 +29,7 @@ from tests.e2e.assistant import (
 )
 from tests.e2e.talking import VoiceFleet, answers, interrupt, microphone
 from tests.e2e.test_voice_browser import assert_played_completely, wait_until_played
+from tests.tool_template import WEATHER
 from tests.web.realtime.speech_samples import RATE_HZ, blocks, silence
 from tests.web.realtime.test_other_clients import LIVEKIT, PIPECAT, run_client
 from tests.web.voice import probe
@@ -110,6 +113,29 @@ def test_spoken_question_of_a_client_is_heard_and_answered(
 ) -> None:
     printed = run_client(script, requirement, fleet.url, MODEL, str(recorded))
     assert f"heard: {QUESTION}" in printed and ANSWER in printed
+
+
+def test_function_call_is_silent_and_its_result_is_spoken(fleet: VoiceFleet) -> None:
+    client = OpenAI(base_url=f"{fleet.url}/v1", api_key="none", timeout=PATIENCE_S)
+    fields = {
+        "model": MODEL,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "alloy", "format": "pcm16"},
+        "tools": [WEATHER],
+    }
+    create = cast(Callable[..., ChatCompletion], client.chat.completions.create)
+    asked = {"role": "user", "content": "How warm is it in Rome on each of the next 3 days?"}
+    called = create(messages=[asked], tool_choice="required", parallel_tool_calls=False, **fields)
+    message = called.choices[0].message
+    (call,) = message.tool_calls or []
+    assert called.choices[0].finish_reason == "tool_calls" and call.type == "function"
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    assert message.audio is not None and not message.audio.data, "a call is not spoken"
+    said = message.model_dump(exclude_none=True, exclude={"audio"})
+    result = {"role": "tool", "tool_call_id": call.id, "content": "It is 31 degrees in Rome."}
+    again = create(messages=[asked, said, result], tool_choice="none", **fields)
+    answer = again.choices[0].message
+    assert answer.audio is not None and "31" in answer.audio.transcript and answer.audio.data
 
 
 def test_openai_client_chats_speaks_and_transcribes(fleet: VoiceFleet) -> None:

@@ -22,6 +22,7 @@ from fleet.models.qwen3_omni.tiny_tokenizer import write_json
 from fleet.processing import Frontend, load_frontend, open_frontend
 from fleet.processing.tokenizer import load_tokenizer
 from tests.support import wait_until
+from tests.tool_template import write_tool_template
 from tests.web.attacks import AttackTarget
 from tests.web.checkpoint import write_frontend_files
 from tests.web.fake_client import FakeClient
@@ -134,6 +135,15 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 @pytest.fixture(scope="session")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return load_cascade(tmp_path_factory.mktemp("cascade"))
+
+
+@pytest.fixture(scope="session")
+def tooled(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A checkpoint whose chat template writes tools."""
+    loaded = load(tmp_path_factory.mktemp("tooled"))
+    write_tool_template(loaded.checkpoint)
+    graph, limits = loaded.config.graph_declaration(), loaded.config.limits
+    return replace(loaded, frontend=load_frontend(graph.frontend, loaded.checkpoint, limits))
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.timed_text import WindowReport, decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from web.gateway.answer_calls import AnswerCalls, CallPiece
 from web.gateway.answer_logprobs import AnswerLogprobs, TokenLogprob
 from web.gateway.answer_words import AnswerWords, WordEnd
 from web.gateway.metrics import Metrics, PlaybackContinuity
@@ -70,13 +71,13 @@ class HeardPiece:
     reports: tuple[WindowReport, ...] = ()
 
 
-Piece = TextPiece | AudioPiece | HeardPiece
+Piece = TextPiece | AudioPiece | HeardPiece | CallPiece
 
 
 @dataclass(slots=True)
 class Position:
-    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written as
-    `CHARS.BYTES`, such as `120.48000`.
+    """Amount of an answer that was sent: Unicode characters of text and calls, bytes of audio.
+    Written as `CHARS.BYTES`, such as `120.48000`.
     """
 
     chars: int = 0
@@ -103,6 +104,8 @@ class Position:
     def advance(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
             self.chars += len(piece.text)
+        elif isinstance(piece, CallPiece):
+            self.chars += piece.num_chars
         elif isinstance(piece, AudioPiece):
             self.audio_bytes += len(piece.pcm)
 
@@ -121,6 +124,11 @@ async def skip_sent(pieces: AsyncIterator[Piece], sent: Position) -> AsyncIterat
             if skipped < len(piece.text):
                 unsent = tuple(one for one in piece.logprobs if one.begin >= first)
                 yield TextPiece(piece.text[skipped:], unsent)
+        elif isinstance(piece, CallPiece):
+            skipped = min(skip.chars, piece.num_chars)
+            skip.chars -= skipped
+            if (rest := piece.without(skipped)) is not None:
+                yield rest
         else:
             skipped = min(skip.audio_bytes, len(piece.pcm))
             skip.audio_bytes -= skipped
@@ -201,8 +209,9 @@ class AnswerStream:
         self._frontend = context.frontend
         self._metrics = context.metrics
         self._closing = context.closing
-        self._detokenizer = context.frontend.detokenizer()
+        self._detokenizer = context.frontend.detokenizer(spec.tools)
         self._detokenizer.begin_after(spec.continued_ids)
+        self._calls = AnswerCalls(spec)
         self._trimmer = StopTrimmer(main.stop)
         self._last_ids = context.frontend.end_ids().union(main.stop_token_ids)
         self._logprobs = AnswerLogprobs() if main.top_logprobs is not None else None
@@ -265,8 +274,8 @@ class AnswerStream:
         # an incomplete character stays incomplete, and the beginning of a stop string is ordinary
         # text
         rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
-        if rest:
-            yield self._text_piece(rest)
+        for piece in self._read_calls(rest, is_whole=True):
+            yield piece
         self._pcm += self._silence.finish()
         for piece in self._audio_pieces(final=True):
             yield piece
@@ -300,12 +309,14 @@ class AnswerStream:
 
     @property
     def finish_reason(self) -> str:
-        """`length` if max_tokens ended the text; `stop` after an end token, a stop token or a stop
-        string.
+        """`length` if max_tokens ended the text; `tool_calls` if it calls functions, otherwise
+        `stop`: after an end token, a stop token or a stop string.
         """
         cut = self._num_text_tokens >= self._main.max_tokens
         ended = self._trimmer.stopped or (cut and self._text_ids[-1] in self._last_ids)
-        return "length" if cut and not ended else "stop"
+        if cut and not ended:
+            return "length"
+        return "tool_calls" if self._calls.num_calls else "stop"
 
     @property
     def audio_s(self) -> float:
@@ -368,7 +379,11 @@ class AnswerStream:
         if not text:
             return []
         self._observe_first("text")
-        return [self._text_piece(text)]
+        return self._read_calls(text)
+
+    def _read_calls(self, text: str, *, is_whole: bool = False) -> list[Piece]:
+        pieces = self._calls.add(text, is_whole=is_whole)
+        return [self._text_piece(each) if isinstance(each, str) else each for each in pieces]
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text that the next tokens add to the answer. Stop tokens have none."""

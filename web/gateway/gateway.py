@@ -48,6 +48,7 @@ from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
 from web.gateway.stored_body import stored_body
 from web.gateway.token_sampling import with_token_fields
+from web.gateway.tool_requests import ToolRequest, check_history, read_tool_request
 from web.http.callers import current_caller
 from web.http.offload import INLINE_BYTES, prepare_in_thread, read_input
 from web.http.priority import is_background
@@ -84,6 +85,8 @@ class Gateway:
         self._shares = FairShares(config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
+        self.call_format = frontend.tools.format(config.web.tool_format)
+        """Form in which the model writes function calls; "" if it calls none."""
         self.captures = LiveCaptures(client, config)
         self._answer_context = AnswerContext(
             edges=self.edges,
@@ -187,7 +190,8 @@ class Gateway:
         spoken = "audio" in options.wants
         outputs = self.outputs(spoken=spoken) if outputs is None else outputs
         stages = self.graph.stages_for(outputs, _inputs(messages, speech_text))
-        sampling = await self._checked_sampling(options, stages, seed := request_seed(options))
+        seed = request_seed(options)
+        tools, sampling = await self._checked_sampling(options, stages, seed)
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
@@ -205,12 +209,13 @@ class Gateway:
             created_us=now_us(),
             where=where,
             voice_where=voice_where,
+            tools=tools.prompt,
         )
         applicant = self._applicant(continues, arrived_s)
         spec, blob = await self._prepare_spec(chat, applicant)
         spec = msgspec.structs.replace(
             spec,
-            reply=reply_of(options) | self._leading_silence_param(trims=spoken and not continues),
+            reply=self._reply_of(options, tools, trims=spoken and not continues),
             session=session_of(options, current_caller().listed_name),
             body=stored_body(options, messages) if stored is None else stored,
             kind=kind or ("speech" if spoken else "text"),
@@ -230,22 +235,28 @@ class Gateway:
 
     async def _checked_sampling(
         self, options: AnswerOptions, stages: tuple[StageName, ...], seed: int
-    ) -> dict[StageName, Sampling]:
-        """Return the sampling of each of `stages`, after a check of the rule for the answer."""
+    ) -> tuple[ToolRequest, dict[StageName, Sampling]]:
+        """Return what a request asks of its tools, and the sampling of each of `stages`, after a
+        check of the rule for the answer.
+        """
+        tools = read_tool_request(options, self.call_format, self.frontend.tools)
         sampling = resolve_sampling(options, self.config, self._defaults, stages, seed)
         if self._main in sampling:
             spoken = "audio" in options.wants
             sampling[self._main] = with_token_fields(
                 sampling[self._main], options, self.frontend, spoken=spoken
             )
-        if options.rule is not None:
-            await self._rules.check(options.rule, sampling[self._main])
-        return sampling
+        if (rule := tools.rule) is not None:
+            main = sampling[self._main]
+            await self._rules.check(rule, main)
+            sampling[self._main] = msgspec.structs.replace(main, constraint=rule.constraint)
+        return tools, sampling
 
     async def _prepare_spec(
         self, chat: ChatRequest, applicant: Applicant
     ) -> tuple[RequestSpec, bytes | None]:
         """Decode a chat's audio, and return its request and audio blob."""
+        check_history(chat.messages, self.call_format)
         decoded = await self.audio.decode(chat, applicant)
         spec, blob = await prepare_in_thread(
             num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
@@ -258,6 +269,7 @@ class Gateway:
             key=current_caller().name,
             is_counted=bool(applicant.key),
             audio_hz=self.frontend.sample_rate_hz if self.edges.audio in chat.outputs else 0,
+            tools=chat.tools.use,
         )
         if isinstance(chat.given, TextPart):
             spec = self._with_length_of_given(spec)
@@ -278,12 +290,15 @@ class Gateway:
         stream = await self._submit_spec(chat)
         return ActiveRequest(chat=chat, answer=self._answer(chat.spec, stream))
 
-    def _leading_silence_param(self, *, trims: bool) -> dict[str, str]:
-        """Return the limit of leading silence, which is stored with the request so that audio
-        positions are the same at every gateway.
+    def _reply_of(
+        self, options: AnswerOptions, tools: ToolRequest, *, trims: bool
+    ) -> dict[str, str]:
+        """Return the options for the shape of the answer, as stored with the request, so that its
+        positions are the same at every gateway. `trims`: True if leading silence is limited.
         """
         max_ms = self.config.web.max_leading_silence_ms
-        return {MAX_LEADING_SILENCE_MS: str(max_ms)} if trims and max_ms is not None else {}
+        limited = {MAX_LEADING_SILENCE_MS: str(max_ms)} if trims and max_ms is not None else {}
+        return reply_of(options) | tools.reply | limited
 
     def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
         """Return the request with max_tokens set to the length of its given answer, which is
@@ -391,13 +406,7 @@ class Gateway:
         return spec.sampling.get(stage, Sampling())
 
 
-MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS, WARNED = (
-    "mirror",
-    "usage",
-    "wav",
-    "max_leading_silence_ms",
-    "warned",
-)
+MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS = "mirror", "usage", "wav", "max_leading_silence_ms"
 
 BYTES_PER_TOKEN = 36
 """Memory of a token id in a list of Python numbers."""
@@ -446,8 +455,7 @@ def reply_of(body: AnswerOptions) -> dict[str, str]:
         WAV: options.include_wav_headers,
         NO_STORE: body.store is False,
     }
-    warned = {WARNED: ",".join(names)} if (names := body.warned()) else {}
-    return {name: "yes" for name, is_wanted in wanted.items() if is_wanted} | warned
+    return {name: "yes" for name, is_wanted in wanted.items() if is_wanted}
 
 
 def session_of(body: AnswerOptions, key: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from fleet.core.errors import BadInput
 from fleet.processing import AudioPart, Message, TextPart
+from fleet.processing.tool_calls.tools import FunctionCall
 from web.http.offload import read_input
 from web.schema.chat import AudioUrlPartBody, ChatBody, MessageBody, PartBody, TextPartBody
 
@@ -51,8 +52,13 @@ def _messages(body: ChatBody, spoken: Mapping[int, str]) -> tuple[Message, ...]:
 
 def _message(message: MessageBody, spoken: str | None, where: str) -> Message:
     content = message.content if message.content is not None else spoken
+    if content is None and message.tool_calls:
+        content = ""
     if content is None:
         raise BadInput(f"{where}.content: this field is required", param=f"{where}.content")
+    _check_calls(message, where)
+    if message.role == "tool":
+        return _result(message, content, where)
     return Message(
         role="system" if message.role == "developer" else message.role,
         name=message.name or "",
@@ -61,6 +67,39 @@ def _message(message: MessageBody, spoken: str | None, where: str) -> Message:
         else tuple(
             _part(part, f"{where}.content[{number}]") for number, part in enumerate(content)
         ),
+        calls=tuple(
+            FunctionCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+    )
+
+
+def _check_calls(message: MessageBody, where: str) -> None:
+    """Check that calls are in an assistant's message, and the id of a call in its result's. Raises:
+    BadInput naming the field.
+    """
+    if message.tool_calls and message.role != "assistant":
+        at = f"{where}.tool_calls"
+        raise BadInput(f"{at}: only an assistant's message calls functions", param=at)
+    if (message.tool_call_id is None) == (message.role == "tool"):
+        reason = "required in a message with the role tool, and in no other"
+        raise BadInput(f"{where}.tool_call_id: {reason}", param=f"{where}.tool_call_id")
+
+
+def _result(message: MessageBody, content: str | list[PartBody], where: str) -> Message:
+    """Return the message of a call's result, whose parts are one text."""
+    texts: list[str] = []
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        if not isinstance(part, TextPartBody):
+            at = f"{where}.content[{number}].type"
+            raise BadInput(f"{at}: the result of a call is text", param=at)
+        texts.append(part.text)
+    text = content if isinstance(content, str) else "\n".join(texts)
+    return Message(
+        role="tool",
+        name=message.name or "",
+        content=TextPart(text=text, where=f"{where}.content"),
+        call_id=message.tool_call_id or "",
     )
 
 

@@ -19,7 +19,7 @@ RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
 CONTINUITY_S = 0.1
 """Longest gap in unbuffered playback, in seconds, with which an answer still counts as continuous.
 """
-FINISHED = ("stop", "length")
+FINISHED = ("stop", "length", "tool_calls")
 """Outcomes of complete answers. All other outcomes are failures, aborts and disconnects."""
 
 

@@ -12,11 +12,11 @@ import msgspec
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import SHOWN_CHARS, BadInput, ConfigError
 from fleet.core.ids import StageName
-from fleet.core.request import Constraint, Sampling
+from fleet.core.request import Sampling
 from fleet.graphs import Stage
 from web.schema.chat import MAX_SEED, AnswerOptions, SamplingFields, StageFields
 
-Value = float | int | tuple[str, ...] | Constraint
+Value = float | int | tuple[str, ...]
 _FIELDS = (
     *(
         "temperature",
@@ -119,8 +119,6 @@ def request_seed(body: AnswerOptions) -> int:
 def _request_values(body: AnswerOptions, stage: Stage) -> dict[str, Value]:
     if stage.main:
         values = _set_values(body)
-        if body.rule is not None:
-            values["constraint"] = body.rule.constraint
         _, max_tokens = body.length_limit
         if max_tokens is not None:
             values["max_tokens"] = max_tokens

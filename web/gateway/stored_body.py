@@ -24,7 +24,8 @@ def stored_body(options: AnswerOptions, messages: Sequence[Message] = ()) -> str
     fields = options.model_dump(exclude_unset=True, by_alias=True)
     if messages:
         fields["messages"] = [
-            {"role": message.role, "content": _content(message)} for message in messages
+            {"role": message.role, "content": _content(message), **_calls(message)}
+            for message in messages
         ]
     try:
         text = json.dumps(_Copier().without_audio(fields), ensure_ascii=False)
@@ -40,6 +41,20 @@ def _content(message: Message) -> object:
         {"type": "text", "text": p.text} if isinstance(p, TextPart) else _audio_note(p)
         for p in message.content
     ]
+
+
+def _calls(message: Message) -> dict[str, object]:
+    """Return the fields of a message about function calls."""
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in message.calls
+    ]
+    answered = {"tool_call_id": message.call_id} if message.call_id else {}
+    return answered | ({"tool_calls": calls} if calls else {})
 
 
 def _audio_note(part: AudioPart) -> object:

@@ -13,8 +13,6 @@ from web.schema.chat import AudioFormat, InputFormat
 
 STRUCTURED_OUTPUT = True
 """True, since the rule of an answer is kept by every stage that answers."""
-TOOLS = False
-"""False, since no answer calls a tool."""
 
 
 def capabilities_of(gateway: Gateway) -> Capabilities:
@@ -23,7 +21,7 @@ def capabilities_of(gateway: Gateway) -> Capabilities:
         input_modalities=["text", "audio"] if gateway.hears else ["text"],
         output_modalities=["text", "audio"] if gateway.speaks else ["text"],
         structured_output=STRUCTURED_OUTPUT,
-        tools=TOOLS,
+        tools=bool(gateway.call_format),
         max_prompt_tokens=_max_prompt_tokens(gateway),
         max_answer_tokens=limits.max_answer_tokens,
         max_messages=limits.max_messages,

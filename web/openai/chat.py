@@ -24,11 +24,13 @@ from web.gateway.answer import (
     TextPiece,
     skip_sent,
 )
+from web.gateway.answer_calls import CallPiece, CollectedCall, collect
 from web.gateway.answer_logprobs import TokenLogprob
 from web.gateway.choices import choices_of, merged, submitted, summed_usage
-from web.gateway.gateway import MIRROR, USAGE, WARNED, WAV, Gateway
+from web.gateway.gateway import MIRROR, USAGE, WAV, Gateway
 from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
 from web.gateway.prepared_chat import PreparedChat
+from web.gateway.tool_requests import WARNED_FIELD, ignored_tools
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of
@@ -37,6 +39,7 @@ from web.http.middleware import request_id_of
 from web.http.offload import parse_body
 from web.http.sse import event, send_stream
 from web.openai.audio_encoder import encode_whole
+from web.openai.call_shapes import answer_calls, call_delta
 from web.openai.logprobs import choice_logprobs
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.responses import (
@@ -73,7 +76,8 @@ class ChatEnvelope:
     """True if the stream ends with an event with the token counts."""
     wav: bool
     """True if each streamed piece of audio is a WAV file of its own."""
-    warnings: tuple[str, ...]
+    warned: tuple[str, ...]
+    """Names of ignored fields that the answer warns about."""
     index: int = 0
     """Number of the choice, in an answer with several."""
 
@@ -103,7 +107,7 @@ class ChatEnvelope:
         )
 
     def listed_warnings(self) -> list[str] | UnsetType:
-        return list(self.warnings) or UNSET
+        return [warning_of(name) for name in self.warned] or UNSET
 
     @staticmethod
     def of(spec: RequestSpec, gateway: Gateway) -> "ChatEnvelope":
@@ -119,9 +123,7 @@ class ChatEnvelope:
             spoken=gateway.is_spoken(spec),
             usage=USAGE in spec.reply,
             wav=WAV in spec.reply,
-            warnings=tuple(
-                warning_of(name) for name in spec.reply.get(WARNED, "").split(",") if name
-            ),
+            warned=tuple(name for name in ignored_tools(spec) if name == WARNED_FIELD),
         )
 
 
@@ -153,7 +155,9 @@ class ChatEndpoint:
             with_ids=bool(body.stream_options and body.stream_options.include_event_ids),
             headers=chat.headers(_ignored(body, chat)),
         )
-        self._ignored_log.note(chat.spec.id, body.warned())
+        self._ignored_log.note(
+            chat.spec.id, [name for name in ignored_tools(chat.spec) if name == WARNED_FIELD]
+        )
         del body
         response = (
             await self._answer_once(chat, asked, scope, send)
@@ -214,10 +218,13 @@ class ChatEndpoint:
         """Return a whole answer."""
         text: list[str] = []
         told: list[TokenLogprob] = []
+        calls: list[CollectedCall] = []
         pcm = bytearray()
         async for piece in answer.pieces():
             if isinstance(piece, AudioPiece):
                 pcm += piece.pcm
+            elif isinstance(piece, CallPiece):
+                collect(calls, piece)
             elif isinstance(piece, TextPiece):
                 text.append(piece.text)
                 told += piece.logprobs
@@ -235,9 +242,10 @@ class ChatEndpoint:
                 expires_at=expires_at,
                 transcript=transcript,
             )
+        content = transcript if reply.mirror and (transcript or not calls) else None
         return Choice(
             index=reply.index,
-            message=AnswerMessage(content=transcript if reply.mirror else None, audio=audio),
+            message=AnswerMessage(content=content, audio=audio, tool_calls=answer_calls(calls)),
             logprobs=choice_logprobs(told, self._gateway.frontend)
             if answer.tells_logprobs
             else None,
@@ -325,7 +333,7 @@ async def choice_events(
         opening = reply.chunk(delta, is_first=True)
         audio_id = reply.audio_id
     async for piece in skip_sent(_with_transcript(answer.pieces(), transcript), sent):
-        if isinstance(piece, HeardPiece):
+        if isinstance(piece, HeardPiece) or (isinstance(piece, CallPiece) and piece.is_last):
             continue
         sent.advance(piece)
         chunk = reply.chunk(
@@ -351,8 +359,13 @@ async def _with_transcript(
 
 
 def _delta(
-    reply: ChatEnvelope, piece: TextPiece | AudioPiece, audio_id: str | UnsetType, rate_hz: int
+    reply: ChatEnvelope,
+    piece: TextPiece | AudioPiece | CallPiece,
+    audio_id: str | UnsetType,
+    rate_hz: int,
 ) -> Delta:
+    if isinstance(piece, CallPiece):
+        return call_delta(piece)
     if isinstance(piece, TextPiece):
         return Delta(
             content=piece.text if reply.mirror else UNSET,
@@ -382,4 +395,4 @@ def _check_format(body: ChatBody) -> None:
 
 def _ignored(body: ChatBody, chat: PreparedChat) -> list[str]:
     unused = ["audio"] if body.audio is not None and not chat.spoken else []
-    return sorted([*(given.where for given in body.ignored), *unused])
+    return sorted([*(given.where for given in body.ignored), *ignored_tools(chat.spec), *unused])

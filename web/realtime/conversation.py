@@ -6,6 +6,7 @@ played words, so that each cut is computed from the full text.
 """
 
 from base64 import b64encode
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -15,12 +16,22 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, NotFound
 from fleet.processing import AudioPart, Message, Recording, TextPart
+from fleet.processing.tool_calls.tools import FunctionCall
 from fleet.processing.voice_activity import RATE_HZ
 from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat
 from web.realtime.audio.played_text import Span, ended_words, played_speech, played_words
-from web.realtime.protocol.server_events import ItemBody, ItemPart, PartBody, SpokenInput
+from web.realtime.protocol.server_events import (
+    AnyItemBody,
+    FunctionCallItem,
+    FunctionOutputItem,
+    ItemBody,
+    ItemPart,
+    PartBody,
+    SpokenInput,
+)
 
-Role = Literal["user", "assistant", "system"]
+Role = Literal["user", "assistant", "system", "tool"]
+Kind = Literal["message", "function_call", "function_call_output"]
 FRAME_MS = 80
 """Tolerance of a client's `audio_end_ms`: less than a frame more than the audio that it was sent.
 """
@@ -71,14 +82,28 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Item(msgspec.Struct, kw_only=True):
+    """An item of a conversation. A function call has a `name` and its arguments as `text`, a call's
+    result has its text; both have a `call_id` and no parts.
+    """
+
     id: str
     role: Role
     status: Literal["in_progress", "completed", "incomplete"] = "completed"
-    parts: list[Part]
+    parts: list[Part] = []
+    kind: Kind = "message"
+    call_id: str = ""
+    name: str = ""
+    text: str = ""
 
     @property
     def is_empty(self) -> bool:
+        if self.kind != "message":
+            return False
         return not any(part.text.strip() or part.clip for part in self.parts)
+
+    @property
+    def call(self) -> FunctionCall:
+        return FunctionCall(id=self.call_id, name=self.name, arguments=self.text)
 
 
 class Clip(msgspec.Struct, frozen=True):
@@ -149,6 +174,23 @@ class Conversation:
     def last_id(self) -> str | None:
         return self.items[-1].id if self.items else None
 
+    def find_call(self, call_id: str, kind: Kind = "function_call") -> Item | None:
+        """Return the function call with this id, or its result; None if there is none."""
+        same = (item for item in self.items if item.kind == kind and item.call_id == call_id)
+        return next(same, None)
+
+    def _check_call(self, item: Item, where: str) -> None:
+        """Check that a result belongs to a call and is its first one, and that a call is new.
+        Raises: BadInput naming the field `where`.
+        """
+        if item.kind == "message":
+            return
+        if self.find_call(item.call_id, item.kind) is not None:
+            what = "a call" if item.kind == "function_call" else "a result of the call"
+            raise BadInput(f"{where}: there is {what} {item.call_id!r} already", param=where)
+        if item.kind == "function_call_output" and self.find_call(item.call_id) is None:
+            raise BadInput(f"{where}: no call {item.call_id!r} in this conversation", param=where)
+
     def holds(self, item: Item) -> bool:
         return any(other is item for other in self.items)
 
@@ -168,6 +210,7 @@ class Conversation:
         """
         if any(other.id == item.id for other in self.items):
             raise BadInput(f"{where}: there is an item {item.id!r} already", param=where)
+        self._check_call(item, f"{where.removesuffix('.id')}.call_id")
         place = len(self.items)
         if after == ROOT:
             place = 0
@@ -246,10 +289,22 @@ class Conversation:
         part = next(parts, None)
         return part.text if part is not None and part.is_heard else None
 
-    def body(self, item: Item, audio_format: AudioFormat | None = None) -> ItemBody:
+    def body(self, item: Item, audio_format: AudioFormat | None = None) -> AnyItemBody:
         """Return an item in the form that the client receives; the user's audio is included if the
         client's `audio_format` is given.
         """
+        if item.kind == "function_call":
+            return FunctionCallItem(
+                id=item.id,
+                status=item.status,
+                name=item.name,
+                call_id=item.call_id,
+                arguments=item.text,
+            )
+        if item.kind == "function_call_output":
+            return FunctionOutputItem(
+                id=item.id, status=item.status, call_id=item.call_id, output=item.text
+            )
         return ItemBody(
             id=item.id,
             status=item.status,
@@ -296,7 +351,8 @@ class Conversation:
                 part.clip = ""
 
     def messages(self, instructions: str, speech: Clip | None = None) -> list[Message]:
-        """Return the conversation as chat messages. Consecutive responses become one message;
+        """Return the conversation as chat messages. Consecutive responses become one message, with
+        the calls after them; calls that were cut, and results without a call, are left out.
         `speech` is appended as the user's last turn.
         """
         messages: list[Message] = []
@@ -310,7 +366,9 @@ class Conversation:
             if item.is_empty or item.status == "in_progress":
                 continue
             last = messages[-1] if messages else None
-            if last is not None and item.role == "assistant" == last.role:
+            if item.kind != "message":
+                _add_call(messages, item)
+            elif last is not None and item.role == "assistant" == last.role and not last.calls:
                 assert isinstance(last.content, TextPart)
                 text = f"{last.content.text.rstrip()} {_text_of(item).lstrip()}"
                 messages[-1] = Message(
@@ -347,6 +405,22 @@ class Conversation:
             elif part.text:
                 content.append(TextPart(text=part.text, where=f"{at}.text"))
         return Message(role="user", content=tuple(content))
+
+
+def _add_call(messages: list[Message], item: Item) -> None:
+    """Add a function call to the last message if that is a response, or a result after its call."""
+    content = TextPart(text="", where=f"messages[{len(messages)}].content")
+    if item.kind == "function_call" and item.status == "completed":
+        if not messages or messages[-1].role != "assistant":
+            messages.append(Message(role="assistant", content=content))
+        messages[-1] = replace(messages[-1], calls=(*messages[-1].calls, item.call))
+    calls = (call for message in messages for call in message.calls)
+    called = next((call for call in calls if call.id == item.call_id), None)
+    if item.kind == "function_call_output" and called is not None:
+        content = replace(content, text=item.text)
+        messages.append(
+            Message(role="tool", content=content, name=called.name, call_id=item.call_id)
+        )
 
 
 def _text_of(item: Item) -> str:

@@ -8,6 +8,7 @@ conversation and no socket.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fleet.control.client import VoiceHold
@@ -22,6 +23,7 @@ from web.gateway.answer import (
     Position,
     skip_sent,
 )
+from web.gateway.answer_calls import CallPiece, CollectedCall, collect
 from web.gateway.answer_words import WordEnd
 from web.gateway.gateway import Gateway
 from web.gateway.prepared_chat import ActiveRequest
@@ -64,6 +66,8 @@ class Generation:
         self.shorten = shorten
         self.request_id = request_id or new_request_id()
         self.text = ""
+        self.calls: list[CollectedCall] = []
+        """Function calls of the answer, after its text."""
         self.heard: dict[str, str] = {}
         """Transcript of each clip of the prompt by name, as far as it has arrived."""
         self.is_heard = False
@@ -109,13 +113,15 @@ class Generation:
         `other` is submitted again.
         """
         self.text, self.pcm = other.text, bytearray(other.pcm)
+        self.calls = [replace(call) for call in other.calls]
         self._earlier_word_ends = other.word_ends
         self.on_heard = other.on_heard
         if other.is_complete:
             self.is_ended = self.is_complete = True
             self.finish_reason, self._answer = other.finish_reason, other._answer
             return
-        position = Position(len(other.text), len(other.pcm))
+        num_called = sum(1 + len(call.arguments) for call in other.calls)
+        position = Position(len(other.text) + num_called, len(other.pcm))
         generate = (
             self._generate if self.prompt is not None else partial(self._retry, other.request_id)
         )
@@ -282,6 +288,8 @@ class Generation:
                 self.pcm += piece.pcm
             elif isinstance(piece, HeardPiece):
                 self._hear(piece, answer.spec)
+            elif isinstance(piece, CallPiece):
+                collect(self.calls, piece)
             else:
                 self.text += piece.text
             self._progress.set()

@@ -17,6 +17,7 @@ from web.realtime.protocol import server_events as say
 from web.realtime.protocol.capabilities import takes_text_only
 from web.realtime.protocol.client_events import ItemPatch, PartPatch, decode_audio
 from web.realtime.protocol.settings import INPUT_FORMAT, SERVED_FORMAT, Settings
+from web.schema.fields.chat import NO_TOOLS
 
 MIN_CLIP_MS = 100
 """Least length of a clip, as in OpenAI's service: shorter audio contains no word."""
@@ -59,17 +60,19 @@ class ItemReader:
 
         Raises: BadInput, UnsupportedValue naming the field.
         """
-        if patch.type != "message":
+        if patch.type == "item_reference":
             raise BadInput(
                 f"{where}.type: a reference is valid in response.input only", param=f"{where}.type"
             )
-        if patch.role is None:
-            raise BadInput(f"{where}.role: this field is required", param=f"{where}.role")
         if patch.id == ROOT:
             raise BadInput(
                 f"{where}.id: {ROOT!r} is where a conversation begins; choose another",
                 param=f"{where}.id",
             )
+        if patch.type != "message":
+            return self._call_item(patch, where), {}
+        if patch.role is None:
+            raise BadInput(f"{where}.role: this field is required", param=f"{where}.role")
         item = Item(id=patch.id or say.new_id("item"), role=patch.role, parts=[])
         clips: dict[str, Clip] = {}
         for index, part_patch in enumerate(patch.content):
@@ -83,6 +86,30 @@ class ItemReader:
         if item.is_empty:
             raise BadInput(f"{where}.content: holds no text and no audio", param=f"{where}.content")
         return item, clips
+
+    def _call_item(self, patch: ItemPatch, where: str) -> Item:
+        """Return a function call or the result of one. Raises: UnsupportedValue for a model that
+        calls no functions; BadInput.
+        """
+        if not self._gateway.call_format:
+            reason = f"{patch.type} is not served, since {NO_TOOLS}; send items of type message"
+            raise UnsupportedValue(f"{where}.type: {reason}", param=f"{where}.type")
+        is_call = patch.type == "function_call"
+        text = "arguments" if is_call else "output"
+        for name in ("name", text) if is_call else ("call_id", text):
+            if getattr(patch, name) is None:
+                raise BadInput(f"{where}.{name}: this field is required", param=f"{where}.{name}")
+        for name in ("call_id", "name", text):
+            at = f"{where}.{name}"
+            self._check_text(TextPart(text=getattr(patch, name) or "", where=at))
+        return Item(
+            id=patch.id or say.new_id("item"),
+            role="assistant" if is_call else "tool",
+            kind="function_call" if is_call else "function_call_output",
+            call_id=patch.call_id or say.new_id("call"),
+            name=patch.name or "",
+            text=getattr(patch, text),
+        )
 
     def items(self, patches: list[ItemPatch], known: Conversation, where: str) -> Conversation:
         """Return the `input` of a response out of band as a separate conversation, made of new

@@ -11,6 +11,7 @@ from web.gateway.gateway import Gateway
 from web.gateway.prepared_chat import ActiveRequest
 from web.gateway.sampling import new_seed
 from web.openai.recognition import NO_OPTIONS
+from web.realtime.session_tools import ToolSettings
 from web.schema.chat import AudioOptions, ChatOptions
 
 BEFORE_OTHERS_S = 0.0
@@ -80,7 +81,10 @@ class Prompt:
         turns = self.messages[len(instructions) :]
         if len(turns) < 2:
             return None
-        return replace(self, messages=(*instructions, *turns[max(1, len(turns) // 3) :]))
+        left = turns[max(1, len(turns) // 3) :]
+        while left and left[0].role == "tool":  # whose call is dropped
+            left = left[1:]
+        return replace(self, messages=(*instructions, *left)) if left else None
 
 
 def make_prompt(
@@ -94,6 +98,7 @@ def make_prompt(
     seed: int | None = None,
     hearing: RecognitionOptions = NO_OPTIONS,
     speed: float = 1.0,
+    tools: ToolSettings = ToolSettings(),  # noqa: B008
 ) -> Prompt:
     """Return the prompt of a response to `messages`. `session` names the conversation, so that each
     turn reuses the computed prefix of the previous turn; None for a response outside of the
@@ -110,5 +115,8 @@ def make_prompt(
         seed=new_seed() if seed is None else seed,
         max_tokens=max_output_tokens,
         prompt_cache_key=session,
+        tools=list(tools.tools) or None,
+        tool_choice=tools.choice if tools.tools else None,
+        parallel_tool_calls=tools.parallel if tools.tools else None,
     )
     return Prompt(messages=tuple(messages), options=options, hearing=hearing, speed=speed)

@@ -31,13 +31,13 @@ from web.realtime.protocol.settings import (
     voice_name,
 )
 from web.realtime.recognitions import Recognitions
+from web.realtime.response_plan import ResponsePlan, TurnTimestamps
 from web.realtime.response_stream import (
     CANCELLED,
     ResponseEvent,
-    ResponsePlan,
     ResponseStream,
-    TurnTimestamps,
 )
+from web.realtime.session_tools import tools_of
 from web.realtime.states import ResponseActivity
 from web.realtime.transport.refusal import error_event
 
@@ -412,6 +412,7 @@ class ResponseManager:
             seed=seed,
             hearing=self._context.settings.hearing,
             speed=plan.speed,
+            tools=plan.tools,
         )
 
     def _max_tokens(self, plan: ResponsePlan) -> int | None:
@@ -441,6 +442,7 @@ class ResponseManager:
             voice=settings.audio.output.voice,
             form=settings.audio.output.format or PcmFormat(),
             speed=settings.audio.output.speed,
+            tools=tools_of(self._gateway.call_format, settings, None),
         )
 
     def _plan(self, settings: Settings, patch: ResponsePatch) -> ResponsePlan:
@@ -448,7 +450,8 @@ class ResponseManager:
 
         Raises: BadInput naming the field.
         """
-        ignored = ("response.tools",) if patch.tools else ()
+        call_format = self._gateway.call_format
+        ignored = ("response.tools",) if patch.tools and not call_format else ()
         in_conversation = patch.conversation != "none"
         plan = replace(
             self._default_plan(settings),
@@ -457,6 +460,7 @@ class ResponseManager:
             ignored=ignored,
             instructions=patch.instructions,
             own_input=patch.input is not None,
+            tools=tools_of(call_format, settings, patch),
         )
         if patch.output_modalities is not None:
             plan = replace(plan, spoken="audio" in patch.output_modalities)

@@ -7,7 +7,6 @@ Knows no turn and no speculation.
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
@@ -19,13 +18,15 @@ from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.gateway.ignored_fields import warning_of
 from web.http.errors import error_type
-from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat, PcmFormat
+from web.realtime.audio.formats import OUTPUT_RATE_HZ
 from web.realtime.audio.playhead import Playhead
+from web.realtime.call_delivery import CallDelivery
 from web.realtime.context import EventQueue, SessionContext
 from web.realtime.conversation import Item, Part, PlayedSpeech
 from web.realtime.delivered_speech import GROUP_SAMPLES, DeliveredSpeech
 from web.realtime.generation import Generation
 from web.realtime.protocol import server_events as server
+from web.realtime.response_plan import ResponsePlan, TurnTimestamps
 from web.realtime.states import RESPONSE_TABLE, ResponseInput, ResponseState, next_state
 
 log = logging.getLogger("fleet.web")
@@ -53,49 +54,6 @@ class Milestone(Enum):
 
 
 ResponseEvent = tuple["ResponseStream", Milestone]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsePlan:
-    """Parameters of a response. `form` is the format in which the client gets its audio.
-    `skip_samples` and `skip_chars` are the part of the generation that an earlier response has
-    sent, if this response continues it.
-    `instructions` replace the session's instructions unless None. `own_input` is True if the
-    response does not answer the conversation, but an input of its own. `ignored` lists fields of
-    the request that have no effect.
-    """
-
-    spoken: bool
-    in_conversation: bool
-    conversation_id: str
-    max_output_tokens: int | str = "inf"
-    voice: str = ""
-    form: AudioFormat = PcmFormat()
-    speed: float = 1.0
-    instructions: str | None = None
-    own_input: bool = False
-    metadata: dict[str, str] | None = None
-    skip_samples: int = 0
-    skip_chars: int = 0
-    ignored: tuple[str, ...] = ()
-
-
-@dataclass(slots=True, kw_only=True)
-class TurnTimestamps:
-    """Times of a turn and its response, for their latency. Units: seconds of the session's clock;
-    None if unknown or not reached.
-
-    `voiced_end` is the time at which the last voiced sample of the user's turn arrived,
-    `voiced_end_ms` its position in the session's input. `decided` is the time at which the turn was
-    found to be over, `first_sent` the time of the first output, and `first_voiced` the time at
-    which a client that plays without delay plays the first voiced sample.
-    """
-
-    voiced_end: float | None = None
-    voiced_end_ms: int | None = None
-    decided: float
-    first_sent: float | None = None
-    first_voiced: float | None = None
 
 
 class ResponseStream:
@@ -130,6 +88,7 @@ class ResponseStream:
             form=plan.form,
             rate=context.shared.rate,
         )
+        self._calls = CallDelivery(context, self.id, in_conversation=plan.in_conversation)
         self._details: server.StatusDetails | None = None
         self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
         self._task: asyncio.Task[None] | None = None
@@ -186,6 +145,7 @@ class ResponseStream:
         """
         self.item, self.sent_chars = item, sent_chars
         self.playhead.rewind(sent_samples)
+        self._calls.resend()
         if sent_samples or sent_chars:
             self.timestamps.first_sent = 0.0
             self._happened(ResponseInput.OUTPUT_SENT)
@@ -269,6 +229,8 @@ class ResponseStream:
     async def _deliver(self) -> None:
         while True:
             self._send_text()
+            if self._calls.send(self.generation.calls, 0 if self.item is None else 1):
+                self._on_output_sent()
             wait_s = self._send_audio()
             if self.generation.is_ended and self._is_all_sent():
                 break
@@ -302,6 +264,7 @@ class ResponseStream:
             self.generation.stop()
             self._details = _failure(FleetError("the server failed; the cause is in its log"))
             self.outcome = FAILED
+            self._calls.cut()
             self._happened(ResponseInput.ENDED)
             self._context.send(server.ResponseDone(response=self.body()))
             self._events.emit((self, Milestone.ENDED))
@@ -310,7 +273,11 @@ class ResponseStream:
         self.state = next_state(RESPONSE_TABLE, self.state, happened)
 
     def _is_all_sent(self) -> bool:
-        return self.sent_chars >= len(self.text) and self.playhead.sent >= self.num_samples
+        return (
+            self.sent_chars >= len(self.text)
+            and self.playhead.sent >= self.num_samples
+            and not self._calls.is_behind(self.generation.calls)
+        )
 
     def _send_text(self) -> None:
         delta = self.text[self.sent_chars :]
@@ -389,6 +356,7 @@ class ResponseStream:
             id=self.item_id, role="assistant", status="in_progress", parts=[Part(kind=kind)]
         )
         empty = self._conversation.body(self.item)
+        assert isinstance(empty, server.ItemBody)
         empty.content = []
         self._context.send(server.OutputItemAdded(response_id=self.id, item=empty))
         if self.plan.in_conversation:
@@ -426,6 +394,7 @@ class ResponseStream:
         self._happened(ResponseInput.ENDED)
         if self.item is not None:
             self._close_item(self.item, played)
+        self._calls.cut()
         self._context.send(server.ResponseDone(response=self.body()))
 
     def _close_item(self, item: Item, played: int) -> None:
@@ -472,11 +441,10 @@ class ResponseStream:
 
     def body(self) -> server.ResponseBody:
         plan = self.plan
-        output = (
-            [self._conversation.body(self.item)]
-            if self.item is not None and not self.is_active
-            else []
-        )
+        output: list[server.AnyItemBody] = []
+        if not self.is_active:
+            output += [self._conversation.body(self.item)] if self.item is not None else []
+            output += self._calls.bodies()
         return server.ResponseBody(
             id=self.id,
             status=self.outcome or "in_progress",

@@ -205,7 +205,8 @@ class Session:
             reader, known = ItemReader(self._gateway, self.settings), self._conversation.snapshot()
             conversation = await read_in_thread(reader.items, patch.input, known, "response.input")
         self.responses.create(patch, conversation)
-        self._log_ignored("response.tools" if patch.tools else "")
+        ignores_tools = patch.tools and not self._gateway.call_format
+        self._log_ignored("response.tools" if ignores_tools else "")
 
     async def _retrieve(self, item_id: str) -> None:
         """Send an item with its audio, which is resampled in a thread."""

@@ -18,7 +18,8 @@ from web.realtime.conversation import Clip, Item
 from web.realtime.generation import Generation
 from web.realtime.protocol.server_events import Resumed
 from web.realtime.protocol.settings import Settings
-from web.realtime.response_stream import ResponsePlan, ResponseStream, TurnTimestamps
+from web.realtime.response_plan import ResponsePlan, TurnTimestamps
+from web.realtime.response_stream import ResponseStream
 from web.realtime.session import Session
 
 STATE, CLIP = "state", "clip:"

@@ -34,7 +34,7 @@ from web.realtime.partial_transcripts import PartialTranscript, PartialTranscrip
 from web.realtime.protocol import server_events as server
 from web.realtime.protocol.settings import Settings
 from web.realtime.response_manager import ResponseManager
-from web.realtime.response_stream import TurnTimestamps
+from web.realtime.response_plan import TurnTimestamps
 from web.realtime.states import TURN_TABLE, TurnInput, TurnState, UserActivity, next_state
 from web.realtime.turn_transcripts import TurnTranscripts, clip_name
 

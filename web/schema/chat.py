@@ -27,7 +27,8 @@ from web.schema.continuation import check_continuation
 from web.schema.fields.chat import CHAT
 from web.schema.fields.table import Given
 from web.schema.token_fields import LogprobFields, TokenFields, unset
-from web.schema.unserved import UnservedValue, check_part, check_role, check_tool_choice
+from web.schema.tools import ToolFields
+from web.schema.unserved import UnservedValue, check_part, check_role
 
 MAX_SEED = 2**63 - 1
 MAX_STOPS = 4
@@ -41,6 +42,8 @@ MAX_FORMAT_CHARS = 128
 PART_TYPES = ("text", "input_text", "output_text", "input_audio", "audio_url")
 """Types of content parts, which are tags in pydantic's locations."""
 MAX_NAME_CHARS = 256
+MAX_CALLS = 128
+"""Limit of the calls in one message."""
 
 InputFormat = Literal[
     "wav",
@@ -141,13 +144,33 @@ class AudioReference(Body):
     id: str
 
 
+class FunctionField(Body):
+    """`arguments`: JSON text, as the model wrote it."""
+
+    name: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+    arguments: str = ""
+
+
+class CallField(Body):
+    """A function call in an earlier answer."""
+
+    id: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+    type: Literal["function"] = "function"
+    function: FunctionField
+
+
+Calls = Annotated[list[CallField], Field(max_length=MAX_CALLS, fail_fast=True)]
+
+
 class MessageBody(Body):
     role: Annotated[
-        Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)
+        Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(check_role)
     ]
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     content: Content | None = None
     audio: AudioReference | None = None
+    tool_calls: Calls | None = None
+    tool_call_id: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
 
 
 class VoiceReference(Body):
@@ -280,14 +303,8 @@ class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
         """See `LogprobFields`."""
         return None
 
-    def warned(self) -> list[str]:
-        """Return the names of ignored fields that the answer warns about; empty for options without
-        a body.
-        """
-        return []
 
-
-class ChatOptions(AnswerOptions):
+class ChatOptions(AnswerOptions, ToolFields):
     """Options of a chat, without its messages."""
 
     modalities: (
@@ -315,10 +332,6 @@ class ChatBody(LogprobFields, ChatOptions):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1, fail_fast=True)]
-    tools: list[object] | None = None
-    tool_choice: object = None
-    functions: list[object] | None = None
-    function_call: object = None
     n: Annotated[Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None, BeforeValidator(unset)] = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -331,10 +344,6 @@ class ChatBody(LogprobFields, ChatOptions):
     def ignored(self) -> tuple[Given, ...]:
         """The fields that have a value but no effect."""
         return tuple(CHAT.ignored(self))
-
-    def warned(self) -> list[str]:
-        """Return the names of ignored fields in this request that the answer warns about."""
-        return [given.where for given in self.ignored if given.row is not None and given.row.warns]
 
 
 def parse_chat(body: bytes) -> ChatBody:
@@ -352,8 +361,6 @@ def parse_chat(body: bytes) -> ChatBody:
         last_role=chat.messages[-1].role,
         spoken="audio" in chat.wants,
     )
-    for name in ("tool_choice", "function_call"):
-        check_tool_choice(name, getattr(chat, name))
     return chat
 
 

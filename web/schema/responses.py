@@ -43,11 +43,38 @@ class AudioDelta(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int | UnsetType = UNSET
 
 
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """Function of a call. In a stream, the first delta has the name, and the arguments of all
+    deltas together are JSON.
+    """
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class CallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a function call in a streamed answer; only the first one has `id` and `type`."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: CalledFunction
+
+
+class AnswerCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A function call in a whole answer."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
     refusal: str | None | UnsetType = UNSET
     audio: AudioDelta | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ListedLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +138,7 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str | None
     refusal: None = None
     audio: AudioMessage | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ served are in `web/schema/fields`. Knows no stage.
 from typing import cast
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
-from web.schema.fields.chat import NEW_CHAT, NO_TOOLS
+from web.schema.fields.chat import NO_TOOLS
 from web.schema.fields.common import FILES, IMAGES, VIDEO
 from web.schema.fields.response import CALLS, REFERENCES, THOUGHTS
 
@@ -23,8 +23,7 @@ FORMATS = ("text", "json_object", "json_schema")
 EMPTY: tuple[object, ...] = (None, "", {}, [])
 """Values that clients send for an unset field."""
 _ROLES = {
-    "tool": f"{NO_TOOLS} and cannot read a tool's result",
-    "function": f"{NO_TOOLS} and cannot read a function's result",
+    "function": "the former role of results; send them with the role tool",
 }
 
 _PARTS = {
@@ -44,9 +43,9 @@ _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "functio
 
 
 def check_role(role: object) -> object:
-    """Return a message's role unchanged. Raises: UnservedValue for the roles of tool messages."""
+    """Return a message's role unchanged. Raises: UnservedValue for a role of former APIs."""
     if isinstance(role, str) and role in _ROLES:
-        raise UnservedValue(f"{_ROLES[role]}; {NEW_CHAT}")
+        raise UnservedValue(_ROLES[role])
     return role
 
 
@@ -65,7 +64,10 @@ def check_part(part: object) -> object:
     elif kind in _RENAMED_PARTS:
         reason = f"a part of type {kind} is not served; send it as type {_RENAMED_PARTS[kind]}"
     elif kind in _TOOL_PARTS:
-        reason = f"{NO_TOOLS} and cannot read {kind} parts; {NEW_CHAT}"
+        reason = (
+            f"a part of type {kind} is not served; calls are the field tool_calls, and results "
+            "messages with the role tool"
+        )
     else:
         return part
     raise UnservedValue(reason)

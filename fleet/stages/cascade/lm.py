@@ -10,10 +10,12 @@ from tokenizers import Tokenizer
 from fleet.core.chunk import PROMPT_TOKENS
 from fleet.core.errors import ContextLengthExceeded
 from fleet.core.ids import DECODE, EdgeName, Walk
-from fleet.core.request import RequestSpec
+from fleet.core.request import RequestSpec, ToolUse
 from fleet.engine.base import TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.cascade import CLIP_ID, SAID, TEXT, TRANSCRIPT
 from fleet.processing.detokenize import IncrementalDetokenizer, StopTrimmer
+from fleet.processing.tool_calls.formats import FORMATS
+from fleet.processing.tool_calls.parser import CallParser, Said
 from fleet.processing.transcripts import Transcripts, insert_transcripts, literal_tokenizer
 from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput
 from fleet.stages.options import BuildOptions
@@ -31,7 +33,8 @@ def build(options: BuildOptions) -> BuiltStage:
 
 class SpokenChatAdapter(TextAdapter):
     """Adapter of a request's task. The prompt is complete, and the engine begins, once the
-    transcript edge has ended. Item k of the edge to the voice has answer token k.
+    transcript edge has ended. Item k of the edge to the voice has answer token k, up to the first
+    function call.
 
     `literal`: tokenizer for transcripts (`literal_tokenizer`). `max_prompt_tokens`: limit of the
     whole prompt. Edges that the request does not use get no items.
@@ -52,6 +55,7 @@ class SpokenChatAdapter(TextAdapter):
             model.tokenizer(),
             self._sampling.stop,
             num_unchecked,
+            spec.tools,
             silent_ids=self._sampling.stop_token_ids,
         )
         self._num_sent = 0
@@ -91,23 +95,30 @@ class SpokenChatAdapter(TextAdapter):
             return ()
         ids = output.arrays[TOKEN]
         client = next(item for item in self._tokens.items(output, ids) if item.edge == TEXT)
-        text = self._spoken.add(int(ids[0]), is_last=client.final)
-        arrays = {"ids": ids, "text": np.frombuffer(text.encode(), np.uint8)}
-        said = EdgeItem(edge=SAID, walk=DECODE, arrays=arrays, final=client.final)
+        said = self._said(ids, is_last=client.final)
         figures = {} if self._num_sent else {PROMPT_TOKENS: len(self.prompt_ids())}
         self._num_sent += 1
         shown = EdgeItem(
             edge=TEXT, walk=client.walk, arrays=client.arrays, final=client.final, figures=figures
         )
-        return [item for item in (shown, said) if item.edge in self._edges]
+        return [item for item in (shown, *said) if item.edge in self._edges]
+
+    def _said(self, ids: np.ndarray, *, is_last: bool) -> Sequence[EdgeItem]:
+        """Return the item of the edge to the voice for one token; none after a call has begun."""
+        if self._spoken.has_ended:
+            return ()
+        text = self._spoken.add(int(ids[0]), is_last=is_last)
+        arrays = {"ids": ids, "text": np.frombuffer(text.encode(), np.uint8)}
+        is_final = is_last or self._spoken.has_ended
+        return (EdgeItem(edge=SAID, walk=DECODE, arrays=arrays, final=is_final),)
 
 
 class SpokenText:
     """The text of an answer to be spoken, which is the text that a client is shown: without control
-    tokens and without the stop string that ended it.
+    tokens and without the stop string that ended it, up to the first function call.
 
-    `num_unchecked`: number of first tokens in whose text no stop string counts. `silent_ids`:
-    tokens whose text is left out.
+    `num_unchecked`: number of first tokens in whose text no stop string counts. `tools`: how the
+    answer may call functions. `silent_ids`: tokens whose text is left out.
     """
 
     def __init__(
@@ -115,18 +126,33 @@ class SpokenText:
         tokenizer: Tokenizer,
         stops: Sequence[str],
         num_unchecked: int,
+        tools: ToolUse | None = None,
         *,
         silent_ids: Sequence[int] = (),
     ) -> None:
         self._silent_ids = silent_ids
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        markers = FORMATS[tools.format].markers if tools is not None else ()
+        self._detokenizer = IncrementalDetokenizer(tokenizer, markers)
         self._trimmer = StopTrimmer(stops)
         self._num_left = num_unchecked
+        self._calls = CallParser(tools) if tools is not None else None
+
+    @property
+    def has_ended(self) -> bool:
+        """True once a call has begun: nothing after it is spoken."""
+        return self._calls is not None and self._calls.num_calls > 0
 
     def add(self, token: int, *, is_last: bool) -> str:
         """Add the answer's next token; return the text that no later token can change, or all that
         is left after the last one.
         """
+        text = self._shown(token, is_last=is_last)
+        if self._calls is None:
+            return text
+        events = self._calls.add(text) + (self._calls.finish() if is_last else [])
+        return "".join(event.text for event in events if isinstance(event, Said))
+
+    def _shown(self, token: int, *, is_last: bool) -> str:
         self._num_left -= 1
         text = self._detokenizer.add([] if token in self._silent_ids else [token])
         if self._num_left < 0:

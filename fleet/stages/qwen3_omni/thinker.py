@@ -41,6 +41,7 @@ from fleet.stages.options import BuildOptions
 from fleet.stages.prompt_audio import cut_clips
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.sampling import sampling_of
+from fleet.stages.spoken_tokens import SpokenTokens
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
 TEXT, THOUGHT = EdgeName("text"), EdgeName("thought")
@@ -61,7 +62,8 @@ def build(options: BuildOptions) -> BuiltStage:
     def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
         stop = sampling_of(spec, QWEN3_OMNI, THINKER).stop
         detector = StopDetector(stop, tokenizer, spec.continued_ids)
-        return ThinkerAdapter(spec, blob, features, detector, constraints.compile)
+        speech = SpokenTokens(spec.tools, tokenizer) if spec.tools is not None else None
+        return ThinkerAdapter(spec, blob, features, detector, constraints.compile, speech)
 
     return answering_stage(
         options,
@@ -145,7 +147,8 @@ class ThinkerAdapter(TaskAdapter):
     """Adapter of a request's Thinker task. Edges that the request does not use get no items.
 
     `blob`: samples of the prompt's audio, float32 mono. `features`: function that computes mel
-    features of clips. `compile_rule`: compiles the rule of an answer.
+    features of clips. `compile_rule`: compiles the rule of an answer. `speech`: which tokens the
+    Talker gets of an answer that may call functions.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class ThinkerAdapter(TaskAdapter):
         features: Features,
         stop_detector: StopDetector,
         compile_rule: CompileRule,
+        speech: SpokenTokens | None = None,
     ) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_of(spec)}
         self._spec = spec
@@ -170,6 +174,7 @@ class ThinkerAdapter(TaskAdapter):
             stop_detector=stop_detector,
             given=spec.given,
             min_tokens=min_tokens,
+            speech=speech,
         )
         self._gives_text = TEXT in running
 

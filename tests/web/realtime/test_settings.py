@@ -74,12 +74,7 @@ def test_semantic_detection_sets_the_length_of_silence(eagerness: Eagerness) -> 
 
 
 def test_fields_without_effect_leave_the_settings_as_they_are() -> None:
-    assert (
-        updated(
-            Settings(), tools=[], tracing=None, parallel_tool_calls=True, something_new={"a": 1}
-        )
-        == Settings()
-    )
+    assert updated(Settings(), tools=[], tracing=None, something_new={"a": 1}) == Settings()
 
 
 def test_audio_and_text_together_mean_audio() -> None:

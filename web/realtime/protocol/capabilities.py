@@ -14,6 +14,7 @@ from web.realtime.protocol.settings import (
     SessionPatch,
     Settings,
 )
+from web.realtime.session_tools import drop_unserved_tools
 from web.schema.fields.audio import HINTS
 
 NO_AUDIO = AudioInput(format=None, turn_detection=None)
@@ -43,7 +44,8 @@ def drop_unserved(
     except BadInput as error:
         refused.append(error)
     settings, unheard = _drop_unheard(gateway, before, settings, patch)
-    refused += unheard
+    settings, uncalled = drop_unserved_tools(gateway.call_format, before, settings, patch)
+    refused += [*unheard, *uncalled]
     try:
         check_speaks(
             gateway, "session.output_modalities", spoken="audio" in settings.output_modalities

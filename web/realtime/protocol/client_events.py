@@ -18,7 +18,6 @@ from web.realtime.protocol.settings import (
     Modalities,
     OutputTokens,
     Patch,
-    ToolChoice,
     VoiceId,
 )
 from web.schema.fields.realtime import EVENTS as FIELDS
@@ -94,25 +93,32 @@ class PartPatch(Patch):
     transcript: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
 
 
-def _no_tools(kind: object) -> object:
-    if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
+def _no_mcp(kind: object) -> object:
+    if isinstance(kind, str) and kind.startswith("mcp_"):
         raise UnservedValue(
-            f"{kind[:SHOWN_CHARS]!r} is not served, as tools are not; only items of type "
-            "message are: "
-            "write what it says as text of a user or system message"
+            f"{kind[:SHOWN_CHARS]!r} is not served, as servers of tools (MCP) are not; call them "
+            "in the client, as functions"
         )
     return kind
 
 
 class ItemPatch(Patch):
     """An item that the client sends, or a reference to an item of the conversation; an
-    `item_reference` is valid in `response.input` only.
+    `item_reference` is valid in `response.input` only. A `function_call` has `name` and
+    `arguments`, its result (`function_call_output`) has `output`.
     """
 
-    type: Annotated[Literal["message", "item_reference"], BeforeValidator(_no_tools)] = "message"
+    type: Annotated[
+        Literal["message", "item_reference", "function_call", "function_call_output"],
+        BeforeValidator(_no_mcp),
+    ] = "message"
     id: Id | None = None
     role: Literal["user", "assistant", "system"] | None = None
     content: Annotated[list[PartPatch], Field(max_length=MAX_PARTS, fail_fast=True)] = []
+    call_id: Id | None = None
+    name: Annotated[str, Field(max_length=MAX_ID)] | None = None
+    arguments: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    output: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
 
 
 class ItemCreate(ClientEvent):
@@ -162,7 +168,8 @@ class ResponsePatch(Patch):
     max_output_tokens: OutputTokens | None = None
     audio: ResponseAudioPatch | None = None
     tools: list[object] | None = None
-    tool_choice: ToolChoice = None
+    tool_choice: object = None
+    parallel_tool_calls: bool | None = None
     modalities: object = None
     output_audio_format: object = None
     voice: object = None

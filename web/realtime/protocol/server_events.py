@@ -55,6 +55,32 @@ class ItemBody(msgspec.Struct, kw_only=True):
     content: list[ItemPart]
 
 
+class FunctionCallItem(msgspec.Struct, kw_only=True):
+    """A function call; `arguments` are JSON text."""
+
+    id: str
+    object: str = "realtime.item"
+    type: str = "function_call"
+    status: str
+    name: str
+    call_id: str
+    arguments: str
+
+
+class FunctionOutputItem(msgspec.Struct, kw_only=True):
+    """The result of a function call, as the client sent it."""
+
+    id: str
+    object: str = "realtime.item"
+    type: str = "function_call_output"
+    status: str
+    call_id: str
+    output: str
+
+
+AnyItemBody = ItemBody | FunctionCallItem | FunctionOutputItem
+
+
 class InputTokens(msgspec.Struct, kw_only=True):
     text_tokens: int = 0
     audio_tokens: int = 0
@@ -100,7 +126,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     id: str
     status: str
     status_details: StatusDetails | None
-    output: list[ItemBody]
+    output: list[AnyItemBody]
     conversation_id: str | None
     output_modalities: list[str]
     max_output_tokens: int | str
@@ -167,12 +193,12 @@ class TimeoutTriggered(ServerEvent, tag="input_audio_buffer.timeout_triggered", 
 
 class ItemAdded(ServerEvent, tag="conversation.item.added", kw_only=True):
     previous_item_id: str | None
-    item: ItemBody
+    item: AnyItemBody
 
 
 class ItemDone(ServerEvent, tag="conversation.item.done", kw_only=True):
     previous_item_id: str | None
-    item: ItemBody
+    item: AnyItemBody
 
 
 class ItemDeleted(ServerEvent, tag="conversation.item.deleted", kw_only=True):
@@ -180,7 +206,7 @@ class ItemDeleted(ServerEvent, tag="conversation.item.deleted", kw_only=True):
 
 
 class ItemRetrieved(ServerEvent, tag="conversation.item.retrieved", kw_only=True):
-    item: ItemBody
+    item: AnyItemBody
 
 
 class ItemTruncated(ServerEvent, tag="conversation.item.truncated", kw_only=True):
@@ -230,17 +256,19 @@ class ResponseDone(ServerEvent, tag="response.done", kw_only=True):
 class OutputItemAdded(ServerEvent, tag="response.output_item.added", kw_only=True):
     response_id: str
     output_index: int = 0
-    item: ItemBody
+    item: AnyItemBody
 
 
 class OutputItemDone(ServerEvent, tag="response.output_item.done", kw_only=True):
     response_id: str
     output_index: int = 0
-    item: ItemBody
+    item: AnyItemBody
 
 
 class PartEvent(ServerEvent, kw_only=True):
-    """Base of the events about a response's content. A response has one item with one part."""
+    """Base of the events about a response's content. A response has one item with one part, and
+    function calls after it.
+    """
 
     response_id: str
     item_id: str
@@ -278,6 +306,24 @@ class TextDelta(PartEvent, tag="response.output_text.delta", kw_only=True):
 
 class TextDone(PartEvent, tag="response.output_text.done", kw_only=True):
     text: str
+
+
+class CallEvent(ServerEvent, kw_only=True):
+    """Base of the events about the arguments of a function call."""
+
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+
+
+class ArgumentsDelta(CallEvent, tag="response.function_call_arguments.delta", kw_only=True):
+    delta: str
+
+
+class ArgumentsDone(CallEvent, tag="response.function_call_arguments.done", kw_only=True):
+    name: str
+    arguments: str
 
 
 class FleetEvent(ServerEvent, kw_only=True):

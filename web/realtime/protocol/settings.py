@@ -4,14 +4,13 @@ The settings are stored in the form of the `session` object on the wire. Knows n
 and no socket.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.processing import RecognitionOptions
-from web.gateway.ignored_fields import warning_of
 from web.realtime.audio.formats import (
     G711_FORMATS,
     OUTPUT_RATE_HZ,
@@ -21,7 +20,7 @@ from web.realtime.audio.formats import (
 from web.realtime.audio.turn_detector import TurnRules
 from web.realtime.audio.turn_end import WAITS
 from web.schema.audio import MAX_PROMPT_CHARS
-from web.schema.unserved import EMPTY, UnservedValue, check_tool_choice
+from web.schema.unserved import EMPTY, UnservedValue
 
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
 RECOGNIZE_MS = 96
@@ -102,8 +101,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     model: str = ""
     output_modalities: tuple[Literal["audio", "text"], ...] = ("audio",)
     instructions: str = ""
-    tools: tuple[str, ...] = ()
-    tool_choice: Literal["auto", "none"] = "auto"
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool | msgspec.UnsetType = msgspec.UNSET
     max_output_tokens: int | Literal["inf"] = "inf"
     truncation: Literal["auto", "disabled"] = "auto"
     tracing: None = None
@@ -219,25 +219,6 @@ Modalities = Annotated[
 ]
 
 
-def _choice(value: object) -> object:
-    """Validate a `tool_choice`. A choice that does not require a call becomes "none" or "auto":
-    tools are ignored then, since a model need not use them.
-    """
-    if value in EMPTY:
-        return None
-    name = "tool_choice"
-    try:
-        check_tool_choice(name, value)
-    except UnsupportedValue as error:
-        raise UnservedValue(error.message.removeprefix(f"{name}: ")) from error
-    if not isinstance(value, dict):
-        return value
-    return "none" if value.get("type") == "none" else "auto"
-
-
-ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
-
-
 def _truncation(value: object) -> object:
     if isinstance(value, dict):
         raise UnservedValue("a retention ratio is not served; use auto or disabled")
@@ -257,7 +238,8 @@ class SessionPatch(Patch):
     output_modalities: Modalities | None = None
     instructions: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     tools: list[object] | None = None
-    tool_choice: ToolChoice = None
+    tool_choice: object = None
+    parallel_tool_calls: bool | None = None
     truncation: Annotated[Literal["auto", "disabled"] | None, BeforeValidator(_truncation)] = None
     max_output_tokens: OutputTokens | None = None
     audio: AudioPatch | None = None
@@ -322,9 +304,12 @@ def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, l
     if "max_output_tokens" in given:
         changes["max_output_tokens"] = patch.max_output_tokens or "inf"
     if "tools" in given:
-        changes["warnings"] = (warning_of("session.tools"),) if patch.tools else msgspec.UNSET
+        changes["tools"] = tuple(patch.tools or ())
     if "tool_choice" in given:
-        changes["tool_choice"] = patch.tool_choice or "auto"
+        changes["tool_choice"] = "auto" if patch.tool_choice in EMPTY else patch.tool_choice
+    if "parallel_tool_calls" in given:
+        parallel = patch.parallel_tool_calls
+        changes["parallel_tool_calls"] = msgspec.UNSET if parallel is None else parallel
     if "truncation" in given:
         changes["truncation"] = patch.truncation or "auto"
     audio = settings.audio

@@ -27,6 +27,12 @@ NEW_CHAT = "start a new chat with this model, or send the result as text in a us
 TOOLS_IGNORED = (
     f"{NO_TOOLS}, and an answer without a call is one of those that optional tools allow"
 )
+TOOLS_SERVED = (
+    "functions are accepted, with name, description, parameters and strict; a model that calls "
+    "none ignores all tools, with a warning"
+)
+CHOICE_SERVED = "a model that calls no functions accepts auto and none, and refuses a required call"
+FORMER = "the former name of tools and their calls; send tools, tool_choice and tool_calls"
 
 _MEDIA: list[Field] = [
     *refused("image images image_url source", IMAGES),
@@ -35,7 +41,7 @@ _MEDIA: list[Field] = [
 ]
 
 _MESSAGE: list[Field] = [
-    *served("role", "system, developer, user or assistant; messages of tools are refused"),
+    *served("role", "system, developer, user, assistant or tool"),
     *served("name", "given to the checkpoint's chat template, which may write it"),
     *served("content content[].type content[].text"),
     *served("content[].input_audio content[].input_audio.data"),
@@ -43,10 +49,13 @@ _MESSAGE: list[Field] = [
     *served("content[].audio_url content[].audio_url.url", "data: URLs only"),
     *under("content[]", _MEDIA, LABELS, refused("refusal", "send it as a part of type text")),
     *served("audio audio.id", "an earlier spoken answer of this server"),
-    *refused(
-        "tool_calls function_call", f"{NO_TOOLS} and cannot read calls of another model; {NEW_CHAT}"
-    ),
-    *refused("tool_call_id", f"{NO_TOOLS} and cannot read a tool's result; {NEW_CHAT}"),
+    *served("tool_calls", "a model that calls no functions refuses it"),
+    *served("tool_calls[].id tool_calls[].type tool_calls[].function"),
+    *served("tool_calls[].function.name tool_calls[].function.arguments"),
+    *refused("tool_calls[].custom", "only functions are called here; send it as text"),
+    *ignored("tool_calls[].index", "the calls are in the order of the list"),
+    *served("tool_call_id", "the call whose result a message with the role tool has"),
+    *refused("function_call", FORMER),
     *refused("refusal", "send it as content"),
     *refused(
         "reasoning_content reasoning thinking",
@@ -89,11 +98,11 @@ CHAT = FieldTable(
     served("prompt_cache_key", "names the conversation whose computed prefix is used"),
     served("store", "false: nothing is trained on the answer"),
     served("fleet", "sampling of single stages"),
-    ignored("tools functions", TOOLS_IGNORED, warns=True),
-    ignored("parallel_tool_calls", "this model calls no tools, so none in parallel"),
-    refused_by_value(
-        "tool_choice function_call", "auto and none are accepted; a required call is refused"
-    ),
+    refused_by_value("tools", TOOLS_SERVED),
+    refused_by_value("tool_choice", CHOICE_SERVED),
+    served("parallel_tool_calls", "false: at most one call"),
+    refused("functions", FORMER),
+    refused("function_call", FORMER, accepted=("auto", "none", "", {}, [])),
     served("response_format response_format.type response_format.json_schema"),
     under(
         "response_format.json_schema",

@@ -3,7 +3,7 @@ Source: openai 3.57 types.
 """
 
 from web.schema.fields.audio import HINTS, PROMPT_RULE
-from web.schema.fields.chat import NO_TOOLS, TOOLS_IGNORED
+from web.schema.fields.chat import CHOICE_SERVED, TOOLS_SERVED
 from web.schema.fields.common import CONSTRAINTS, IMAGES, RULES
 from web.schema.fields.table import (
     Field,
@@ -15,11 +15,10 @@ from web.schema.fields.table import (
     under,
 )
 
-_PARALLEL = "this model calls no tools, so none in parallel"
 _SAMPLING = "voice answers use the checkpoint's own sampling; remove it"
 _PROMPT = "no prompts are stored here; send the text itself as instructions"
 _REASONING = "thinking cannot be turned on, off or down here; remove it"
-_ONLY_MESSAGES = f"{NO_TOOLS}; only items of type message are served"
+_MCP = "servers of tools (MCP) are not called here; call them in the client, as functions"
 _BETA = "a field of the beta dialect; use {}"
 
 _FORMAT = [
@@ -31,9 +30,9 @@ _VOICE = served("voice voice.id")
 _ANSWER: list[Field] = [
     *served("instructions output_modalities"),
     *served("max_output_tokens", "limited by the server"),
-    *ignored("tools", TOOLS_IGNORED, warns=True),
-    *refused_by_value("tool_choice", "auto and none are accepted; a required call is refused"),
-    *ignored("parallel_tool_calls", _PARALLEL),
+    *refused_by_value("tools", TOOLS_SERVED),
+    *refused_by_value("tool_choice", CHOICE_SERVED),
+    *served("parallel_tool_calls", "false: at most one call"),
     *refused("reasoning", _REASONING, accepted=()),
     *refused("prompt", _PROMPT, accepted=()),
     *refused("temperature top_p seed", _SAMPLING),
@@ -95,15 +94,17 @@ _SESSION: list[Field] = [
 ]
 
 _ITEM: list[Field] = [
-    *served("type", "message, and item_reference in response.input; items of tools are refused"),
+    *served(
+        "type",
+        "message, and item_reference in response.input; function_call and function_call_output for "
+        "a model that calls functions",
+    ),
     *served("id role content content[].type content[].text content[].audio content[].transcript"),
     *refused("content[].image_url", IMAGES),
     *ignored("content[].detail", "about images, which are refused"),
     *ignored("object status", "OpenAI's reference says that they have no effect"),
-    *refused(
-        "call_id name arguments output approval_request_id approve reason server_label tools error",
-        _ONLY_MESSAGES,
-    ),
+    *served("call_id name arguments output", "of a function call, and of its result"),
+    *refused("approval_request_id approve reason server_label tools error", _MCP),
 ]
 
 _RESPONSE: list[Field] = [

@@ -31,8 +31,6 @@ class Field:
     If `accepted` is None, all empty values and false are accepted.
     `checked_by_value` is True if code of the route decides by the value; `reason` then says which
     values are served.
-    `warns` is True for an ignored field that a client may count on, so that the answer warns about
-    it.
     """
 
     path: str
@@ -40,7 +38,6 @@ class Field:
     reason: str = ""
     accepted: tuple[object, ...] | None = None
     checked_by_value: bool = False
-    warns: bool = False
 
 
 def served(paths: str, reason: str = "") -> list[Field]:
@@ -65,10 +62,8 @@ def refused_by_value(paths: str, reason: str) -> list[Field]:
     ]
 
 
-def ignored(paths: str, reason: str, *, warns: bool = False) -> list[Field]:
-    return [
-        Field(path=path, verdict="ignored", reason=reason, warns=warns) for path in paths.split()
-    ]
+def ignored(paths: str, reason: str) -> list[Field]:
+    return [Field(path=path, verdict="ignored", reason=reason) for path in paths.split()]
 
 
 def under(prefix: str, *groups: Sequence[Field]) -> list[Field]:
