@@ -24,8 +24,7 @@ from tests.unit.test_spoken_chat_adapter import adapter_of, folder, produced, sa
 
 __all__ = ["folder"]
 TOKENIZER = build_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-assert END is not None
+END = TOKENIZER.get_vocab()["<|im_end|>"]
 TOOLS = ToolUse(format="hermes", names=("get_weather",))
 TALKED = EdgeName("thought")
 PREAMBLES = ["Grüße, 你好 👋! One moment.", "", "Is <tool_call> a tag? <tool", "So:\n\n "]

@@ -16,8 +16,7 @@ from tests.tool_template import TEMPLATE, call_text, write_tool_template
 from tests.web.checkpoint import write_frontend_files
 
 TOKENIZER = build_tokenizer()
-END = TOKENIZER.token_to_id("<|im_end|>")
-assert END is not None
+END = TOKENIZER.get_vocab()["<|im_end|>"]
 SUPPORT = ToolSupport(ChatTemplate(TEMPLATE, {}), TOKENIZER)
 RULES = Constraints(lambda: TOKENIZER, TOKENIZER.get_vocab_size(), frozenset([END]))
 CITY = {"city": {"enum": ["Paris", "Rome"]}}

@@ -53,8 +53,10 @@ def _calls(message: Message) -> dict[str, object]:
         }
         for call in message.calls
     ]
-    answered = {"tool_call_id": message.call_id} if message.call_id else {}
-    return answered | ({"tool_calls": calls} if calls else {})
+    fields: dict[str, object] = {"tool_call_id": message.call_id} if message.call_id else {}
+    if calls:
+        fields["tool_calls"] = calls
+    return fields
 
 
 def _audio_note(part: AudioPart) -> object:

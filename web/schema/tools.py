@@ -119,7 +119,7 @@ def _choice(given: object, where: str) -> ToolChoice:
     fields = cast("Mapping[str, object]", given) if isinstance(given, dict) else {"type": given}
     kind = fields.get("type")
     if kind in MODES:
-        return ToolChoice(mode=cast(Mode, kind))
+        return ToolChoice(mode=kind)
     if kind == "function":
         return ToolChoice(mode="required", names=(_name(fields, where),), is_named=True)
     if kind != "allowed_tools":

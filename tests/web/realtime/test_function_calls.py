@@ -227,7 +227,12 @@ async def test_call_that_the_next_gateway_continues_has_the_same_id(tooled: Load
             await page.drop()
         first.client.script = Script(text=f"{SAID}{call_text()}", num_samples=0)
         with serving(tooled, client=first.client) as second:
-            query = {"session": session, "response": response, "samples": 0, "chars": 0}
+            query: dict[str, Any] = {
+                "session": session,
+                "response": response,
+                "samples": 0,
+                "chars": 0,
+            }
             async with opened(second, **query) as again:
                 done = await again.until(f"{ARGUMENT_EVENT}.done")
                 assert done["call_id"] == begun["call_id"] and done["arguments"] == ARGUMENTS
