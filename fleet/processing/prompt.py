@@ -126,11 +126,11 @@ class PromptFrontend:
         if chat.continues:
             continuation = Continuation()
             marked = self._template.render(
-                continuation.marked(messages), chat.where, definitions, opens_answer=False
+                continuation.marked(messages), definitions, where=chat.where, opens_answer=False
             )
             text = continuation.cut(marked)
         else:
-            text = self._template.render(messages, chat.where, definitions)
+            text = self._template.render(messages, definitions, where=chat.where)
         self._check_num_chars(text, chat.where)
         return text
 

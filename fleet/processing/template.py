@@ -64,9 +64,9 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[TemplateMessage],
-        where: str = "messages",
         tools: Sequence[Mapping[str, object]] = (),
         *,
+        where: str = "messages",
         opens_answer: bool = True,
     ) -> str:
         """Return the text of the prompt. `where`: field of the user's input that has the messages.
