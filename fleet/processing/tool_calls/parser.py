@@ -111,7 +111,8 @@ class CallParser:
 
     def _read(self, *, is_whole: bool) -> Iterator[CallEvent]:
         while True:
-            if (brackets := self._brackets) is not None:
+            brackets = self._brackets
+            if brackets is not None:
                 read = self._read_python if self._format.is_python else self._read_json
                 yield from read(brackets, is_whole=is_whole)
                 if self._brackets is not None:
