@@ -56,7 +56,7 @@ class RetryTimes:
         now_s = time.monotonic()
         back_s = max(self._promised_s, now_s + ahead / per_s) + max(backlog.num_gateways, 1) / per_s
         self._promised_s = min(back_s, now_s + MAX_RETRY_AFTER_S)
-        return max(1, math.ceil(self._promised_s - now_s))
+        return min(max(1, math.ceil(self._promised_s - now_s)), MAX_RETRY_AFTER_S)
 
     async def _read(self) -> Backlog:
         async with self._lock:
