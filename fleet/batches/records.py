@@ -119,7 +119,7 @@ def new_id(prefix: str, owner: str = "") -> str:
     """Return a new id of a file or batch, which tells its owner; ids sort by creation time.
     `owner`: digest of the client's name in hexadecimal digits; "" for nobody in particular.
     """
-    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}{_part_of(owner)}"
+    return f"{prefix}{time.time_ns() // 1000:013x}{secrets.token_hex(6)[1:]}{_part_of(owner)}"
 
 
 def is_owned(record_id: str, owner: str) -> bool:

@@ -21,7 +21,7 @@ def audioop() -> Any:
 
 
 def by_ffmpeg(audio: bytes, law: Law) -> list[int]:
-    decoder = av.AudioCodecContext.create(f"pcm_{law}law", "r")
+    decoder: Any = av.AudioCodecContext.create(f"pcm_{law}law", "r")
     decoder.sample_rate, decoder.layout = RATE_HZ, "mono"
     (frame,) = decoder.decode(av.Packet(audio))
     return frame.to_ndarray()[0].tolist()

@@ -2,8 +2,9 @@
 between the roles of a split stage.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, E
 from fleet.engine.capabilities import KVBlocks
 from fleet.engine.vllm import engine as module
 from fleet.engine.vllm.engine import VllmEngine
-from fleet.engine.vllm.llm import LlmLogprob, logprob_arrays
+from fleet.engine.vllm.llm import logprob_arrays
 from tests.capabilities import kv_of, prefixes_of
 from tests.contract.llm_double import BLOCK, DoubleCompletion, LlmDouble, rows_of, started
 
@@ -99,7 +100,7 @@ def test_stop_token_ends_the_answer_as_its_last_token(answer: list[int]) -> None
 
 
 def test_logprobs_of_a_token_are_followed_by_those_of_the_most_likely_ids() -> None:
-    listed: Mapping[int, LlmLogprob] = {
+    listed: Any = {
         9: SimpleNamespace(logprob=-7.0, rank=88),
         3: SimpleNamespace(logprob=-1.5, rank=2),
         5: SimpleNamespace(logprob=-0.5, rank=1),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,9 @@ class SpeechStreamClient:
     audio: list[bytes] = field(default_factory=list[bytes])
 
     def send(self, kind: str, **fields: object) -> None:
-        self.socket.send(json.dumps({"type": kind, **fields}))
+        """Send an event. A socket that the server has closed takes none, as `closed` tells."""
+        with suppress(ConnectionClosed):
+            self.socket.send(json.dumps({"type": kind, **fields}))
 
     def configure(self, **fields: object) -> None:
         self.send("session.config", **{"response_format": "pcm", **fields})

@@ -24,6 +24,8 @@ from tests.web.fake_client import Script
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 EXPIRY = "output_expires_after.seconds"
+OWNER = {"authorization": "Bearer none"}
+"""The key of the OpenAI client, which owns what it uploads."""
 
 
 @pytest.fixture
@@ -175,7 +177,10 @@ def test_wrong_batch_is_refused_by_name(
         "endpoint": CHAT,
         "completion_window": "24h",
     }
-    assert refusal(gateway.http.post("/v1/batches", json=body | changes)) == (status, param)
+    assert refusal(gateway.http.post("/v1/batches", json=body | changes, headers=OWNER)) == (
+        status,
+        param,
+    )
     assert not store.unfinished()
 
 
@@ -188,7 +193,7 @@ def test_batch_runs_at_low_priority_and_its_output_is_downloaded(
     batch = create(gateway, file_id, metadata={"k": "v"})
     assert (batch.status, batch.metadata, batch.output_file_id) == ("validating", {"k": "v"}, None)
     assert gateway.client.telemetry.job_list[0].arguments == {"batch": batch.id}
-    assert refusal(gateway.http.delete(f"/v1/files/{file_id}")) == (409, "file_id")
+    assert refusal(gateway.http.delete(f"/v1/files/{file_id}", headers=OWNER)) == (409, "file_id")
     run(gateway, store, batch.id)
     batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed" and batch.request_counts is not None

@@ -41,7 +41,7 @@ PROGRAMS = (
 )
 FLAGS = (
     "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once "
-    "--read-only --small --span-hops "
+    "--precisions --read-only --small --span-hops "
     "--spans --speculation --too-large --training --transfer --twin --up --yes"
 ).split()
 """Options that take no value. After any other option, `--help` would be taken as its value, and the
@@ -220,7 +220,7 @@ CHECKS = (
     Check(r"fleet (worker|conductor|web) ?.*", parse_fleet, ("tests/e2e/test_supervision.py",)),
     Check(r"fleet pocket|fleet (chaos|bench) ?.*", parse_fleet, ("tests/e2e/test_chaos.py",)),
     Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
-    Check(r"fleet cert .*", parse_fleet, ("tests/web/test_tls.py",)),
+    Check(r"fleet cert ?.*", parse_fleet, ("tests/web/test_tls.py",)),
     Check(r"fleet doctor ?.*", parse_fleet, ("tests/e2e/test_doctor.py",)),
     Check(r"fleet spans plan ?.*", parse_fleet, ("tests/unit/test_spans_plan_command.py",)),
     Check(r"fleet keys ?.*", parse_fleet, ("tests/unit/test_api_keys.py",)),

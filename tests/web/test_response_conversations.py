@@ -104,13 +104,16 @@ def test_response_belongs_to_the_key_that_asked_for_it(gateway: ServedGateway) -
     assert b"anna" not in record
 
 
-def test_response_of_a_former_api_key_is_not_found(loaded: Loaded) -> None:
+def test_response_belongs_to_the_name_of_its_key(loaded: Loaded) -> None:
+    """A key that replaces another one under its name owns the same responses."""
     client = loaded.fake_client()
     with serving(loaded, KEY, client) as gateway:
         answer = gateway.openai(KEY).responses.create(model="omni", input="hello")
         assert gateway.openai(KEY).responses.retrieve(answer.id).id == answer.id
     with serving(loaded, "another key", client) as gateway:
-        assert_missing(gateway.openai("another key"), answer.id)
+        assert gateway.openai("another key").responses.retrieve(answer.id).id == answer.id
+    with serving(loaded, None, client) as gateway:
+        assert_missing(gateway.openai(KEY), answer.id)
 
 
 def test_input_items_are_listed_in_pages(gateway: ServedGateway) -> None:

@@ -181,17 +181,15 @@ class Gateway:
 
         `stored` is the copy of the body for the trace, by default made from the options and
         messages. `kind` is the kind of request that lists show, by default speech or text. If the
-        answer `continues` other audio, its leading silence is not trimmed. `arrived_s` is its place
-        among the waiting requests of its client, by default the time of arrival. `outputs` are its
-        client edges, by default text, and audio if it is spoken. Others: see `ChatRequest`.
+        answer `continues` other audio, its leading silence is not trimmed. `arrived_s`: place among
+        its client's waiting requests, by default now. `outputs`: see `outputs`, by default.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
         spoken = "audio" in options.wants
         outputs = self.outputs(spoken=spoken) if outputs is None else outputs
         stages = self.graph.stages_for(outputs, _inputs(messages, speech_text))
-        seed = request_seed(options)
-        tools, sampling = await self._checked_sampling(options, stages, seed)
+        tools, sampling = await self._sampling_for(options, stages, seed := request_seed(options))
         chat = ChatRequest(
             id=request_id,
             graph=self.config.graph,
@@ -233,7 +231,7 @@ class Gateway:
             applicant.arrived_s = arrived_s
         return applicant
 
-    async def _checked_sampling(
+    async def _sampling_for(
         self, options: AnswerOptions, stages: tuple[StageName, ...], seed: int
     ) -> tuple[ToolRequest, dict[StageName, Sampling]]:
         """Return what a request asks of its tools, and the sampling of each of `stages`, after a

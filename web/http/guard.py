@@ -79,8 +79,9 @@ def owner_of(scope: Scope) -> str:
     key, or, at a gateway without keys, whatever key it sent; "" without any.
     """
     caller = caller_of(scope)
-    is_known = caller is not None and caller is not ANYONE
-    name = f"name {caller.name}" if is_known else str(scope.get("state", {}).get(_SENT_KEY, ""))
+    name = str(scope.get("state", {}).get(_SENT_KEY, ""))
+    if caller is not None and caller is not ANYONE:
+        name = f"name {caller.name}"
     return sha256(name.encode("utf-8", "surrogateescape")).hexdigest() if name else ""
 
 

@@ -375,7 +375,7 @@ def _delta(
     return Delta(audio=AudioDelta(id=audio_id, data=base64.b64encode(data).decode("ascii")))
 
 
-def _logprobs(piece: TextPiece | AudioPiece, gateway: Gateway) -> ChoiceLogprobs | None:
+def _logprobs(piece: Piece, gateway: Gateway) -> ChoiceLogprobs | None:
     """Return the log probabilities of the tokens that begin in a piece; None if there are none."""
     told = piece.logprobs if isinstance(piece, TextPiece) else ()
     return choice_logprobs(told, gateway.frontend) if told else None

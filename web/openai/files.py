@@ -138,7 +138,7 @@ def _read_form(form: FormData) -> tuple[FileForm, UploadFile]:
     body = parse_file_form(
         [(name, value) for name, value in items if isinstance(value, str) and name != "file"]
     )
-    files = [value for name, value in items if isinstance(value, UploadFile)]
+    files = [value for _, value in items if isinstance(value, UploadFile)]
     if len(files) != 1 or form.get("file") is not files[0]:
         raise BadInput("file: send one file, as the field file of the form", param="file")
     return body, files[0]

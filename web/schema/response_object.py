@@ -2,7 +2,7 @@
 openai 3.57 types.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -52,7 +52,7 @@ class FormatView(msgspec.Struct, frozen=True, kw_only=True):
     name: str | UnsetType = UNSET
     description: str | None | UnsetType = UNSET
     strict: bool | None | UnsetType = UNSET
-    schema: object | UnsetType = UNSET
+    schema: Any | UnsetType = UNSET
 
 
 class TextView(msgspec.Struct, frozen=True, kw_only=True):

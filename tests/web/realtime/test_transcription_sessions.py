@@ -6,6 +6,7 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.realtime import ClientSecretCreateResponse
 
+from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import AUDIO, Script
 from tests.web.realtime.clients.install import REQUIREMENTS
@@ -14,6 +15,7 @@ from tests.web.realtime.socket_client import Event, SocketClient, message, opene
 from tests.web.realtime.speech_samples import question, silence
 from tests.web.realtime.test_other_clients import HEARD_TEXT, run_client
 from tests.web.realtime.test_other_clients import question as spoken_question
+from web.realtime.snapshot import STATE
 
 __all__ = ["spoken_question"]
 _, LIVEKIT, PIPECAT = REQUIREMENTS
@@ -143,6 +145,13 @@ async def test_session_of_transcription_continues_at_another_gateway(loaded: Loa
         async with opened(here, "/v1/realtime", intent="transcription", fleet=1) as client:
             await client.append(question())
             await client.until(COMPLETED)
+            await await_until(
+                lambda: (
+                    HEARD_TEXT.encode()
+                    in here.client.voice.held[client.session].fields.get(STATE, b"")
+                ),
+                "the turn to be written down",
+            )
             await client.drop()
         async with opened(there, "/v1/realtime", session=client.session, fleet=1) as again:
             assert again.events[0]["session"]["type"] == "transcription"

@@ -47,11 +47,11 @@ class _G711Format(msgspec.Struct, frozen=True, kw_only=True):
         return g711.encode(np.ascontiguousarray(samples, np.int16), self.law)
 
 
-class PcmuFormat(_G711Format, tag_field="type", tag="audio/pcmu"):
+class PcmuFormat(_G711Format, frozen=True, tag_field="type", tag="audio/pcmu"):
     law: ClassVar[g711.Law] = "mu"
 
 
-class PcmaFormat(_G711Format, tag_field="type", tag="audio/pcma"):
+class PcmaFormat(_G711Format, frozen=True, tag_field="type", tag="audio/pcma"):
     law: ClassVar[g711.Law] = "a"
 
 
