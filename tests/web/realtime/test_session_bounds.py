@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from fleet.config.api_keys import NO_LIMITS, KeyLimits
 from fleet.config.schema import VoiceConfig
 from fleet.control.voice import HeldVoice
 from tests.support import await_until
@@ -233,8 +234,10 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     """
     hold, asked, gate = talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
 
-    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
-        held = await hold(name, keep_s, owner, new=new)
+    async def slow(
+        name: str, keep_s: float, owner: str, *, new: bool = False, limits: KeyLimits = NO_LIMITS
+    ) -> HeldVoice | None:
+        held = await hold(name, keep_s, owner, new=new, limits=limits)
         if new == (num_before == 0):
             asked.set()
             await gate.wait()
@@ -276,8 +279,10 @@ async def test_client_that_leaves_during_a_takeover_is_away(
         asyncio.Event(),
     )
 
-    async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
-        held = await hold(name, keep_s, owner, new=new)
+    async def slow(
+        name: str, keep_s: float, owner: str, *, new: bool = False, limits: KeyLimits = NO_LIMITS
+    ) -> HeldVoice | None:
+        held = await hold(name, keep_s, owner, new=new, limits=limits)
         asked.set()
         await gate.wait()
         return held

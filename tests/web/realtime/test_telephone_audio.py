@@ -179,13 +179,12 @@ async def test_response_continues_at_another_gateway_from_the_sample_that_was_re
             response = (await client.until("response.created"))["response"]["id"]
             voiced = await client.until("fleet.voiced")
             await client.until("response.output_audio.delta")
-            await await_until(
-                lambda: (
-                    response.encode()
-                    in here.client.voice.held[client.session].fields.get(STATE, b"")
-                ),
-                "the response to be written down",
-            )
+
+            async def is_written() -> bool:
+                stored = here.client.voice.held[client.session].fields
+                return response.encode() in stored.get(STATE, b"")
+
+            await await_until(is_written, "the response to be written down")
             had = received(client.events, response)
             await client.drop()
         assert whole.startswith(had) and voiced["sample"] < 800

@@ -145,13 +145,12 @@ async def test_session_of_transcription_continues_at_another_gateway(loaded: Loa
         async with opened(here, "/v1/realtime", intent="transcription", fleet=1) as client:
             await client.append(question())
             await client.until(COMPLETED)
-            await await_until(
-                lambda: (
-                    HEARD_TEXT.encode()
-                    in here.client.voice.held[client.session].fields.get(STATE, b"")
-                ),
-                "the turn to be written down",
-            )
+
+            async def is_written() -> bool:
+                stored = here.client.voice.held[client.session].fields
+                return HEARD_TEXT.encode() in stored.get(STATE, b"")
+
+            await await_until(is_written, "the turn to be written down")
             await client.drop()
         async with opened(there, "/v1/realtime", session=client.session, fleet=1) as again:
             assert again.events[0]["session"]["type"] == "transcription"
