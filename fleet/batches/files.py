@@ -85,7 +85,7 @@ class FileStore:
         return self._folder(file_id) / CONTENT
 
     def files(self, purpose: str = "", owner: str | None = None) -> Sequence[FileObject]:
-        """Return the files, the newest first; only those of `purpose` and `owner` if given."""
+        """Return the files, the newest first. `purpose`, `owner`: which ones, all by default."""
         found = [
             record
             for record in self._records()

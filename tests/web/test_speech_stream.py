@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fleet.core.errors import EngineError, Overloaded
 from fleet.graphs.cascade import TTS
 from fleet.processing.spoken.clauses import ClauseCutter
+from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded
@@ -270,6 +271,8 @@ def test_too_much_waiting_text_closes_the_session(
 ) -> None:
     gateway.client.script = Script(stall_at=0)
     client.configure()
+    client.send("input.text", text="The first words are being spoken. A word")
+    wait_until(lambda: gateway.client.submitted, "the first clause to be asked for")
     for _ in range(MAX_WAITING_CHARS // 10_000 + 2):
         client.send("input.text", text="A word. " * 1250)
     assert client.closed() == 4000

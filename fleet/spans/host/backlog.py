@@ -12,7 +12,7 @@ from fleet.spans.net.connection import Arrival, SpanArrivals
 
 
 class SpanBacklog:
-    """Arrivals that wait for `hosting`; those of one connection stay in order."""
+    """Arrivals that wait for `hosting`. The order within a connection is kept."""
 
     def __init__(self, hosting: SpanHosting, arrivals: SpanArrivals) -> None:
         self._hosting, self._arrivals = hosting, arrivals
