@@ -94,7 +94,7 @@ def add(
         raise BadInput(
             f"--scope: {quoted(unknown)} is none of {', '.join(SCOPES)}{suggest(unknown, SCOPES)}"
         )
-    chosen = tuple(scope for scope in SCOPES if scope in wanted)
+    chosen = tuple(each for each in SCOPES if each in wanted)
     limits = KeyLimits(
         max_requests=max_requests, max_sessions=max_sessions, audio_s_per_day=audio_s_per_day
     )
