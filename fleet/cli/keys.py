@@ -22,6 +22,7 @@ from fleet.config.api_keys import (
     ApiKey,
     KeyLimits,
     KeysFile,
+    Scope,
     digest_of,
     encode_keys_file,
     read_keys_file,
@@ -94,7 +95,7 @@ def add(
         raise BadInput(
             f"--scope: {quoted(unknown)} is none of {', '.join(SCOPES)}{suggest(unknown, SCOPES)}"
         )
-    chosen = tuple(each for each in SCOPES if each in wanted)
+    chosen: tuple[Scope, ...] = tuple(each for each in SCOPES if each in wanted)
     limits = KeyLimits(
         max_requests=max_requests, max_sessions=max_sessions, audio_s_per_day=audio_s_per_day
     )
