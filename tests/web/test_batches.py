@@ -173,6 +173,7 @@ def test_wrong_batch_is_refused_by_name(
     status: int,
     param: str,
 ) -> None:
+    before = store.unfinished()
     body = {
         "input_file_id": upload(gateway, line("a")),
         "endpoint": CHAT,
@@ -182,7 +183,7 @@ def test_wrong_batch_is_refused_by_name(
         status,
         param,
     )
-    assert not store.unfinished()
+    assert store.unfinished() == before
 
 
 def test_batch_runs_at_low_priority_and_its_output_is_downloaded(

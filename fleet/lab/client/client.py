@@ -66,14 +66,14 @@ class TracedTask(msgspec.Struct, frozen=True):
 
 
 class TracedRequest(msgspec.Struct, frozen=True):
-    """The part of a request's trace that this client reads. `ended_us`: end of the request, None
+    """The part of a request's trace that this client reads. `ended_us`: end of the request, 0
     while the request runs.
     """
 
     id: str
     state: str
     tasks: tuple[TracedTask, ...] = ()
-    ended_us: int | None = None
+    ended_us: int = 0
 
 
 class SpeechCall(msgspec.Struct, frozen=True, kw_only=True):
