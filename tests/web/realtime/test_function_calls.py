@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from fleet.core.ids import StageName, call_id
+from tests.support import await_until
 from tests.tool_template import ARGUMENTS, call_text
 from tests.tool_template import WEATHER as NESTED
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.realtime.socket_client import Event, SocketClient, opened
+from web.realtime.snapshot import STATE
 
 WEATHER = {"type": "function", **NESTED["function"]}
 NOW = {"type": "function", "name": "now"}
@@ -211,6 +213,16 @@ async def test_model_without_calls_refuses_their_items(
     assert error["param"] == "item.type"
 
 
+async def written(gateway: ServedGateway, page: SocketClient, part: str) -> None:
+    """Wait until `part` stands in what another gateway would read of the session."""
+
+    async def is_written() -> bool:
+        stored = gateway.client.voice.held[page.session].fields
+        return part.encode() in stored.get(STATE, b"")
+
+    await await_until(is_written, f"{part} to be written down")
+
+
 async def test_call_that_the_next_gateway_continues_has_the_same_id(tooled: Loaded) -> None:
     """The gateway is lost within the call, and its client sends the result to the next one, which
     sent it the rest.
@@ -223,6 +235,7 @@ async def test_call_that_the_next_gateway_continues_has_the_same_id(tooled: Load
             begun = await page.until(f"{ARGUMENT_EVENT}.delta")
             response = begun["response_id"]
             await page.retrieve(begun["item_id"])
+            await written(first, page, response)
             session = page.session
             await page.drop()
         first.client.script = Script(text=f"{SAID}{call_text()}", num_samples=0)
@@ -250,6 +263,7 @@ async def test_result_may_be_sent_to_another_gateway(tooled: Loaded) -> None:
         async with opened(first) as page:
             await page.update(tools=[WEATHER], tool_choice="auto")
             call = (await page.complete("hello", **TEXT))["output"][1]["call_id"]
+            await written(first, page, call)
             session = page.session
             await page.drop()
         with serving(tooled, client=first.client) as second:
