@@ -20,7 +20,7 @@ from tests.harness import (
 from tests.storm import Storm, assert_nothing_left
 from tests.support import REPO, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 SPLITS = ("thinker_pd", "talker_pd", "both_pd")
 ENDLESS = 100_000

@@ -26,7 +26,7 @@ from tests.harness import (
 )
 from tests.support import await_until, default_server, free_port, redis_answers, run_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 NUM_SLOTS = 16384
 SLOT = key_slot(keys.NONE.encode())

@@ -55,7 +55,7 @@ from tests.harness import (
 from tests.storm import assert_nothing_left
 from tests.support import REPO, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 POISON, OTHERS = 666, (1, 2, 3)
 """Sampling seeds, by which the failing engine tells the requests apart."""

@@ -16,7 +16,7 @@ from fleet.core.ids import WorkerId
 from tests.harness import ThreadFleet, answer, assert_same, fake_spec, open_fleet
 from tests.support import RedisProcess, await_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 
 async def check_refused(fleet: ThreadFleet, client: FleetClient, pattern: str) -> RedisUnreachable:

@@ -16,7 +16,7 @@ from fleet.worker.process.lease import Lease
 from tests.control_plane import WORKER
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 LEASE_S, STUCK_S, MAX_STEP_S = 0.1, 0.4, 60.0
 

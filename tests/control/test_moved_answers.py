@@ -40,7 +40,7 @@ from tests.harness import (
 )
 from tests.support import await_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 LM = StageName("lm")
 IN_STEP = in_step(get_graph("text"))

@@ -30,7 +30,7 @@ from tests.harness import (
 )
 from tests.support import await_until, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 STAGES = [stage.name for stage in get_graph(DEFAULT_GRAPH).stages]
 SLOTS, NUM_SLOW, NUM_TOKENS = 2, 5, 160

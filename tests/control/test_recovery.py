@@ -26,7 +26,7 @@ from tests.harness import (
 )
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 SOURCE, SINK = OMNI.stages[0].name, OMNI.stages[-1].name
 

@@ -37,7 +37,7 @@ from tests.harness import (
 )
 from tests.support import RedisProcess
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 AUDIO, CODEC = EdgeName("audio"), StageName("code2wav")
 NUM_FRAMES = 110

@@ -25,7 +25,7 @@ from tests.harness import (
 )
 from tests.support import RedisProcess, await_until, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 
 class RedisFault(ABC):

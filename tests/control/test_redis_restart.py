@@ -31,7 +31,7 @@ from tests.harness import (
 )
 from tests.support import RedisProcess
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 
 @pytest.fixture

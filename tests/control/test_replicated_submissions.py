@@ -17,7 +17,7 @@ from fleet.core.errors import NotReplicated
 from tests.harness import answer, fake_spec, open_fleet
 from tests.support import RedisProcess, freeze_process, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 WAITING = ("redis.wait_replicas=1", "redis.wait_timeout_ms=300")
 

@@ -37,7 +37,7 @@ from tests.harness import (
 )
 from tests.support import REPO, RedisProcess, await_until, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
 NUM_TOKENS = 5

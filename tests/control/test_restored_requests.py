@@ -232,7 +232,7 @@ async def run_rounds(server: RedisProcess, folder: Path, loss: str, num_rounds: 
             await bench.run_round(LOSSES[loss])
 
 
-@pytest.mark.one_in(3, "restored requests")
+@pytest.mark.one_in(6, "restored requests")
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_accepted_requests_survive_the_loss_of_all_data(
     own_redis: RedisProcess, tmp_path: Path, loss: str

@@ -28,7 +28,7 @@ from tests.support import (
     wait_until,
 )
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 SERVICE = "voices"
 

@@ -15,7 +15,7 @@ from fleet.worker.main import build_stage
 from tests.harness import answer, assert_same, fake_spec, gateway, open_fleet, thread_fleet
 from tests.support import await_until
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 THINKER, THOUGHT = StageName("thinker"), EdgeName("thought")
 FEW_SLOTS = ("stages.talker.max_batch=1", "stages.thinker.extra={step_ms: 5}")

@@ -28,7 +28,7 @@ from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
 from tests.storm import left_in_redis
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control with many processes")
+pytestmark = pytest.mark.one_file_in(3, "control with many processes")
 
 NUM_AT_A_TIME, NUM_TOKENS = 24, 24
 EXPIRING = "limits.max_cached_conversations=0"

@@ -42,7 +42,7 @@ from tests.span_threads import (
 )
 from tests.support import await_until, run_cli, set_options, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 SHORT_LEASE = "lease.worker_ttl_s=1"
 POISON_ID, NUM_COUNTED_TOKENS = 4, 100

@@ -28,7 +28,7 @@ from tests.harness import (
 )
 from tests.support import await_until, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 STAGE = StageName("lm")
 PREFILL, DECODE = RoleName("lm.prefill"), RoleName("lm.decode")

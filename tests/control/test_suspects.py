@@ -40,7 +40,7 @@ from tests.harness import (
 )
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 
 def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = None) -> str:

@@ -24,7 +24,7 @@ from tests.control_plane import ROLE, STAGE, TEXT, WORKER, Control, join, num_co
 from tests.harness import gateway_at
 from tests.support import await_until, stream_entries
 
-pytestmark = pytest.mark.one_file_in(2, "control in a process")
+pytestmark = pytest.mark.one_file_in(3, "control in a process")
 
 BOUND = 4
 MIB = 1024 * 1024

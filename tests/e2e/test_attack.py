@@ -24,7 +24,7 @@ from fleet.lab.client.errors import StreamError
 from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, fleet_up, worker_ids
 from tests.support import REPO, await_until, cli_env, command_line, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]

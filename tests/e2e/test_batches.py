@@ -20,7 +20,7 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up, process_of, worker_ids
 from tests.support import command_line, run_cli, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 MAIN = GRAPHS[DEFAULT_GRAPH].main_stage.name
 STEP_MS, NUM_TOKENS, NUM_LINES = 40, 20, 100

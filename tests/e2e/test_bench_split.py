@@ -23,7 +23,7 @@ def bench(folder: Path, kind: type[ResultT], key: str, *arguments: str) -> Resul
     return found
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 @pytest.mark.timeout(600)
 def test_hand_off_benchmark_reports_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,7 +53,7 @@ def test_hand_off_benchmark_reports_every_part(
     assert len(pages.blocks_us) == len(pages.plain_us) == len(pages.copied_us) == 2
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 @pytest.mark.timeout(600)
 def test_interference_benchmark_reports_gaps_together_and_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

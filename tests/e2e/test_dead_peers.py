@@ -18,7 +18,7 @@ from tests.e2e.dying_peers import PREFILL, SETTINGS, OpenResources, Survivors, s
 from tests.e2e.fleets import PATIENCE_S, START_S, process_of, worker_ids
 from tests.support import set_options, start_cli, wait_until
 
-pytestmark = [pytest.mark.one_file_in(6, "processes"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.one_file_in(10, "processes"), pytest.mark.timeout(900)]
 
 SPARE_KIB = 16 * 1024
 LASTING_S = 180.0

@@ -21,7 +21,7 @@ from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.support import redis_answers, start_cli, wait_until
 from tests.unit.test_deploy import DEPLOY, documents
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 
 @pytest.fixture

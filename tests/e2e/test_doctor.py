@@ -16,7 +16,7 @@ from fleet.transfer import probe
 from fleet.transfer.probe import SELF, ProbeOrder, run_probe
 from tests.support import RedisProcess, call_cli, set_options, start_cli
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 SETTINGS = ("engine=fake", "device=cpu", "web.port=0")
 

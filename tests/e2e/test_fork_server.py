@@ -20,7 +20,7 @@ from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, process_of, wor
 from tests.e2e.test_supervision import worker_of
 from tests.support import set_options, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 SETTINGS = ("device=cpu", "numerics=invariant", "web.port=0")
 ROLES = ("thinker", "talker", "code2wav")

@@ -24,7 +24,7 @@ from tests.e2e.test_supervision import is_alive, worker_of
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
 from tests.support import freeze_process, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 ROLE = GRAPH.stages[1].name

@@ -28,7 +28,7 @@ from fleet.jobs.worker import JobWorker
 from fleet.telemetry.views import Job
 from tests.support import Running, command_line, run_cli, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from tests.e2e.fleets import FAKE, fleet_up
 from tests.e2e.gateways import another_gateway
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 MAIN = GRAPHS[DEFAULT_GRAPH].main_stage.name
 SETTINGS = (

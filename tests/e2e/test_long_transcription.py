@@ -13,7 +13,7 @@ from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.support import wait_until
 from tests.web.realtime.speech_samples import RATE_HZ, spoken
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 SETTINGS = ("graph=cascade", "checkpoint=tiny", "device=cpu", "transfer.kind=redis", "web.port=0")
 LONGEST_PIECE_S, LONG_S = 4.0, 60.0

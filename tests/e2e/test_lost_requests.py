@@ -22,7 +22,7 @@ from tests.e2e.gateways import another_gateway
 from tests.support import redis_answers, wait_until
 from tests.web.test_resume import events, reported
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 NUM_CLIENTS, NUM_FRAMES = 16, 150
 GRAPH = GRAPHS[DEFAULT_GRAPH]

@@ -33,7 +33,7 @@ from tests.e2e.fleets import (
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
 from tests.support import run_cli, stream_entries, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 STAGE = GRAPH.stages[1].name

@@ -12,7 +12,7 @@ from tests.hub_server import serving_hub, small_model
 from tests.support import run_cli, set_options, start_cli, wait_until
 
 WEIGHTS = "model.safetensors"
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 
 def test_models_command_asks_continues_after_a_kill_and_downloads_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli
 from web.realtime.audio.formats import AudioFormat, PcmaFormat, PcmFormat, PcmuFormat
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 OPTIONS = ("--set", "web.port=0")
 QUESTIONS = (

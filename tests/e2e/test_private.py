@@ -25,7 +25,7 @@ from fleet.process.free_ports import free_port
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up, worker_ids
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 ADDRESSES = ("session_address", "span_address")
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
@@ -97,7 +97,7 @@ def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: ProcessFleet) ->
     assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [fleet.url]
 
 
-@pytest.mark.one_in(3, "private fleets")
+@pytest.mark.one_in(6, "private fleets")
 def test_fleet_on_torch_listens_only_with_its_gateway(tmp_path: Path) -> None:
     """A fleet on torch listens only with its gateway. Workers that save conversations, and workers
     with a span of the layers, accept connections only on Unix sockets.
@@ -173,7 +173,7 @@ def test_processes_have_only_the_secrets_they_use(fleet: ProcessFleet) -> None:
     assert all(env.items() >= PASSED_ON.items() and env["PATH"] for env in environments.values())
 
 
-@pytest.mark.one_in(3, "private fleets")
+@pytest.mark.one_in(6, "private fleets")
 @pytest.mark.parametrize(
     ("command", "keepers"), [("conductor", 0), (f"worker {ROLE}", 0), (f"worker {ROLE}", 1)]
 )
@@ -207,7 +207,7 @@ def test_command_in_another_folder_names_the_searched_folder(
     )
 
 
-@pytest.mark.one_in(3, "private fleets")
+@pytest.mark.one_in(6, "private fleets")
 def test_redis_with_a_port_requires_the_password_of_its_private_file(tmp_path: Path) -> None:
     port, data = free_port(), tmp_path / ".fleet" / "redis"
     options = ["--set", f"redis.port={port}"]
@@ -259,7 +259,7 @@ def test_redis_is_found_in_a_folder_with_a_path_too_long_for_a_socket(tmp_path: 
         assert server.stop() == 0
 
 
-@pytest.mark.one_in(3, "private fleets")
+@pytest.mark.one_in(6, "private fleets")
 def test_fleet_with_a_port_stores_no_password(tmp_path: Path) -> None:
     with fleet_up(tmp_path, *FAKE, "redis.port=0") as fleet:
         password, port = read_password(tmp_path / ".fleet" / "redis"), fleet.config.redis.port

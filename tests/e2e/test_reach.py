@@ -11,7 +11,7 @@ import pytest
 from fleet.process.free_ports import free_port
 from tests.support import run_cli, set_options, start_cli
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 SETTINGS = ("engine=fake", "device=cpu", "transfer.kind=nixl")
 SECRET = "0123456789abcdef" * 4

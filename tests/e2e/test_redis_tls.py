@@ -22,7 +22,7 @@ from tests.certificates import DAY, Authority
 from tests.e2e.gateways import Switch
 from tests.support import RedisProcess, call_cli, set_options, start_cli
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 SETTINGS = ("engine=fake", "device=cpu", "web.port=0", "transfer.kind=redis")
 CERTIFICATE = "?ssl_ca_certs={0}/ca.crt&ssl_certfile={0}/client.crt"

@@ -19,7 +19,7 @@ from tests.e2e.fleets import FAKE, PATIENCE_S, ProcessFleet, fleet_up
 from tests.e2e.test_voice import RealtimeTalk
 from tests.support import REPO, await_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 ROLES = ("thinker.decode", "talker")
 NUM_REQUESTS = 4

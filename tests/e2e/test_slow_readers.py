@@ -27,7 +27,7 @@ from tests.e2e.fleets import (
 )
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 LAST = STAGES[-1]

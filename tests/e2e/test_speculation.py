@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.support import run_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 NUM_STREAMS, NUM_TOKENS = 4, 48
 SETTINGS = ("graph=text", "checkpoint=tiny", "numerics=invariant")

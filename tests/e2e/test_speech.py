@@ -24,7 +24,7 @@ from tests.oracle.cases import speech_like
 from tests.support import NEVER_EXPIRES, wait_until
 from tests.web.realtime.speech_samples import RATE_HZ, spoken
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 SETTINGS = (
     "checkpoint=tiny",

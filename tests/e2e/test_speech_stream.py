@@ -15,7 +15,7 @@ from tests.e2e.gateways import another_gateway
 from tests.support import wait_until
 from tests.web.speech_stream_client import Event, SpeechStreamClient, speech_stream
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 SETTINGS = ("graph=cascade", "checkpoint=tiny", "device=cpu", "transfer.kind=redis", "web.port=0")
 FIRST = "Good morning, "

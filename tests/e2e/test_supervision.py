@@ -25,7 +25,7 @@ from fleet.telemetry.views import LogLine
 from tests.e2e.fleets import FAKE, START_S, ProcessFleet, fleet_up, owner_of, process_of, worker_ids
 from tests.support import set_options, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SETTINGS = (*FAKE, "lease.worker_ttl_s=3600")

@@ -14,7 +14,7 @@ from tests.e2e.fleets import FAKE, fleet_up
 from tests.e2e.test_up import ROLES
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(6, "processes")
+pytestmark = pytest.mark.one_file_in(10, "processes")
 
 STAGE = ROLES[1]
 

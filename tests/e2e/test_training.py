@@ -30,7 +30,7 @@ from tests.support import (
     wait_until,
 )
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 SETTINGS = (
     "graph=text",

@@ -17,7 +17,7 @@ from tests.e2e.fleets import fleet_up
 from tests.support import wait_until
 from tests.web.realtime.speech_samples import RATE_HZ, blocks, silence, speech
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 BLOCK_MS = 20
 QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"

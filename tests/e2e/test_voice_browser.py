@@ -38,7 +38,7 @@ from tests.web.voice.browsers import (
     wait_js,
 )
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 RATE_HZ = 24_000
 COUNT = "count from one to thirty"

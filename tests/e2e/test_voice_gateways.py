@@ -22,7 +22,7 @@ from tests.support import Running, await_until
 from tests.web.realtime.socket_client import SocketClient
 from tests.web.realtime.speech_samples import RATE_HZ, speech
 
-pytestmark = pytest.mark.one_file_in(4, "answers of processes")
+pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 FRAMES, STEP_MS = 75, 40

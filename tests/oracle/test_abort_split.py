@@ -14,7 +14,7 @@ from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.storm import Storm, assert_nothing_left
 from tests.support import REPO
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 WAYS = (
     "engine=torch",

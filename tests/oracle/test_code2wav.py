@@ -26,7 +26,7 @@ from fleet.stages.qwen3_omni.code2wav import AUDIO, build, to_pcm16
 from tests.oracle.oracle import Oracle
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 FRAME_SAMPLES, LOOKAHEAD_SAMPLES = 1920, 555
 LENGTHS = (1, 2, 3, 10, 59, 350)

@@ -22,7 +22,7 @@ from fleet.processing.tokenizer import load_tokenizer
 from tests.oracle.test_text_engine import LM, PROMPTS, TEXT, answers_of, stage
 from tests.oracle.twins import tokens_of
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 WORD = {"type": "string", "maxLength": 6}
 SCHEMAS: dict[str, dict[str, Any]] = {

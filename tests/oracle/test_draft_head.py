@@ -40,7 +40,7 @@ from tests.oracle.twins import (
 )
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
 THINKER = StageName("thinker")

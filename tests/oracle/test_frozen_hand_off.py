@@ -24,7 +24,7 @@ from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway,
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.support import freeze_process, start_cli, wait_until
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 SOURCE, OTHER_HALF = "thinker.prefill", "thinker.decode"
 ONE_FLEET = (

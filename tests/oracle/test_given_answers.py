@@ -29,7 +29,7 @@ from tests.harness import (
 from tests.oracle.cases import AUDIO, CASES, TEXT, make_frontend, spec_of
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", *in_step(QWEN3_OMNI))
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")

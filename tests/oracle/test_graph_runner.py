@@ -44,7 +44,7 @@ from tests.oracle.twins import (
 )
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 THINKER, TALKER = SPEAKING
 SHORT = [case for case in CASES if case.frames <= 70]

@@ -26,7 +26,7 @@ from tests.oracle.twins import (
     with_invalid_audio,
 )
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 

@@ -32,7 +32,7 @@ from tests.oracle.twins import (
 )
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 THINKER, TALKER = StageName("thinker"), StageName("talker")
 TEXT, THOUGHT, AUDIO = EdgeName("text"), EdgeName("thought"), EdgeName("audio")

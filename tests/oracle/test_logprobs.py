@@ -22,7 +22,7 @@ from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, LM, PROMPTS, TEXT, stage, write_model
 from tests.web.build import build
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 MAX_TOKENS = 12
 SAMPLINGS = [

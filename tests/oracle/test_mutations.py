@@ -37,7 +37,7 @@ from tests.oracle.cases import (
 )
 from tests.oracle.oracle import Oracle, OracleAnswer
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 GRAPH = get_graph("qwen3_omni")
 CASE = replace(next(case for case in CASES if case.name == "three turns"), tokens=20, frames=48)

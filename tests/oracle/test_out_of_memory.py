@@ -23,7 +23,7 @@ from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway,
 from tests.oracle.cases import CASES, Case, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
 SMALL_POOLS = (

@@ -26,7 +26,7 @@ from tests.harness import (
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 CASE = next(case for case in CASES if case.name == "audio")

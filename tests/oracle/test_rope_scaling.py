@@ -37,7 +37,7 @@ from tests.oracle.test_text_engine import Family, greedy, write_model
 from tests.oracle.twins import speaking_stages
 from tests.span_route import TextDriver, single
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 ORIGINAL, NUM_TOKENS, NUM_DRAFTS = 64, 24, 4
 FACTORS: dict[str, Any] = {

@@ -45,7 +45,7 @@ from tests.oracle.cases import (
 )
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 CHUNKS = tuple(f"stages.{stage}.prefill_chunk_tokens=16" for stage in (THINKER, TALKER))

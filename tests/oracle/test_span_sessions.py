@@ -33,7 +33,7 @@ from tests.span_route import Split, TextDriver, route_of, single
 from tests.span_workers import LM
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 FIRST = list(range(40, 73))
 SECOND = [7, 8, 9, 10]

@@ -14,7 +14,7 @@ from tests.oracle.test_text_engine import write_model
 from tests.span_route import TextDriver, route_of
 from tests.span_workers import SpanWorkerThread
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 CHUNK, NUM_TOKENS = 8, 6
 NUM_PASSES = -(-len(PROMPT) // CHUNK) + NUM_TOKENS - 1

@@ -41,7 +41,7 @@ from fleet.stages.text import build
 from tests.oracle.twins import assert_all_pages_free, tokens_of
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 LM, TEXT = StageName("lm"), EdgeName("text")
 NUM_TOKENS, NUM_DRAFTS, NUM_IDS = 40, 4, 256

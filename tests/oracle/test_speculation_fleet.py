@@ -30,7 +30,7 @@ from tests.train.fleets import prompt, training_fleet
 from tests.train.test_versions import figures as figures_of
 from tests.train.test_versions import question, verify_every_draft, wait_for_version
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 WAYS = (
     "engine=torch",

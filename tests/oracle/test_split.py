@@ -26,7 +26,7 @@ from tests.harness import (
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant")
 THINKER_PD = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")

@@ -12,7 +12,7 @@ from tests.harness import answer, answer_disturbed, assert_same, gateway, in_ste
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
-pytestmark = pytest.mark.one_file_in(3, "engines of one process")
+pytestmark = pytest.mark.one_file_in(4, "engines of one process")
 
 WAYS = (
     "engine=torch",

@@ -29,7 +29,7 @@ from tests.oracle.oracle import from_pretrained
 from tests.oracle.twins import assert_all_pages_free, tokens_of
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 LM, TEXT = StageName("lm"), EdgeName("text")
 PROMPTS = ([5, 9, 200, 31], [77] * 3, list(range(40, 73)), [300, 2, 2, 2, 8, 100, 12, 13, 14], [11])

@@ -24,7 +24,7 @@ from tests.oracle.oracle import (
     n_audio_tokens,
 )
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 FRAME_SAMPLES = 1920
 LOOKAHEAD_SAMPLES = 555

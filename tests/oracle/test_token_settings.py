@@ -28,7 +28,7 @@ from tests.oracle.test_text_engine import (
 )
 from tests.oracle.twins import tokens_of
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 MAX_TOKENS = 20
 EVEN = tuple(range(2, 320, 2))

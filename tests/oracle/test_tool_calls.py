@@ -36,7 +36,7 @@ from tests.oracle.test_given_answers import replace
 from tests.oracle.test_text_engine import PROMPTS, answers_of, stage
 from tests.tool_template import call_text
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 TOOLS = (
     FunctionTool(

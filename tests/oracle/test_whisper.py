@@ -27,7 +27,7 @@ from fleet.models.whisper.features import RATE_HZ, LogMel
 from fleet.models.whisper.recognizer import WhisperRecognizer, WhisperWindow, load_recognizer
 from fleet.models.whisper.tiny import write_tiny_whisper
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 Samples = NDArray[np.float32]
 NUM_TOKENS = 60

@@ -24,7 +24,7 @@ from fleet.stages.cascade.asr import build
 from tests.oracle.test_whisper import NUM_TOKENS, SENTENCE, job_of, noise, on_cpu, run_windows
 from tests.stage_options import stage_options
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 ENGLISH = {"language": "en"}
 

@@ -24,7 +24,7 @@ from fleet.processing.tokenizer import load_tokenizer
 from fleet.processing.whisper_words import words_of
 from tests.oracle.test_whisper import NUM_TOKENS, job_of, noise, on_cpu, run_windows
 
-pytestmark = pytest.mark.one_file_in(4, "engines")
+pytestmark = pytest.mark.one_file_in(6, "engines")
 
 NUM_PREFIX = 4
 

@@ -26,7 +26,7 @@ from fleet.lab.pocket.corpus.families import TABLES, list_exchanges
 from fleet.lab.pocket.corpus.salad import repeat, salad
 from fleet.lab.pocket.corpus.text import number
 
-pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+pytestmark = pytest.mark.one_file_in(3, "making of Pocket")
 
 NUM_DRAWN = 9_000
 MAX_ANSWER_WORDS, MAX_QUESTION_WORDS = 12, 12

@@ -22,7 +22,7 @@ from fleet.lab.pocket.speech.analysis import Track, analyse
 from fleet.lab.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
-pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+pytestmark = pytest.mark.one_file_in(3, "making of Pocket")
 
 TEXTS = (
     "the capital of sweden is stockholm",

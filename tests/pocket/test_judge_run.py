@@ -31,7 +31,7 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 from fleet.lab.report.machine import describe_machine
 from tests.support import HttpHandler, serve_http
 
-pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+pytestmark = pytest.mark.one_file_in(3, "making of Pocket")
 
 SMALL = JudgeOptions(
     typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1

@@ -17,7 +17,7 @@ from fleet.lab.pocket.speech.shards import (
     load_utterances,
 )
 
-pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+pytestmark = pytest.mark.one_file_in(3, "making of Pocket")
 
 SIZE = 4
 

@@ -39,7 +39,7 @@ from fleet.lab.pocket.train.talker_batch import (
 )
 from fleet.lab.pocket.train.talker_forward import Lean, Tapped, new_talker
 
-pytestmark = pytest.mark.one_file_in(2, "making of Pocket")
+pytestmark = pytest.mark.one_file_in(3, "making of Pocket")
 
 TEXT = "say hello to mary"
 TABLE = text_table()

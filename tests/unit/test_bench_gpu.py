@@ -61,7 +61,7 @@ main()
 LM, CODEC = StageName("lm"), StageName("codec")
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     arguments = ("bench", "--gpu", "--small", "--check", "--json", str(out))

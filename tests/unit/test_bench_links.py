@@ -123,7 +123,7 @@ def test_ended_relay_is_an_error_and_leaves_no_namespace() -> None:
 
 
 @pytest.mark.network_namespaces
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_small_measurement_over_links_reports_both_divisions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from fleet.lab.measure.live_requests import (
 from tests.bench_reports import missed, run_bench
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_live_requests_are_measured_beside_a_real_conductor(tmp_path: Path) -> None:
     result = run_bench(tmp_path, LiveRequestsResult, "live_requests", "--live-requests", "--small")
     assert [window.live for window in result.windows] == [FEW_LIVE] * 2 + [SMALL_LIVE] * 2

@@ -20,7 +20,7 @@ from fleet.spans.net.ring import MIN_BLOCK_BYTES
 from tests.bench_reports import run_bench
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_small_measurement_of_hops_reports_both_transports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

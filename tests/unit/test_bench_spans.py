@@ -29,7 +29,7 @@ from tests.bench_reports import missed, run_bench
 MIB = 2**20
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_small_measurement_of_spans_reports_every_arrangement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,7 +44,7 @@ def test_small_measurement_of_spans_reports_every_arrangement(
         assert all(speed > 0 for speeds in work.tokens_per_s.values() for speed in speeds)
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Path) -> None:
     write_random(tmp_path / "model", SMALL)
     base = load_config(None, ("graph=text",))

@@ -15,7 +15,7 @@ from fleet.lab.measure.speculation import (
 from tests.bench_reports import run_bench
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 def test_small_measurement_reports_every_drafter_and_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from fleet.lab.measure.training import CapturedRounds, TrainingCosts
 from tests.bench_reports import run_bench
 
 
-@pytest.mark.one_in(8, "benchmarks")
+@pytest.mark.one_in(11, "benchmarks")
 @pytest.mark.timeout(300)
 def test_small_measurement_reports_captures_and_exchanges(tmp_path: Path) -> None:
     config = tmp_path / "fleet.yaml"

@@ -31,7 +31,7 @@ from fleet.lab.measure.voice import (
     read_question,
 )
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 TONE = (np.sin(np.arange(4800) * 0.1) * 9000).astype("<i2")
 AUDIO = b64encode(TONE[:2400].tobytes()).decode()

@@ -22,7 +22,7 @@ from tests.draft_records import LocalRecords, RecordTable
 from tests.file_faults import FrozenCall, run_killed
 from tests.unit.test_draft_trainer import make_trainer
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 NUM_STEPS, MOST_VERSIONS = 30, 3
 MOST_OPERATIONS = 90

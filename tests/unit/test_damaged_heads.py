@@ -36,7 +36,7 @@ from tests.draft_heads import make_head
 from tests.support import wait_until
 from tests.unit.test_draft_trainer import greedy_sample, make_trainer
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 FIXTURES = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -22,7 +22,7 @@ from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess
 from fleet.config import FleetConfig
 from tests.support import await_until, cli_env, wait_until
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 COMMAND = "tests.forked_command"
 

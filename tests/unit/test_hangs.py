@@ -22,7 +22,7 @@ from fleet.process.beat import OPTION, UNBOUNDED_S, Beat, BeatRecord
 from fleet.process.silence import Silence
 from tests.support import await_until, cli_env
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 LEASE_S = 0.4
 COMMAND = "tests.beating_command"

@@ -16,7 +16,7 @@ from fleet.engine.torch.layout import AttentionParams, Extent
 from fleet.engine.torch.sampling import RowSampling, Sampling
 from fleet.engine.torch.step_inputs import StepBuffers, StepShape
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 CASES = {
     "grouped heads": (8, 2, 32, 16, [0, 36, 200]),

@@ -31,7 +31,7 @@ from fleet.stages.builders import build_options
 from fleet.stages.span_sizes import span_sizes
 from tests.support import REPO
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 TEXT_CONFIG = str(REPO / "configs" / "text.yaml")
 MIB = 1 << 20

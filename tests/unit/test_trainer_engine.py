@@ -29,7 +29,7 @@ from fleet.engine.base import EngineRequest, await_ready
 from tests.trainer_bench import TARGET, TrainerBench, names, num_windows, texts
 from tests.unit.test_draft_trainer import greedy_sample
 
-pytestmark = pytest.mark.one_file_in(2, "parts with processes")
+pytestmark = pytest.mark.one_file_in(3, "parts with processes")
 
 
 def test_sample_is_acknowledged_after_a_checkpoint_that_contains_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from websockets.sync.client import connect
 from tests.web.bombs import BODIES, CHAT, EVENTS, MIB, Bomb, audio_chat
 from tests.web.gateway_target import GatewayTarget, gateway_target
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 MAX_GROWTH_BYTES = 100 * MIB
 """Limit of memory growth in bytes, in addition to the body, which is in memory twice while it is

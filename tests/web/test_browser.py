@@ -20,7 +20,7 @@ from tests.web.realtime.speech_samples import speech
 from tests.web.test_transcription import sound
 from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 SECOND = Script(num_samples=RATE_HZ, gap_s=0.01)
 

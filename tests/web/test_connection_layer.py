@@ -40,7 +40,7 @@ from web.http.protocol.message import BodyPace
 from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 MIB = 1024 * 1024
 OWN = {

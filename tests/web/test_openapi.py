@@ -14,7 +14,7 @@ from web.app import create_app
 from web.openapi.document import document
 from web.openapi.operations import OPERATIONS, Operation
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Prefixes of the API's routes; other routes are pages."""

@@ -12,7 +12,7 @@ from tests.web.gateway_target import gateway_target
 from tests.web.realtime.manual_clock import ManualClock
 from web.http.refused_work import MAX_DEBT_S, PAID_PER_S, SMALL_S, RefusedWork
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 
 def test_refused_work_adds_up_to_a_wait_that_its_time_pays() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web.conftest import ASK, Loaded
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 PROGRAM = """
 import json

@@ -23,7 +23,7 @@ from web.http.protocol import http
 from web.http.protocol.http import BoundedHttp
 from web.http.tls import TlsFiles
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 MIB = 1024 * 1024
 UNVERIFIED = ssl.create_default_context()

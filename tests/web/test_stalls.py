@@ -30,7 +30,7 @@ from tests.web.bombs import (
 )
 from tests.web.gateway_target import GatewayTarget, gateway_target, new_address
 
-pytestmark = pytest.mark.one_file_in(2, "gateways under load")
+pytestmark = pytest.mark.one_file_in(3, "gateways under load")
 
 MAX_STALL_S = 0.05
 MAX_TRIES = 12

@@ -16,7 +16,7 @@ from tests.web.console.busy_gateway import fill, paths
 from tests.web.console.watched_page import OpenPage
 from tests.web.voice.browsers import visiting
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 CONTROLS = (
     "button",

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, expect
 from tests.web.conftest import ServedGateway
 from tests.web.voice.browsers import visiting
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 VIOLATIONS = """
 window.violations = [];

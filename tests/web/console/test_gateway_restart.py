@@ -12,7 +12,7 @@ from tests.web.console.busy_gateway import fill, paths
 from tests.web.fake_client import Script
 from tests.web.voice.browsers import ask, visiting
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 LOST = ("Failed to load resource", "htmx:")
 """Beginnings of the browser's log messages when its gateway is gone."""

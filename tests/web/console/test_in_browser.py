@@ -19,7 +19,7 @@ from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.plausible_requests import HOSTILE, request_id
 from tests.web.voice.browsers import visiting
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 
 def test_pages_show_a_killed_worker(

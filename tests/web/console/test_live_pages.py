@@ -19,7 +19,7 @@ from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_telemetry import FakeTelemetry
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from tests.web.console.busy_gateway import paths
 from tests.web.console.watched_page import OpenPage, publish_event
 from tests.web.fake_telemetry import FakeTelemetry
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 SELECT = """id => {
   const range = document.createRange();

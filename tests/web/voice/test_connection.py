@@ -25,7 +25,7 @@ from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, FakeVoiceServer, V
 from web.http.errors import Unauthorized
 from web.realtime.transport.refusal import UNAUTHORIZED, close_reason
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 ALWAYS = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
 

@@ -14,7 +14,7 @@ from tests.web.voice import probe
 from tests.web.voice.browsers import Browsers, js, start, visiting
 from tests.web.voice.test_spoken import MAX_BARGE_IN_MS
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 HEARD, ANSWER = "What day comes after Monday?", "Tuesday comes after Monday."
 TWICE = np.concatenate(

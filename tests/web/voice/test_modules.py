@@ -15,7 +15,7 @@ from tests.support import wait_until
 from tests.web.voice.browsers import MIC_RATE_HZ, Visit, ask, js, start, wait_js
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 FLAGS = (
     "{refused: false, connected: true, everConnected: true, queued: 0, interrupted: false, "

@@ -17,7 +17,7 @@ from tests.web.voice.browsers import (
 )
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 Hold = Callable[[Page], None]
 STEADY = tone(60.0, 700.0, MIC_RATE_HZ, 0.4)

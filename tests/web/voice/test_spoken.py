@@ -30,7 +30,7 @@ from tests.web.voice.fake_server import (
     tone,
 )
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 MAX_BARGE_IN_MS = 800
 """Limit of the barge-in latency in ms. The goal is 250 ms, but a browser on a loaded machine is

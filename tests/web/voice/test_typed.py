@@ -11,7 +11,7 @@ from tests.web.checkpoint import EXAMPLES
 from tests.web.voice.browsers import ask, js, note_states, noted_states, tap, tapped, wait_js
 from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
-pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
+pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 
 def test_typed_message_is_answered_in_text_and_audio(
