@@ -23,8 +23,9 @@ from tests.support import command_line, run_cli, start_cli, wait_until
 pytestmark = pytest.mark.one_file_in(10, "processes")
 
 MAIN = GRAPHS[DEFAULT_GRAPH].main_stage.name
-STEP_MS, NUM_TOKENS, NUM_LINES = 40, 20, 100
-PATIENCE_S = 180.0
+STEP_MS, NUM_TOKENS = 40, 20
+NUM_LINES, NUM_THOROUGH_LINES = 100, 1000
+PATIENCE_S = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -104,30 +105,44 @@ def is_success(entry: dict[str, Any]) -> bool:
     return response is not None and response["status_code"] == 200 and entry["error"] is None
 
 
-def test_killed_job_worker_and_worker_cost_no_line_and_answer_none_twice(
-    fleet: ProcessFleet, control: redis.Redis, client: OpenAI, tmp_path: Path
-) -> None:
-    ids = write_lines(tmp_path / "in.jsonl", client.models.list().data[0].id)
-    batch = start_batch(client, tmp_path / "in.jsonl")
-    wait_until(lambda: num_answered(client, batch) >= 4, "the first answers", PATIENCE_S)
-    output = BatchStore(fleet.config).files.prepare(output_file_of(batch.id))
+def kill_job(fleet: ProcessFleet, output: Path) -> bytes:
+    """Kill the job worker; return the whole lines that its job had written until its end."""
     worker = job_worker(fleet)
     killed = [worker, *worker.children(recursive=True)]
     worker.kill()
     wait_until(lambda: not any(map(command_line, killed)), "its job to end with it")
     written = output.read_bytes()
-    written = written[: written.rfind(b"\n") + 1]
-    num_before = written.count(b"\n")
-    wait_until(
-        lambda: num_answered(client, batch) > num_before, "the next job to continue", PATIENCE_S
-    )
-    process_of(next(name for name in worker_ids(control) if name.startswith(f"{MAIN}@"))).kill()
+    return written[: written.rfind(b"\n") + 1]
+
+
+def test_killed_job_worker_and_worker_cost_no_line_and_answer_none_twice(
+    fleet: ProcessFleet, control: redis.Redis, client: OpenAI, tmp_path: Path, thorough: bool
+) -> None:
+    num_lines, num_kills = (NUM_THOROUGH_LINES, 2) if thorough else (NUM_LINES, 1)
+    ids = write_lines(tmp_path / "in.jsonl", client.models.list().data[0].id, num_lines)
+    batch = start_batch(client, tmp_path / "in.jsonl")
+    output = BatchStore(fleet.config).files.prepare(output_file_of(batch.id))
+    written = b""
+    for number in range(num_kills):
+        reached = max(4, number * num_lines // num_kills)
+        wait_until(
+            lambda least=reached: num_answered(client, batch) >= least, "answers", PATIENCE_S
+        )
+        assert output.read_bytes().startswith(written)
+        written = kill_job(fleet, output)
+        num_before = written.count(b"\n")
+        wait_until(
+            lambda least=num_before: num_answered(client, batch) > least,
+            "the next job to continue",
+            PATIENCE_S,
+        )
+        process_of(next(name for name in worker_ids(control) if name.startswith(f"{MAIN}@"))).kill()
     done = ended(client, batch)
     assert done.status == "completed" and done.error_file_id is None
     assert done.request_counts is not None and done.output_file_id is not None
     assert done.request_counts.to_dict() == {
-        "total": NUM_LINES,
-        "completed": NUM_LINES,
+        "total": num_lines,
+        "completed": num_lines,
         "failed": 0,
     }
     content = client.files.content(done.output_file_id).read()

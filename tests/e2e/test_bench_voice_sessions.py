@@ -12,7 +12,8 @@ SESSIONS, TURNS = 6, 2
 
 
 @pytest.mark.one_in(11, "benchmarks")
-def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [[], ["--telephone"]], ids=["voice sessions", "telephone calls"])
+def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path, form: list[str]) -> None:
     """A session beyond the limit is queued, then admitted. Underruns depend on the machine, so they
     are measured and not tested.
     """
@@ -25,6 +26,7 @@ def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> Non
         "fake",
         "--requests",
         str(TURNS),
+        *form,
         "--json",
         str(out),
     ]
@@ -33,7 +35,8 @@ def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> Non
     found = read_result(out, VoiceSessionsResult, "voice_sessions")
     assert not found.faults
     assert [len(session.turns) for session in found.sessions] == [TURNS] * SESSIONS
-    assert [session.console for session in found.sessions].count(True) == 1
+    assert [session.console for session in found.sessions].count(True) == (0 if form else 1)
+    assert found.telephone == bool(form)
     assert all(3.5 < turn.answer_s < 4.5 for turn in found.turns), "every answer is complete"
     queued = found.queued
     assert queued is not None and queued.position == 1 and not queued.early

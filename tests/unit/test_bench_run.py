@@ -101,6 +101,7 @@ def gateway() -> Iterator[CannedGateway]:
         ["--engine", "fake"],
         ["--engine", "fake", "--sessions", "2", "--url", "http://x"],
         ["--sessions", "0"],
+        ["--voice", "--telephone"],
     ],
 )
 def test_bench_usage_error_exits_with_status_2(

@@ -18,7 +18,7 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
-from fleet.lab.client.audio import BYTES_PER_S, BYTES_PER_SAMPLE, PCM_RATE_HZ
+from fleet.lab.client.audio import BYTES_PER_S, BYTES_PER_SAMPLE
 from fleet.lab.client.errors import ApiError
 from fleet.lab.client.realtime import (
     BLOCK_MS,
@@ -28,10 +28,10 @@ from fleet.lab.client.realtime import (
     append_audio,
     decode_event,
     encode_event,
-    update_audio_input,
 )
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.playback import PlaybackClock
+from fleet.lab.measure.session_audio import PCM, SessionAudio
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion
 from fleet.processing.voice_onset import FirstVoicedClock
 
@@ -77,11 +77,14 @@ class EncodedSpeech:
     """Audio blocks in the form in which they are sent: background noise, and the questions."""
 
     block_ms: int
+    form: SessionAudio
     noise: tuple[str | bytes, ...]
     questions: tuple[tuple[str | bytes, ...], ...]
 
     @staticmethod
-    def of(questions: Sequence[SpokenQuestion], *, console: bool) -> "EncodedSpeech":
+    def of(
+        questions: Sequence[SpokenQuestion], *, console: bool, form: SessionAudio = PCM
+    ) -> "EncodedSpeech":
         """Encode questions for the console's socket (binary PCM) or for the API's socket (events
         with base64).
         """
@@ -92,12 +95,15 @@ class EncodedSpeech:
         )
 
         def encode(pcm: bytes) -> tuple[str | bytes, ...]:
-            blocks = [pcm[start : start + size] for start in range(0, len(pcm), size)]
+            audio = form.encode(pcm)
+            num_bytes = form.rate_hz * form.sample_bytes * block_ms // 1000
+            blocks = [audio[at : at + num_bytes] for at in range(0, len(audio), num_bytes)]
             return tuple(blocks if console else map(append_audio, blocks))
 
         spoken = [question.samples.tobytes() for question in questions]
         return EncodedSpeech(
             block_ms=block_ms,
+            form=form,
             noise=encode(noise.astype("<i2").tobytes()),
             questions=tuple(encode(bytes(-len(pcm) % size) + pcm) for pcm in spoken),
         )
@@ -132,7 +138,8 @@ class VoiceClient:
         self._to_send: deque[str | bytes] = deque()
         self._sent = asyncio.Event()
         self._sent_s = 0.0
-        self._voiced = FirstVoicedClock(PCM_RATE_HZ)
+        self._form = speech.form
+        self._voiced = FirstVoicedClock(self._form.rate_hz)
         self._playback: PlaybackClock | None = None
         self._parts: tuple[LatencyPart, ...] = ()
         self._response = ""
@@ -214,26 +221,28 @@ class VoiceClient:
                 voice_to_voice_ms=round((voiced_s - self._sent_s) * 1e3, 1),
                 parts=self._parts,
                 underruns=playback.underruns,
-                answer_s=playback.num_samples / PCM_RATE_HZ,
+                answer_s=playback.num_samples / self._form.rate_hz,
                 late_ms=tuple(round(late * 1e3, 1) for late in playback.late_s),
             )
         )
 
     def _reset_answer(self) -> None:
-        self._voiced = FirstVoicedClock(PCM_RATE_HZ)
+        self._voiced = FirstVoicedClock(self._form.rate_hz)
         self._playback = None
         self._parts = ()
 
     def _settings(self) -> str:
         """Return the session settings that the Voice page sends on the console's socket, including
-        transcription of the user's speech.
+        transcription of the user's speech; or those of a program, with its form of audio.
         """
-        settings: dict[str, object] = {
-            "turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
+        heard: dict[str, object] = {
+            "turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS},
+            **self._form.settings(),
         }
         if self._console:
-            settings["transcription"] = {"model": self._model}
-        return update_audio_input(**settings)
+            heard["transcription"] = {"model": self._model}
+        audio = {"input": heard, "output": self._form.settings()}
+        return encode_event("session.update", session={"type": "realtime", "audio": audio})
 
     async def _send_microphone(self, socket: ClientConnection) -> None:
         """Send each audio block at the time at which a microphone would have recorded it. Every
@@ -267,7 +276,7 @@ class VoiceClient:
         ):
             return
         self._played_sent_s = now_s
-        samples = max(0, playback.num_samples - int((playback.ends_s - now_s) * PCM_RATE_HZ))
+        samples = max(0, playback.num_samples - int((playback.ends_s - now_s) * self._form.rate_hz))
         await socket.send(encode_event("fleet.played", response_id=self._response, samples=samples))
 
     async def _receive(self, socket: ClientConnection) -> None:
@@ -280,23 +289,24 @@ class VoiceClient:
             else:
                 self._on_event(decode_event(frame))
 
-    def _receive_audio(self, num_samples: int, pcm: Callable[[], bytes]) -> None:
+    def _receive_audio(self, num_samples: int, audio: Callable[[], bytes]) -> None:
         """Add received audio to the playback clock, and search it for the first voiced sample.
 
-        `num_samples`: length of the audio. `pcm`: function that returns its PCM16 bytes; called
-        only until a voiced sample is found, so that later audio is not decoded.
+        `num_samples`: length of the audio. `audio`: function that returns its bytes; called only
+        until a voiced sample is found, so that later audio is not decoded.
         """
         now_s = time.perf_counter()
-        self._playback = self._playback or PlaybackClock(PCM_RATE_HZ)
+        self._playback = self._playback or PlaybackClock(self._form.rate_hz)
         self._playback.receive(num_samples, now_s)
         if self._voiced.at_s is None:
-            self._voiced.add(pcm(), now_s)
+            self._voiced.add(self._form.pcm(audio()), now_s)
 
     def _on_event(self, event: RealtimeEvent) -> None:
         match event.type:
             case "response.output_audio.delta":
                 num_bytes = len(event.delta) * 3 // 4 - event.delta[-2:].count("=")
-                self._receive_audio(num_bytes // BYTES_PER_SAMPLE, lambda: b64decode(event.delta))
+                num_samples = num_bytes // self._form.sample_bytes
+                self._receive_audio(num_samples, lambda: b64decode(event.delta))
             case "response.created":
                 self._response = event.response.id
             case "response.done":

@@ -30,6 +30,7 @@ from fleet.lab.measure.measurement import (
     argument,
     whole_number,
 )
+from fleet.lab.measure.session_audio import PCM, TELEPHONE
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion, read_question
 from fleet.lab.measure.voice_client import (
     EncodedSpeech,
@@ -88,10 +89,12 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
 class VoiceSessionsResult(Result, frozen=True, kw_only=True):
     """Results of all voice sessions. `cores`: mean CPU cores used by each process of the fleet
     during `seconds` with all sessions active. `client_cores`: cores used by this process.
+    `telephone`: the sessions speak and hear G.711 at 8 kHz.
     """
 
     model: str
     engine: str
+    telephone: bool
     wanted_turns: int
     silence_ms: int
     sessions: tuple[SessionResult, ...]
@@ -135,9 +138,9 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
 
     def tables(self) -> Iterator[Group | Text]:
         console = sum(session.console for session in self.sessions)
+        kind = "telephone calls (G.711)" if self.telephone else "voice sessions"
         sessions = (
-            f"{len(self.sessions)} concurrent voice sessions, {console} of them on the "
-            "console's socket"
+            f"{len(self.sessions)} concurrent {kind}, {console} of them on the console's socket"
         )
         table = table_of("ms", "p50", "p95", "p99", "max")
         for name, samples in (
@@ -247,12 +250,14 @@ class _SessionRun:
         api = target.api
         self._model = api.model()
         self._begin = asyncio.Event()
+        form = TELEPHONE if options.telephone else PCM
         speech = {
-            console: EncodedSpeech.of(questions, console=console) for console in (False, True)
+            False: EncodedSpeech.of(questions, console=False, form=form),
+            True: EncodedSpeech.of(questions, console=True),
         }
 
         def client(number: int) -> VoiceClient:
-            console = number % CONSOLE_EACH == CONSOLE_EACH - 1
+            console = not options.telephone and number % CONSOLE_EACH == CONSOLE_EACH - 1
             url = api.console_url() if console else api.realtime_url(self._model)
             return VoiceClient(
                 url, api.headers, speech[console], self._model, console=console, seed=number
@@ -344,6 +349,7 @@ class _SessionRun:
         return VoiceSessionsResult(
             model=self._model,
             engine=self._target.config.engine,
+            telephone=self._options.telephone,
             wanted_turns=self._options.requests,
             silence_ms=SILENCE_MS,
             sessions=tuple(sessions),
@@ -387,6 +393,8 @@ def _process_name(command: Sequence[str]) -> str:
 def _conflict(options: BenchOptions) -> str:
     if options.engine and (options.url or not options.sessions):
         return "--engine fake starts a fleet for --sessions N: give that, and no --url"
+    if options.telephone and not options.sessions:
+        return "--telephone is a form of --sessions N: give that"
     if options.sessions and options.barge_in:
         return "--barge-in measures one session: give --sessions in a run of its own"
     return ""
@@ -411,6 +419,11 @@ MEASUREMENT = Measurement(
             "--engine",
             choices=["fake"],
             help="for --sessions: start a fleet that computes nothing",
+        ),
+        argument(
+            "--telephone",
+            action="store_true",
+            help="for --sessions: all speak and hear G.711 (mu-law) at 8 kHz, as telephones do",
         ),
     ),
 )

@@ -1,0 +1,40 @@
+"""Form of a voice session's audio, as a client sends and hears it. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import soxr
+
+from fleet.lab.client.audio import BYTES_PER_SAMPLE, PCM_RATE_HZ
+from fleet.processing import g711
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionAudio:
+    """`type`: the name of the format in a session's settings; "" for the default, PCM16 at 24 kHz.
+    `sample_bytes`: bytes of one sample.
+    """
+
+    type: str
+    rate_hz: int
+    sample_bytes: int
+
+    def encode(self, pcm: bytes) -> bytes:
+        """Return PCM16 at 24 kHz in this form."""
+        if not self.type:
+            return pcm
+        samples = np.frombuffer(pcm, "<i2").astype(np.float32)
+        slower = soxr.resample(samples, PCM_RATE_HZ, self.rate_hz)
+        return g711.encode(np.clip(np.rint(slower), -32768, 32767).astype(np.int16), "mu")
+
+    def pcm(self, audio: bytes) -> bytes:
+        """Return audio in this form as PCM16 at its own rate."""
+        return g711.decode(audio, "mu").astype("<i2").tobytes() if self.type else audio
+
+    def settings(self) -> dict[str, object]:
+        """Return the field `format` of a session's input and output, if it is not the default."""
+        return {"format": {"type": self.type}} if self.type else {}
+
+
+PCM = SessionAudio(type="", rate_hz=PCM_RATE_HZ, sample_bytes=BYTES_PER_SAMPLE)
+TELEPHONE = SessionAudio(type="audio/pcmu", rate_hz=g711.RATE_HZ, sample_bytes=1)
