@@ -60,7 +60,7 @@ class DeliveredSpeech:
         """Return the record of the speech of `text`, of which `sent` samples were sent and `played`
         samples played.
         """
-        if (word_ends := self._word_ends()) is not None:
+        if (word_ends := self.word_ends()) is not None:
             return PlayedSpeech(text=text, whole=0, sent=sent, played=played, word_ends=word_ends)
         silent = self._silences()
         whole = speech_until(self.num_samples, silent)
@@ -77,7 +77,10 @@ class DeliveredSpeech:
             speech = speech_until(self.num_samples, self._silences())
             self.rate.learn(self.voice, text, speech / OUTPUT_RATE_HZ)
 
-    def _word_ends(self) -> list[WordEnd] | None:
+    def word_ends(self) -> list[WordEnd] | None:
+        """Return the ends of the response's words, as far as its audio has been generated; None if
+        the graph does not tell them.
+        """
         known = self.generation.word_ends
         if known is None:
             return None

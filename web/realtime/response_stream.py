@@ -91,6 +91,7 @@ class ResponseStream:
         self._calls = CallDelivery(context, self.id, in_conversation=plan.in_conversation)
         self._details: server.StatusDetails | None = None
         self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
+        self._num_words_sent = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -207,6 +208,7 @@ class ResponseStream:
         reconnected, even if the response has ended.
         """
         sample *= self.plan.form.stride
+        self._num_words_sent = 0
         self.playhead.rewind(min(sample, self.num_samples) if self.generation.is_ended else sample)
         if self.is_active:
             self.generation.wake()
@@ -325,6 +327,16 @@ class ResponseStream:
         )
         self._on_output_sent()
         self._find_voice(first, self.played_audio(first, last), now)
+        self._send_word_ends(last)
+
+    def _send_word_ends(self, sent: int) -> None:
+        """Send the ends of the words within the first `sent` samples, each once a connection."""
+        ends = (self._delivered.word_ends() or ())[self._num_words_sent :]
+        stride = self.plan.form.stride
+        fresh = [(chars, end // stride) for chars, end in ends if end <= sent]
+        self._num_words_sent += len(fresh)
+        if fresh:
+            self._context.send(server.WordsSent(response_id=self.id, ends=fresh))
 
     def _on_output_sent(self) -> None:
         if self.is_waiting:

@@ -146,6 +146,31 @@ async def test_speech_over_an_answer_keeps_exactly_the_words_that_were_played(
     assert said.strip() not in last_prompt(gateway)
 
 
+async def test_ends_of_words_are_sent_once_with_their_audio(
+    page: SocketClient, gateway: ServedGateway, clock: ManualClock
+) -> None:
+    words, trimmed = drawn_words(4), trimmed_of(gateway)
+    response = await answering(page, gateway, spoken_script(words))
+
+    def told() -> list[list[int]]:
+        return [
+            end for event in page.events if event["type"] == "fleet.words" for end in event["ends"]
+        ]
+
+    sent = len(page.audio[response["id"]]) // 2
+    ends: list[list[int]] = []
+    chars = 0
+    for word, end in words:
+        chars += len(word)
+        ends.append([chars, end - trimmed])
+    assert told() == [end for end in ends if end[1] <= sent] and told() != ends
+    while "response.done" not in page.kinds():
+        if await page.next() is None:
+            clock.advance(1)
+    sent = len(page.audio[response["id"]]) // 2
+    assert told() == [end for end in ends if end[1] <= sent]
+
+
 async def test_answer_continued_after_a_false_alarm_loses_and_repeats_no_word(
     page: SocketClient, gateway: ServedGateway, clock: ManualClock
 ) -> None:

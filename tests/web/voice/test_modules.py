@@ -198,6 +198,25 @@ def test_heard_text_follows_playback_by_words(module_page: Page) -> None:
     assert found == ["", "one", "one two", "one two three", "one two three four"]
 
 
+def test_heard_text_is_exact_where_the_voice_tells_its_words(module_page: Page) -> None:
+    """Words are announced with their audio, and again after a reconnect; the server counts
+    characters, of which JavaScript has two for an emoji.
+    """
+    fields = "{text: '\U0001f600 one two', received: 1000}"
+    told = "a.addWords([[2, 0], [6, 400]]), a.addWords([[2, 0], [6, 400], [9, 900]])"
+    heard = (
+        "[0, 399, 400, 899, 900].map((played) => Object.assign(a, {played}) && "
+        "a.text.slice(0, a.heardChars))"
+    )
+    found = module(
+        module_page,
+        "answer",
+        f"((a) => ({told}, {heard}))(Object.assign(new m.Answer('r', 1, 24000), {fields}))",
+    )
+    face = "\U0001f600 "
+    assert found == [face, face, face + "one ", face + "one ", face + "one two"]
+
+
 def test_saved_conversation_has_two_tracks_and_transcript(
     visit_with_mic: Visit, server: FakeVoiceServer, tmp_path: Path
 ) -> None:

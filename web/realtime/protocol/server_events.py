@@ -385,6 +385,15 @@ class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
     sample: int
 
 
+class WordsSent(FleetEvent, tag="fleet.words", kw_only=True):
+    """Words whose audio was sent, if the voice tells when words end: for each, the characters of
+    the response's text and the samples of its audio up to the end of the word.
+    """
+
+    response_id: str
+    ends: list[tuple[int, int]]
+
+
 class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
     """Announcement of binary frames: frames with this `serial` contain audio of the response, in
     its format, at `rate` Hz.

@@ -31,6 +31,8 @@ export class Answer {
     this.audibleAt = null;
     /** Position of its first voiced sample; null until the server has sent it. */
     this.firstVoiced = null;
+    /** Ends of its words whose audio has come, `[characters, samples]`; empty if the voice does not tell them. */
+    this.wordEnds = [];
     this.timing = null;
     this.latency = null;
   }
@@ -72,11 +74,24 @@ export class Answer {
     return whole;
   }
 
-  /** Number of characters of `text` whose audio was played, estimated in proportion: text arrives ahead of its audio. */
+  /** @param {number[][]} ends of the next words; after a reconnect all of them are sent again */
+  addWords(ends) {
+    const known = this.wordEnds.at(-1)?.[0] ?? 0;
+    this.wordEnds.push(...ends.filter(([chars]) => chars > known));
+  }
+
+  /**
+   * Number of characters of `text` whose audio was played: exact where the voice tells when words end, else estimated in proportion,
+   * since text arrives ahead of its audio.
+   */
   get heardChars() {
     if (this.historyText !== null) return Math.min(this.historyText.length, this.text.length);
     if (!this.audible) return this.done && !this.cut ? this.text.length : 0;
     if (this.played >= this.received && this.audioDone) return this.text.length;
+    if (this.wordEnds.length > 0) {
+      const [chars] = this.wordEnds.findLast(([, end]) => end <= this.played) ?? [0];
+      return Array.from(this.text).slice(0, chars).join("").length; // the server counts characters, JavaScript their halves
+    }
     const whole = this.audioDone ? this.received / this.rateHz : Math.max(this.received / this.rateHz, this.text.length / CHARS_PER_S);
     const chars = Math.floor((this.text.length * this.played) / (this.rateHz * whole));
     return findWordEnd(this.text, Math.min(chars, this.text.length));

@@ -403,5 +403,6 @@ const ANSWER_HANDLERS = {
   // a serial belongs to one connection: after a reconnect the same answer may have another
   "fleet.audio": (_responses, answer, { serial, item_id }) => Object.assign(answer, { streamSerial: serial, itemId: item_id }),
   "fleet.voiced": (responses, answer, event) => responses.onVoiced(answer, event),
+  "fleet.words": (_responses, answer, { ends }) => answer.addWords(ends),
   "fleet.timing": (responses, answer, event) => responses.onTiming(answer, event),
 };
