@@ -167,9 +167,9 @@ def bounded(loaded: Loaded, **web: object) -> Loaded:
     )
 
 
-def with_partials(loaded: Loaded, partial_ms: int) -> Loaded:
-    """Return a copy of `loaded` with this value of the setting `voice.partial_ms`."""
-    voice = loaded.config.voice.model_copy(update={"partial_ms": partial_ms})
+def with_voice(loaded: Loaded, **settings: object) -> Loaded:
+    """Return a copy of `loaded` with these values of the settings under `voice`."""
+    voice = loaded.config.voice.model_copy(update=settings)
     return replace(loaded, config=loaded.config.model_copy(update={"voice": voice}))
 
 
@@ -235,7 +235,7 @@ def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
 @pytest.fixture(scope="session")
 def shared_cascade(cascade: Loaded) -> Iterator[ServedGateway]:
     """A gateway of the graph `cascade` that transcribes turns when they have ended."""
-    with serving(with_partials(cascade, 0)) as gateway:
+    with serving(with_voice(cascade, partial_ms=0)) as gateway:
         yield gateway
 
 

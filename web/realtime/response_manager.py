@@ -9,35 +9,27 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fleet.core.errors import BadInput, UnsupportedValue
+from fleet.core.errors import BadInput
 from fleet.processing import Message, TextPart
-from web.realtime.audio.formats import PcmFormat
 from web.realtime.context import EventQueue, SessionContext
 from web.realtime.conversation import Clip, Conversation
 from web.realtime.discard_limit import DiscardLimit
 from web.realtime.generation import Generation
 from web.realtime.items import ItemReader
 from web.realtime.prompt import Prompt, make_prompt
-from web.realtime.protocol.capabilities import check_speaks
 from web.realtime.protocol.client_events import ResponsePatch
-from web.realtime.protocol.settings import (
-    OUTPUT_FORMAT,
-    RESPONSE_BETA,
-    SAME_IN_BETA,
-    SERVED_FORMAT,
-    Settings,
-    beta_refusal,
-    output_format,
-    voice_name,
-)
+from web.realtime.protocol.settings import Settings
 from web.realtime.recognitions import Recognitions
-from web.realtime.response_plan import ResponsePlan, TurnTimestamps
-from web.realtime.response_stream import (
-    CANCELLED,
-    ResponseEvent,
-    ResponseStream,
+from web.realtime.response_plan import (
+    ResponsePlan,
+    TurnTimestamps,
+    check_dialect,
+    default_plan,
+    no_output_format,
+    requested_plan,
 )
-from web.realtime.session_tools import tools_of
+from web.realtime.response_stream import CANCELLED, ResponseEvent, ResponseStream
+from web.realtime.session_tools import ToolSettings
 from web.realtime.states import ResponseActivity
 from web.realtime.transport.refusal import error_event
 
@@ -78,6 +70,9 @@ class ResponseManager:
         reconnected.
         """
         self._speculative: SpeculativeResponse | None = None
+        self._reading: Generation | None = None
+        self._read: tuple[str, ToolSettings] | None = None
+        """Instructions and tools that the model has read: later prompts begin with them."""
         self._unanswered: tuple[str, TurnTimestamps] | None = None
         """Item id and timestamps of the user's last spoken turn, until a response to it begins."""
         self._stopping: set[asyncio.Task[None]] = set()
@@ -134,6 +129,19 @@ class ResponseManager:
 
     # speculation
 
+    def read_ahead(self) -> None:
+        """Let the model read instructions and tools that it has not read, while the user speaks, so
+        that the response does not wait for it. The request generates one token, which nobody reads;
+        its prefix stays cached for the conversation.
+        """
+        settings = self._context.settings
+        plan = replace(default_plan(self._context, settings), spoken=False, max_output_tokens=1)
+        if self.active is not None or self._read == (settings.instructions, plan.tools):
+            return
+        messages = self._conversation.messages(settings.instructions)
+        if messages and not self._prompt(messages, plan).clip_names:
+            self._reading = self._generate(messages, settings, plan)
+
     def start_speculative(self, speech: Clip) -> Generation | None:
         """Start a generation for the conversation and `speech`, the turn that may have ended, and
         return it; None if there can be no response. No response begins before the turn has ended.
@@ -142,7 +150,7 @@ class ResponseManager:
         if self.active is not None:
             return None
         settings = self._context.settings
-        plan = self._default_plan(settings)
+        plan = default_plan(self._context, settings)
         if plan.spoken and settings.audio.output.format is None:
             return None
         generation = self._generate(
@@ -187,9 +195,9 @@ class ResponseManager:
         generation to use, if any. No response may be active.
         """
         settings = self._context.settings
-        plan = self._default_plan(settings)
+        plan = default_plan(self._context, settings)
         if plan.spoken and settings.audio.output.format is None:
-            self._context.send(error_event(_no_output_format()))
+            self._context.send(error_event(no_output_format()))
             return
         if generation is None:
             messages = self._conversation.messages(settings.instructions)
@@ -205,7 +213,7 @@ class ResponseManager:
 
         Raises: BadInput, NotFound.
         """
-        _check_dialect(patch)
+        check_dialect(patch)
         settings, out_of_band = self._context.settings, patch.conversation == "none"
         if not out_of_band and self.active is not None:
             raise ActiveResponse(
@@ -219,7 +227,7 @@ class ResponseManager:
             )
         if not out_of_band:
             self.discard_speculative()
-        plan = self._plan(settings, patch)
+        plan = requested_plan(self._context, settings, patch)
         instructions = settings.instructions if patch.instructions is None else patch.instructions
         self._gateway.frontend.check_text(
             TextPart(text=instructions, where="response.instructions")
@@ -349,7 +357,7 @@ class ResponseManager:
 
     def stop(self) -> None:
         """Stop all responses and their generations at the end of the session."""
-        self.discard_speculative()
+        self._stop_early_work()
         for response in self._all:
             response.stop()
 
@@ -357,9 +365,14 @@ class ResponseManager:
         """Stop sending all responses, since another gateway holds the session and continues
         them.
         """
-        self.discard_speculative()
+        self._stop_early_work()
         for response in self._all:
             response.detach()
+
+    def _stop_early_work(self) -> None:
+        self.discard_speculative()
+        if self._reading is not None:
+            self._reading.stop()
 
     def _begin(
         self, plan: ResponsePlan, generation: Generation, timestamps: TurnTimestamps
@@ -389,6 +402,8 @@ class ResponseManager:
             recognitions=self.recognitions,
         )
         generation.on_heard = self._conversation.set_clip_transcript
+        if plan.in_conversation and plan.instructions is None:
+            self._read = (settings.instructions, plan.tools)
         generation.start()
         return generation
 
@@ -432,69 +447,3 @@ class ResponseManager:
         if task is not None and not task.done():
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
-
-    def _default_plan(self, settings: Settings) -> ResponsePlan:
-        return ResponsePlan(
-            spoken="audio" in settings.output_modalities,
-            in_conversation=True,
-            conversation_id=self._context.conversation_id,
-            max_output_tokens=settings.max_output_tokens,
-            voice=settings.audio.output.voice,
-            form=settings.audio.output.format or PcmFormat(),
-            speed=settings.audio.output.speed,
-            tools=tools_of(self._gateway.call_format, settings, None),
-        )
-
-    def _plan(self, settings: Settings, patch: ResponsePatch) -> ResponsePlan:
-        """Return the parameters of the response that a `response.create` requests.
-
-        Raises: BadInput naming the field.
-        """
-        call_format = self._gateway.call_format
-        ignored = ("response.tools",) if patch.tools and not call_format else ()
-        in_conversation = patch.conversation != "none"
-        plan = replace(
-            self._default_plan(settings),
-            in_conversation=in_conversation,
-            metadata=patch.metadata,
-            ignored=ignored,
-            instructions=patch.instructions,
-            own_input=patch.input is not None,
-            tools=tools_of(call_format, settings, patch),
-        )
-        if patch.output_modalities is not None:
-            plan = replace(plan, spoken="audio" in patch.output_modalities)
-        if patch.max_output_tokens is not None:
-            plan = replace(plan, max_output_tokens=patch.max_output_tokens)
-        output = patch.audio.output if patch.audio is not None else None
-        has_format = settings.audio.output.format is not None
-        if output is not None and output.format is not None:
-            form = output_format(output.format, "response.audio.output.format")
-            plan, has_format = replace(plan, form=form), True
-        if plan.spoken and not has_format:
-            raise _no_output_format()
-        if output is not None and output.voice is not None:
-            plan = replace(plan, voice=voice_name(output.voice))
-            self._gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
-        check_speaks(self._gateway, "response.output_modalities", spoken=plan.spoken)
-        return plan
-
-
-def _check_dialect(patch: ResponsePatch) -> None:
-    """Refuse fields of the beta protocol (before GA), except for the audio format that is sent
-    anyway.
-
-    Raises: UnsupportedValue.
-    """
-    for name, ga_name in RESPONSE_BETA.items():
-        value = getattr(patch, name)
-        if value is not None and (name, value) != ("output_audio_format", SAME_IN_BETA):
-            raise beta_refusal("response", name, ga_name)
-
-
-def _no_output_format() -> UnsupportedValue:
-    message = (
-        f"{OUTPUT_FORMAT}: no audio is sent while it is refused; set it to "
-        f"{SERVED_FORMAT}, or ask for text"
-    )
-    return UnsupportedValue(message, param=OUTPUT_FORMAT)

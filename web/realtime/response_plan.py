@@ -1,9 +1,23 @@
-"""Parameters of a response, and the times of its turn. Data only."""
+"""Parameters of a response, as the session and the client set them, and the times of its turn."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fleet.core.errors import UnsupportedValue
 from web.realtime.audio.formats import AudioFormat, PcmFormat
-from web.realtime.session_tools import ToolSettings
+from web.realtime.context import SessionContext
+from web.realtime.protocol.capabilities import check_speaks
+from web.realtime.protocol.client_events import ResponsePatch
+from web.realtime.protocol.settings import (
+    OUTPUT_FORMAT,
+    RESPONSE_BETA,
+    SAME_IN_BETA,
+    SERVED_FORMAT,
+    Settings,
+    beta_refusal,
+    output_format,
+    voice_name,
+)
+from web.realtime.session_tools import ToolSettings, tools_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +62,74 @@ class TurnTimestamps:
     decided: float
     first_sent: float | None = None
     first_voiced: float | None = None
+
+
+def default_plan(context: SessionContext, settings: Settings) -> ResponsePlan:
+    """Return the parameters of a response for which the client asks nothing in particular."""
+    return ResponsePlan(
+        spoken="audio" in settings.output_modalities,
+        in_conversation=True,
+        conversation_id=context.conversation_id,
+        max_output_tokens=settings.max_output_tokens,
+        voice=settings.audio.output.voice,
+        form=settings.audio.output.format or PcmFormat(),
+        speed=settings.audio.output.speed,
+        tools=tools_of(context.gateway.call_format, settings, None),
+    )
+
+
+def requested_plan(
+    context: SessionContext, settings: Settings, patch: ResponsePatch
+) -> ResponsePlan:
+    """Return the parameters of the response that a `response.create` requests.
+
+    Raises: BadInput naming the field.
+    """
+    call_format = context.gateway.call_format
+    ignored = ("response.tools",) if patch.tools and not call_format else ()
+    in_conversation = patch.conversation != "none"
+    plan = replace(
+        default_plan(context, settings),
+        in_conversation=in_conversation,
+        metadata=patch.metadata,
+        ignored=ignored,
+        instructions=patch.instructions,
+        own_input=patch.input is not None,
+        tools=tools_of(call_format, settings, patch),
+    )
+    if patch.output_modalities is not None:
+        plan = replace(plan, spoken="audio" in patch.output_modalities)
+    if patch.max_output_tokens is not None:
+        plan = replace(plan, max_output_tokens=patch.max_output_tokens)
+    output = patch.audio.output if patch.audio is not None else None
+    has_format = settings.audio.output.format is not None
+    if output is not None and output.format is not None:
+        form = output_format(output.format, "response.audio.output.format")
+        plan, has_format = replace(plan, form=form), True
+    if plan.spoken and not has_format:
+        raise no_output_format()
+    if output is not None and output.voice is not None:
+        plan = replace(plan, voice=voice_name(output.voice))
+        context.gateway.frontend.voice(plan.voice or None, "response.audio.output.voice")
+    check_speaks(context.gateway, "response.output_modalities", spoken=plan.spoken)
+    return plan
+
+
+def check_dialect(patch: ResponsePatch) -> None:
+    """Refuse fields of the beta protocol (before GA), except for the audio format that is sent
+    anyway.
+
+    Raises: UnsupportedValue.
+    """
+    for name, ga_name in RESPONSE_BETA.items():
+        value = getattr(patch, name)
+        if value is not None and (name, value) != ("output_audio_format", SAME_IN_BETA):
+            raise beta_refusal("response", name, ga_name)
+
+
+def no_output_format() -> UnsupportedValue:
+    message = (
+        f"{OUTPUT_FORMAT}: no audio is sent while it is refused; set it to "
+        f"{SERVED_FORMAT}, or ask for text"
+    )
+    return UnsupportedValue(message, param=OUTPUT_FORMAT)

@@ -250,6 +250,10 @@ class TurnManager:
         wanted = self._context.settings.audio.input.transcription is not None
         return wanted and self._hears_with_responses
 
+    @property
+    def _speculates(self) -> bool:
+        return self._gateway.config.voice.speculate_ms > 0
+
     def _rules(self) -> TurnRules | None:
         return self._context.settings.rules(
             self._gateway.config.voice.speculate_ms,
@@ -300,6 +304,8 @@ class TurnManager:
             self._responses.forget_interrupted()
         if detection is not None and detection.interrupt_response and self._responses.interrupt():
             self.num_interruptions += 1
+        if detection is not None and detection.create_response and self._speculates:
+            self._responses.read_ahead()
 
     def _on_pause(self, end: int) -> None:
         self._happened(TurnInput.PAUSED)

@@ -2,15 +2,18 @@
 of a turn comes with the response to it, and later prompts have the transcript instead of the audio.
 """
 
+from dataclasses import replace
+from itertools import takewhile
+
 import pytest
 
 from fleet.core.errors import Overloaded
 from fleet.core.request import RequestSpec
 from fleet.graphs.cascade import ASR, AUDIO, CLIP_ID, HEARD, LM, TEXT, TTS
-from tests.web.conftest import ServedGateway
+from tests.web.conftest import Loaded, ServedGateway, serving, with_voice
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.fake_client import RATE_HZ as ANSWER_HZ
-from tests.web.realtime.socket_client import Event, SocketClient
+from tests.web.realtime.socket_client import Event, SocketClient, opened
 from tests.web.realtime.speech_samples import QUESTION, silence, speech
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
@@ -67,6 +70,41 @@ async def test_transcript_comes_with_the_response_and_replaces_the_audio(
     )
     ends = gateway.client.tokenizer.token_to_id("<|im_end|>")
     assert HEARD_TEXT in asked and used[-1].prompt_ids.count(ends) == asked.count("<|im_end|>") - 1
+
+
+async def test_instructions_are_read_while_the_first_turn_is_spoken(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
+    """The model reads instructions once, in a request of one token that brings nothing, at the
+    beginning of the next spoken turn; the prompt of its response begins with what was read.
+    """
+    for number, instructions in enumerate(("Be brief.", "Be brief.", "Speak like a pirate.")):
+        await page.update(instructions=instructions)
+        before = len(requests(gateway))
+        await page.speak(TURN)
+        while page.kinds().count("response.done") <= number:
+            await page.next()
+        sent = requests(gateway)[before:]
+        assert sent[-1].stages == (ASR, LM, TTS)
+        read = [spec for spec in sent if spec.stages == (LM,)]
+        assert len(read) == (0 if number == 1 else 1)
+        for spec in read:
+            assert (spec.outputs, spec.sampling[LM].max_tokens) == ((TEXT,), 1)
+            assert spec.session and spec.session == sent[-1].session
+            shared = zip(spec.prompt_ids, sent[-1].prompt_ids, strict=False)
+            num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], shared))
+            beginning = gateway.client.tokenizer.decode(spec.prompt_ids[:num_equal])
+            assert instructions in beginning
+
+
+async def test_nothing_is_read_before_a_turn_without_speculation(cascade: Loaded) -> None:
+    with serving(with_voice(cascade, speculate_ms=0, partial_ms=0)) as gateway:
+        gateway.client.script = Script(heard=HEARD_TEXT, num_samples=FRAME_SAMPLES)
+        async with opened(gateway) as page:
+            await page.update(instructions="Be brief.")
+            await page.speak(TURN)
+            await page.until("response.done")
+        assert [spec.stages for spec in requests(gateway)] == [(ASR, LM, TTS)]
 
 
 async def test_later_typed_turn_runs_no_recogniser(
@@ -219,13 +257,14 @@ async def test_short_interruption_is_recognised_once_and_its_answer_once_more_co
     a word: each of the three clips is recognised once.
     """
     await transcribed(page)
-    gateway.client.script = Script(heard=HEARD_TEXT, num_samples=8 * ANSWER_HZ, gap_s=0.01)
+    unending = Script(num_samples=8 * ANSWER_HZ, gap_s=0.01, stall_at=-1)
+    gateway.client.script = replace(unending, heard=HEARD_TEXT)
     await page.speak(TURN)
     first = (await page.until("response.created"))["response"]
     await page.until_audio(first["id"], FRAME_SAMPLES)
     word = speech(QUESTION)[: 2 * ANSWER_HZ * 3 // 10]
     for heard in ("", "stop"):
-        gateway.client.script = Script(heard=heard, num_samples=8 * ANSWER_HZ, gap_s=0.01)
+        gateway.client.script = replace(unending, heard=heard)
         await page.speak(silence(100) + word + silence(700))
         begun = (await page.until("response.created"))["response"]
         await page.until_audio(begun["id"], FRAME_SAMPLES)

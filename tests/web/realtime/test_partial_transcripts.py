@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.graphs.cascade import ASR
-from tests.web.conftest import Loaded, ServedGateway, serving, with_partials
+from tests.web.conftest import Loaded, ServedGateway, serving, with_voice
 from tests.web.fake_client import Script
 from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import BLOCK_MS, Event, SocketClient
@@ -25,7 +25,7 @@ HEARD = "one two three four five six seven eight nine ten eleven twelve"
 @pytest.fixture(scope="module")
 def served(cascade: Loaded) -> Iterator[ServedGateway]:
     """A gateway whose clock stands still, so that no recognition counts as slow."""
-    often = with_partials(cascade, 300)
+    often = with_voice(cascade, partial_ms=300)
     limits = often.config.limits.model_copy(update={"max_audio_s": 120.0})
     loaded = replace(often, config=often.config.model_copy(update={"limits": limits}))
     with serving(loaded, clock=ManualClock()) as gateway:
