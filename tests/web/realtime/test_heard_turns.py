@@ -257,7 +257,7 @@ async def test_short_interruption_is_recognised_once_and_its_answer_once_more_co
     a word: each of the three clips is recognised once.
     """
     await transcribed(page)
-    unending = Script(num_samples=8 * ANSWER_HZ, gap_s=0.01, stall_at=-1)
+    unending = Script(num_samples=50 * ANSWER_HZ, gap_s=0.02)
     gateway.client.script = replace(unending, heard=HEARD_TEXT)
     await page.speak(TURN)
     first = (await page.until("response.created"))["response"]
