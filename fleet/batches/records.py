@@ -106,6 +106,8 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch with what its job remembers. `output_expiry_s`: seconds for which its output is
     stored. `num_starts`: starts of its job since a line was last answered, and `num_answered`: the
     number of lines answered by then. `problem`: why its job ended last, if that was an error.
+    `key`: name of the API key that made the batch, whose scopes and limits its lines have; ""
+    without keys.
     """
 
     batch: Batch
@@ -113,6 +115,7 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
     num_starts: int = 0
     num_answered: int = 0
     problem: str = ""
+    key: str = ""
 
 
 def new_id(prefix: str, owner: str = "") -> str:

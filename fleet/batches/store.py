@@ -49,9 +49,12 @@ class BatchStore:
         metadata: Mapping[str, str] | None = None,
         output_expiry_s: int = MAX_EXPIRY_S,
         owner: str = "",
+        key: str = "",
     ) -> Batch:
-        """Create a client's batch, whose job runs it. Raises: NotFound for the file; Conflict if it
-        is not a file for a batch; Overloaded if `batches.max_unfinished` are unfinished; OSError.
+        """Create a client's batch, whose job runs it. `key`: name of the client's API key.
+
+        Raises: NotFound for the file; Conflict if it is not a file for a batch; Overloaded if
+        `batches.max_unfinished` are unfinished; OSError.
         """
         if self.files.find(input_file_id).purpose != "batch":
             raise Conflict(
@@ -76,7 +79,7 @@ class BatchStore:
         )
         for folder in (self._root.parent, self._root, self._unfinished, self._folder(batch.id)):
             make_private_folder(folder)
-        self.save(StoredBatch(batch=batch, output_expiry_s=output_expiry_s))
+        self.save(StoredBatch(batch=batch, output_expiry_s=output_expiry_s, key=key))
         (self._unfinished / batch.id).touch(mode=0o600)
         return batch
 

@@ -24,6 +24,8 @@ ENVIRONMENT = "FLEET_API_KEY"
 """Name of the key in the environment variable of this name, which has all scopes and no limits. A
 name in the file has no capital letter.
 """
+ACTING_FOR_HEADER = "x-fleet-acting-for"
+"""Header with the name of the key for which a key with the scope `operate` sends a request."""
 NAME = r"[a-z0-9][a-z0-9_-]{0,39}"
 MAX_FILE_BYTES = 1024 * 1024
 

@@ -48,7 +48,7 @@ async def _run(measured: Measured, batch_id: str, current: RqJob) -> Batch:
 
     limits, store = measured.config.batches, BatchStore(measured.config)
     try:
-        store.load(batch_id)
+        stored = store.load(batch_id)
     except NotFound as error:
         raise NotFound(
             f"{measured.config.batches_dir} has no batch {batch_id}; let batches.folder be a "
@@ -62,7 +62,7 @@ async def _run(measured: Measured, batch_id: str, current: RqJob) -> Batch:
         concurrency=limits.concurrency,
         part_s=PART_S,
     )
-    async with LineGateway(measured.url, read_settings().api_key) as gateway:
+    async with LineGateway(measured.url, read_settings().api_key, stored.key) as gateway:
         return await part.run(gateway)
 
 

@@ -9,14 +9,19 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import httpx
 import pytest
+from openai import OpenAI
 from starlette.routing import Mount, Route, WebSocketRoute
 from websockets.asyncio.client import connect
 
+from fleet.batches.asking.batch_run import BatchRun
+from fleet.batches.asking.gateway import LineGateway
+from fleet.batches.store import BatchStore
 from fleet.config.api_keys import (
+    ACTING_FOR_HEADER,
     ENVIRONMENT,
     SCOPES,
     ApiKey,
@@ -33,6 +38,7 @@ from web.http.guard import COOKIE, CSRF_HEADER
 from web.http.scopes import SOCKET, TABLE
 from web.openapi.operations import OPERATIONS
 
+CHAT_PATH: Final = "/v1/chat/completions"
 SETS: list[tuple[Scope, ...]] = [
     chosen for size in range(len(SCOPES) + 1) for chosen in combinations(SCOPES, size)
 ]
@@ -295,3 +301,48 @@ def test_open_metrics_need_no_key(loaded: Loaded) -> None:
     with serving(bounded(loaded, open_metrics=True), KEY) as gateway:
         assert gateway.http.get("/metrics").status_code == 200
         assert gateway.http.get("/v1/models").status_code == 401
+
+
+def test_key_that_may_operate_sends_requests_for_another_key(gateway: KeyedGateway) -> None:
+    """A request for another key has that key's name and scopes; a key without the scope `operate`
+    acts for none, and for a name that no key has nothing is sent.
+    """
+
+    def ask(key: str, name: str) -> tuple[int, str]:
+        headers = {**bearer(key), ACTING_FOR_HEADER: name}
+        answer = gateway.served.http.post(CHAT_PATH, json=ASK, headers=headers)
+        return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+    submitted = gateway.served.client.submitted
+    before = len(submitted)
+    for scopes in SETS:
+        expected = (200, "") if "talk" in scopes else (403, "missing_scope")
+        assert ask(KEY, name_of(scopes)) == expected
+    sent = [spec.key for spec, _ in submitted[before:]]
+    assert sent == [name_of(scopes) for scopes in SETS if "talk" in scopes]
+    before = len(submitted)
+    assert ask(KEY, "nobody") == (401, "invalid_api_key")
+    for scopes in SETS:
+        if "operate" not in scopes:
+            assert ask(key_of(scopes), "talk") == (403, "missing_scope")
+    assert len(submitted) == before
+
+
+def test_lines_of_a_batch_stand_under_the_key_that_made_it(gateway: KeyedGateway) -> None:
+    served, key = gateway.served, key_of(("talk",))
+    line = {"custom_id": "a", "method": "POST", "url": CHAT_PATH, "body": ASK}
+    with OpenAI(base_url=f"{served.url}/v1", api_key=key) as client:
+        file = client.files.create(file=json.dumps(line).encode(), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h"
+        )
+    store = BatchStore(served.config)
+
+    async def run() -> None:
+        part = BatchRun(store, batch.id, lambda _: None, max_lines=10, concurrency=1, part_s=60)
+        async with LineGateway(served.url, KEY, store.load(batch.id).key) as connection:
+            await part.run(connection)
+
+    asyncio.run(run())
+    assert store.load(batch.id).batch.request_counts.completed == 1
+    assert [spec.key for spec, _ in served.client.submitted] == ["talk"]

@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from fleet.config.api_keys import ACTING_FOR_HEADER
 from fleet.config.schema import WebConfig
-from fleet.core.errors import FleetError, RedisUnreachable
+from fleet.core.errors import FleetError, RedisUnreachable, quoted
 from web.http.callers import (
     ANYONE,
     METRICS_READER,
@@ -25,6 +26,7 @@ from web.http.cookies import read_cookie
 from web.http.errors import (
     Forbidden,
     ForeignHost,
+    MissingScope,
     ReadOnly,
     Unauthorized,
     refusal_response,
@@ -132,6 +134,18 @@ class AccessRules:
                 if key and self.keys.is_required
                 else refused
             )
+        if caller is not None and (name := headers.get(ACTING_FOR_HEADER)):
+            if not caller.may("operate"):
+                return MissingScope(
+                    f"{ACTING_FOR_HEADER}: acting for another key needs the scope operate, which "
+                    f"the key {caller.name!r} does not have; leave the header out"
+                )
+            if (represented := self.keys.maker_of(name, None)) is None:
+                return Unauthorized(
+                    f"{ACTING_FOR_HEADER}: the gateway accepts no key of the name {quoted(name)}; "
+                    "`fleet keys list` shows the names"
+                )
+            set_caller(scope, represented)
         if self.web.open_metrics and scope["path"] == METRICS_PATH:
             set_caller(scope, METRICS_READER)
         if self.web.read_only and changes and scope["path"].startswith(FLEET_API_PATH):

@@ -16,6 +16,7 @@ from fleet.core.errors import FleetError
 from fleet.core.jobs import BatchArguments
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
+from web.http.callers import current_caller
 from web.http.guard import owner_of
 from web.http.json_response import json_response
 from web.http.offload import parse_body
@@ -61,6 +62,7 @@ class BatchRoutes:
             body.metadata,
             body.output_expiry_s,
             owner,
+            current_caller().name,
         )
         try:
             arguments = BatchArguments(batch=batch.id).as_json()

@@ -15,6 +15,7 @@ import msgspec
 
 from fleet.batches.asking.answers import AnsweredLine, LineError, LineResponse
 from fleet.batches.lines import BatchLine
+from fleet.config.api_keys import ACTING_FOR_HEADER
 from fleet.core.errors import ConfigError
 
 BACKGROUND_HEADERS = {"content-type": "application/json", "x-fleet-priority": "background"}
@@ -39,6 +40,7 @@ class SpokenBody(msgspec.Struct, frozen=True, kw_only=True):
 
 class _ErrorCode(msgspec.Struct, frozen=True):
     code: str | None = None
+    message: str = ""
 
 
 class _ErrorEnvelope(msgspec.Struct, frozen=True):
@@ -61,12 +63,15 @@ class _Outcome:
 
 
 class LineGateway:
-    """Connection to the gateway at `url`, an async context. `trouble`: why the last try did not
-    give an answer; "" after one that did.
+    """Connection to the gateway at `url`, an async context. `acting_for`: name of the key for which
+    the key with the scope `operate` asks; "" for itself. `trouble`: why the last try did not give
+    an answer; "" after one that did.
     """
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    def __init__(self, url: str, api_key: str | None, acting_for: str = "") -> None:
         key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        if acting_for:
+            key[ACTING_FOR_HEADER] = acting_for
         self._url = url
         self._http = httpx2.AsyncClient(
             base_url=url,
@@ -86,7 +91,8 @@ class LineGateway:
 
     async def ask(self, line: BatchLine) -> AnsweredLine:
         """Send a line until it has an answer or has failed. While the gateway is away or has no
-        place, the line waits for it. Raises: ConfigError if the gateway refuses the API key.
+        place, the line waits for it. Raises: ConfigError if the gateway refuses the API key, or to
+        act for the other one.
         """
         num_failures = num_pauses = 0
         while True:
@@ -119,8 +125,8 @@ class LineGateway:
     def _check_key(self, answer: httpx2.Response) -> None:
         if answer.status_code in (401, 403):
             raise ConfigError(
-                f"FLEET_API_KEY: the gateway at {self._url} answers {answer.status_code}; set the "
-                "key that it requires",
+                f"FLEET_API_KEY: the gateway at {self._url} answers {answer.status_code} "
+                f"({_message_of(answer)}); set the key that it requires",
                 param="FLEET_API_KEY",
             )
 
@@ -164,6 +170,13 @@ def _is_waiting(answer: httpx2.Response) -> bool:
         return _decode_error(answer.content).error.code not in OWN_FAULTS
     except (msgspec.DecodeError, UnicodeDecodeError):
         return True
+
+
+def _message_of(answer: httpx2.Response) -> str:
+    try:
+        return _decode_error(answer.content).error.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return answer.reason_phrase
 
 
 def _retry_after_s(answer: httpx2.Response) -> float | None:
