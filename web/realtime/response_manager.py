@@ -135,9 +135,12 @@ class ResponseManager:
         its prefix stays cached for the conversation.
         """
         settings = self._context.settings
-        plan = replace(default_plan(self._context, settings), spoken=False, max_output_tokens=1)
-        if self.active is not None or self._read == (settings.instructions, plan.tools):
+        wanted = default_plan(self._context, settings)
+        is_refused = wanted.spoken and settings.audio.output.format is None
+        is_read = self._read == (settings.instructions, wanted.tools)
+        if is_refused or is_read or self.active is not None:
             return
+        plan = replace(wanted, spoken=False, max_output_tokens=1)
         messages = self._conversation.messages(settings.instructions)
         if messages and not self._prompt(messages, plan).clip_names:
             self._reading = self._generate(messages, settings, plan)

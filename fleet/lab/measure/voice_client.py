@@ -31,8 +31,8 @@ from fleet.lab.client.realtime import (
 )
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.playback import PlaybackClock
-from fleet.lab.measure.session_audio import PCM, SessionAudio
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion
+from fleet.lab.measure.voice_format import PCM, VoiceFormat
 from fleet.processing.voice_onset import FirstVoicedClock
 
 PROGRAM_BLOCK_MS = 40
@@ -77,13 +77,13 @@ class EncodedSpeech:
     """Audio blocks in the form in which they are sent: background noise, and the questions."""
 
     block_ms: int
-    form: SessionAudio
+    form: VoiceFormat
     noise: tuple[str | bytes, ...]
     questions: tuple[tuple[str | bytes, ...], ...]
 
     @staticmethod
     def of(
-        questions: Sequence[SpokenQuestion], *, console: bool, form: SessionAudio = PCM
+        questions: Sequence[SpokenQuestion], *, console: bool, form: VoiceFormat = PCM
     ) -> "EncodedSpeech":
         """Encode questions for the console's socket (binary PCM) or for the API's socket (events
         with base64).

@@ -30,7 +30,6 @@ from fleet.lab.measure.measurement import (
     argument,
     whole_number,
 )
-from fleet.lab.measure.session_audio import PCM, TELEPHONE
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion, read_question
 from fleet.lab.measure.voice_client import (
     EncodedSpeech,
@@ -38,6 +37,7 @@ from fleet.lab.measure.voice_client import (
     SessionTurn,
     VoiceClient,
 )
+from fleet.lab.measure.voice_format import PCM, TELEPHONE
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, at_least, at_most, percentile, summarise

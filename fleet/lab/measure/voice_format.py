@@ -10,7 +10,7 @@ from fleet.processing import g711
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionAudio:
+class VoiceFormat:
     """`type`: the name of the format in a session's settings; "" for the default, PCM16 at 24 kHz.
     `sample_bytes`: bytes of one sample.
     """
@@ -36,5 +36,5 @@ class SessionAudio:
         return {"format": {"type": self.type}} if self.type else {}
 
 
-PCM = SessionAudio(type="", rate_hz=PCM_RATE_HZ, sample_bytes=BYTES_PER_SAMPLE)
-TELEPHONE = SessionAudio(type="audio/pcmu", rate_hz=g711.RATE_HZ, sample_bytes=1)
+PCM = VoiceFormat(type="", rate_hz=PCM_RATE_HZ, sample_bytes=BYTES_PER_SAMPLE)
+TELEPHONE = VoiceFormat(type="audio/pcmu", rate_hz=g711.RATE_HZ, sample_bytes=1)
