@@ -58,6 +58,7 @@ class Script:
     cached prompt positions of each task. `figures`: figures with the first token. `words`: words of
     the text, each with the sample of the audio, `lead_samples` included, at which it ends; None
     tells no words. `wave`: the audio after the silence; None for a tone of `num_samples`.
+    `answers`: texts of the first requests, in their order, in place of `text`.
     """
 
     text: str = "Hello there, this is the answer."
@@ -81,6 +82,7 @@ class Script:
     figures: dict[str, int] = field(default_factory=dict[str, int])
     words: Sequence[tuple[str, int]] | None = None
     wave: np.ndarray | None = None
+    answers: Sequence[str] = ()
 
 
 def _with_logprobs(chunk: Chunk, num_top: int | None) -> Chunk:
@@ -382,7 +384,8 @@ class FakeClient:
 
     def _text_chunks(self, spec: RequestSpec) -> list[Chunk]:
         main = next(stage.name for stage in self.graph.stages if stage.main)
-        text = self.script.text
+        number = [one.id for one, _ in self.submitted].index(spec.id)
+        text = [*self.script.answers[number : number + 1], self.script.text][0]
         hears = any(edge.name == HEARD for edge in self.graph.edges)
         if self.script.heard is not None and spec.kind != "voice" and spec.audio and not hears:
             text = self.script.heard
