@@ -26,7 +26,7 @@ from fleet.core.errors import (
     ResumedElsewhere,
 )
 from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
-from fleet.core.request import RequestSpec
+from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
 from fleet.graphs.training import TRAINED
 from fleet.processing.timed_text import WindowReport, encode_report
@@ -85,14 +85,16 @@ class Script:
     answers: Sequence[str] = ()
 
 
-def _with_logprobs(chunk: Chunk, num_top: int | None) -> Chunk:
+def _with_logprobs(chunk: Chunk, sampling: Sampling) -> Chunk:
     """Return the chunk of token n with its log probability, -n / 8, and the ids 0, 1, ... as the
-    most likely ones, with 0, -1, ...; unchanged if `num_top` is None.
+    most likely ones, with 0, -1, ...; unchanged if the request asks for none. Ids that it names
+    have 0, -1, ... in their order.
     """
-    if num_top is None:
+    if sampling.top_logprobs is None:
         return chunk
-    top = np.arange(num_top, dtype="<i4")[None]
-    logprobs = np.concatenate([[[-chunk.index / 8]], -top], 1).astype("<f4")
+    ids = sampling.logprob_ids or range(sampling.top_logprobs)
+    top = np.array(ids, dtype="<i4")[None]
+    logprobs = np.concatenate([[[-chunk.index / 8]], -np.arange(len(ids))[None]], 1).astype("<f4")
     tensors = {
         name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
         for name, array in ((LOGPROBS, logprobs), (TOP_IDS, top))
@@ -403,7 +405,7 @@ class FakeClient:
                 tensor_chunk(
                     spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last
                 ),
-                spec.sampling[main].top_logprobs,
+                spec.sampling[main],
             )
             for n, token in enumerate(ids)
         ]

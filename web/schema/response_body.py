@@ -151,7 +151,7 @@ _ITEM_FIELDS = ("role", "content", "name", "call_id", "arguments", "output")
 """Fields that some items have, and that mean something else in others."""
 
 
-def _item_tag(value: object) -> str:
+def item_tag(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f":{kind}" if kind in ("function_call", "function_call_output") else ":message"
 
@@ -160,7 +160,7 @@ AnyInputItem = Annotated[
     Annotated[InputMessage, Tag(":message")]
     | Annotated[InputCall, Tag(":function_call")]
     | Annotated[InputCallOutput, Tag(":function_call_output")],
-    Discriminator(_item_tag),
+    Discriminator(item_tag),
     BeforeValidator(check_item),
 ]
 
@@ -229,7 +229,7 @@ def parse_response(raw: bytes) -> TextResponseBody:
     RESPONSE.check(body)
     refuse_event_ids(body)
     for index, item in enumerate(body.items):
-        _check_fields(item, f"input[{index}]")
+        check_item_fields(item, f"input[{index}]")
     for index, name in enumerate(body.include or ()):
         if name not in INCLUDABLE:
             where, shown = f"include[{index}]", name[:SHOWN_CHARS]
@@ -239,10 +239,10 @@ def parse_response(raw: bytes) -> TextResponseBody:
     return body
 
 
-def _check_fields(item: InputItem, where: str) -> None:
+def check_item_fields(item: Body, where: str) -> None:
     """Check that an item has no field of other items. Raises: BadInput naming the field."""
     extra = item.model_extra or {}
     for name in _ITEM_FIELDS:
         if name in extra and not is_neutral(extra[name]):
-            reason = f"an item of type {item.type} has no such field; remove it"
+            reason = "items of this type have no such field; remove it"
             raise BadInput(f"{where}.{name}: {reason}", param=f"{where}.{name}")

@@ -108,6 +108,14 @@ def check_output_part(part: object) -> object:
     return part if kind == "input_text" else check_item_part(part)
 
 
+def check_decision_part(part: object) -> object:
+    """Return a content part of a decision; an unknown type is cut in length, since errors show it.
+    Raises: UnservedValue for a type that the model cannot read.
+    """
+    kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
+    return part if kind == "input_json" else check_item_part(part)
+
+
 def check_format(kind: object) -> object:
     """Return the type of a response format. Raises: UnservedValue for one that is not served."""
     if isinstance(kind, str) and kind not in FORMATS:

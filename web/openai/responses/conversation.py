@@ -94,11 +94,7 @@ async def begin_turn(
     items = [one.item(f"{shown}_{index}") for index, one in enumerate(body.items)]
     earlier = before.conversation if before is not None else []
     gateway.check_num_messages(len(earlier) + len(items), "input")
-    if not gateway.call_format:
-        _refuse_calls(earlier, items)
-    for index, item in enumerate(items):
-        _check_texts(gateway, item, f"input[{index}]")
-    placed = new_items(earlier, items, is_text=isinstance(body.input, str))
+    placed = placed_items(gateway, earlier, items, is_text=isinstance(body.input, str))
     is_stored, warnings = _may_store(gateway, body, [*earlier, *items])
     return ResponseTurn(
         owner=owner,
@@ -110,15 +106,23 @@ async def begin_turn(
     )
 
 
-def new_items(
-    earlier: Sequence[ResponseItem], items: Sequence[ResponseItem], *, is_text: bool
+def placed_items(
+    gateway: Gateway,
+    earlier: Sequence[ResponseItem],
+    items: Sequence[ResponseItem],
+    *,
+    is_text: bool,
 ) -> list[PlacedItem]:
     """Return the items of an input that are new to the conversation. A call or an output that is
     sent again counts once. `is_text`: the input is a text instead of a list.
 
-    Raises: BadInput for an output without a call before it, or for another call or output under a
-    known id.
+    Raises: BadInput for an output without a call before it, for another call or output under a
+    known id, or for a control token in a call; UnsupportedValue if the model calls no functions.
     """
+    if not gateway.call_format:
+        _refuse_calls(earlier, items)
+    for index, item in enumerate(items):
+        _check_texts(gateway, item, f"input[{index}]")
     known: dict[tuple[type[ResponseItem], str], tuple[str, str]] = {}
     new: list[PlacedItem] = []
     for index, item in enumerate([*earlier, *items], -len(earlier)):

@@ -28,7 +28,7 @@ _TEXT_ALONE: list[Field] = [
     *refused("image_url detail", IMAGES),
     *refused("file_data file_id file_url filename", FILES),
 ]
-_INPUT: list[Field] = [
+INPUT: list[Field] = [
     *served("type", "message, which may be left out, function_call or function_call_output"),
     *served("role", "user, assistant, system or developer"),
     *served("content content[].type content[].text"),
@@ -63,7 +63,7 @@ _INPUT: list[Field] = [
 RESPONSE = FieldTable(
     "POST /v1/responses",
     served("input", "a text, or messages, function calls and their outputs"),
-    under("input[]", _INPUT),
+    under("input[]", INPUT),
     served("instructions", "first, as a system message; not kept for the next response"),
     served("previous_response_id", "the conversation that is continued"),
     served("store", "false: the response is not stored, and nothing is trained on it"),
