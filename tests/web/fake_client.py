@@ -16,7 +16,7 @@ from fleet.control.requests import GatewayRequests
 from fleet.control.scripts import VoiceHold
 from fleet.control.stream import ClientStream
 from fleet.control.waiting import Applicant
-from fleet.core.chunk import LOGPROBS, TOP_IDS, Chunk, WireTensor
+from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     Aborted,
@@ -26,13 +26,13 @@ from fleet.core.errors import (
     ResumedElsewhere,
 )
 from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
-from fleet.core.request import RequestSpec, Sampling
+from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
 from fleet.graphs.training import TRAINED
 from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
-from tests.web.build import build, build_rows, tensor_chunk
+from tests.web.build import build, build_rows, tensor_chunk, with_logprobs
 from tests.web.fake_stores import FakeLogins, FakeResponses, FakeVoice
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
@@ -83,23 +83,6 @@ class Script:
     words: Sequence[tuple[str, int]] | None = None
     wave: np.ndarray | None = None
     answers: Sequence[str] = ()
-
-
-def _with_logprobs(chunk: Chunk, sampling: Sampling) -> Chunk:
-    """Return the chunk of token n with its log probability, -n / 8, and the ids 0, 1, ... as the
-    most likely ones, with 0, -1, ...; unchanged if the request asks for none. Ids that it names
-    have 0, -1, ... in their order.
-    """
-    if sampling.top_logprobs is None:
-        return chunk
-    ids = sampling.logprob_ids or range(sampling.top_logprobs)
-    top = np.array(ids, dtype="<i4")[None]
-    logprobs = np.concatenate([[[-chunk.index / 8]], -np.arange(len(ids))[None]], 1).astype("<f4")
-    tensors = {
-        name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
-        for name, array in ((LOGPROBS, logprobs), (TOP_IDS, top))
-    }
-    return replace(chunk, tensors={**chunk.tensors, **tensors})
 
 
 class FakeStream(ClientStream):
@@ -401,9 +384,9 @@ class FakeClient:
             ids.append(end)
         last = len(ids) - 1
         first, *others = [
-            _with_logprobs(
+            with_logprobs(
                 tensor_chunk(
-                    spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last
+                    spec.id, TEXT, "ids", np.array([token], "<i4"), index=n, final=n == last
                 ),
                 spec.sampling[main],
             )

@@ -1,4 +1,4 @@
-"""POST /v1/decisions: answers to questions about one input, as probabilities of their options. Each
+"""POST /v1/decisions: answers to questions about one input, as probabilities of their options. A
 question is a request of one token. Knows no stage.
 """
 
