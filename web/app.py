@@ -33,6 +33,7 @@ from web.http.wrong_keys import WrongKeys
 from web.openai.batches import BatchRoutes
 from web.openai.chat import ChatEndpoint
 from web.openai.completions import CompletionEndpoint
+from web.openai.decisions import DecisionEndpoint
 from web.openai.files import FileRoutes
 from web.openai.models import ModelRoutes
 from web.openai.responses.endpoint import ResponseEndpoint
@@ -106,6 +107,7 @@ def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/responses", ResponseEndpoint(gateway), methods=["POST"]),
         *StoredResponseRoutes(gateway).routes(),
+        Route("/v1/decisions", DecisionEndpoint(gateway), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),
         *SpeechSockets(gateway).routes(),

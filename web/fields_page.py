@@ -13,6 +13,7 @@ from web.schema.fields.audio import SPEECH, SPEECH_EVENTS, TRANSCRIPTION
 from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
+from web.schema.fields.decision import DECISION
 from web.schema.fields.fleet import JOB
 from web.schema.fields.realtime import CALL, EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.response import RESPONSE
@@ -38,6 +39,7 @@ it.
 TABLES: Sequence[FieldTable] = (
     CHAT,
     RESPONSE,
+    DECISION,
     COMPLETION,
     SPEECH,
     *SPEECH_EVENTS.values(),

@@ -46,6 +46,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     ids that are never completed. `stop_token_ids`: ids that end the answer, as its last token, and
     are not sampled before `min_tokens`. `top_logprobs`: number of most likely ids whose log
     probabilities are given beside each token's own; None for no log probabilities at all.
+    `logprob_ids`: ids whose log probabilities are given instead of the most likely ones.
     """
 
     temperature: float = 0.0
@@ -66,6 +67,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     top_logprobs: int | None = None
+    logprob_ids: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:

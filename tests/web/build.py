@@ -8,9 +8,11 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.chunk import LOGPROBS, TOP_IDS, Chunk, WireTensor
 from fleet.core.ids import Epoch
+from fleet.core.request import Sampling
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -44,3 +46,20 @@ def tensor_chunk(request: str, edge: str, name: str, data: np.ndarray, **fields:
     tensor = WireTensor(dtype=data.dtype.name, shape=data.shape, data=data.tobytes())
     given = {"epoch": Epoch(1), "final": True, "tensors": {name: tensor}} | fields
     return build(Chunk, request=request, edge=edge, **given)
+
+
+def with_logprobs(chunk: Chunk, sampling: Sampling) -> Chunk:
+    """Return the chunk of token n with its log probability, -n / 8, and the ids 0, 1, ... as the
+    most likely ones, with 0, -1, ...; unchanged if the request asks for none. Ids that it names
+    have 0, -1, ... in their order.
+    """
+    if sampling.top_logprobs is None:
+        return chunk
+    ids = sampling.logprob_ids or range(sampling.top_logprobs)
+    top = np.array(ids, dtype="<i4")[None]
+    logprobs = np.concatenate([[[-chunk.index / 8]], -np.arange(len(ids))[None]], 1).astype("<f4")
+    tensors = {
+        name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
+        for name, array in ((LOGPROBS, logprobs), (TOP_IDS, top))
+    }
+    return replace(chunk, tensors={**chunk.tensors, **tensors})

@@ -16,7 +16,7 @@ from fleet.control.requests import GatewayRequests
 from fleet.control.scripts import VoiceHold
 from fleet.control.stream import ClientStream
 from fleet.control.waiting import Applicant
-from fleet.core.chunk import LOGPROBS, TOP_IDS, Chunk, WireTensor
+from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import (
     Aborted,
@@ -32,7 +32,7 @@ from fleet.graphs.training import TRAINED
 from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
-from tests.web.build import build, build_rows, tensor_chunk
+from tests.web.build import build, build_rows, tensor_chunk, with_logprobs
 from tests.web.fake_stores import FakeLogins, FakeResponses, FakeVoice
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
@@ -58,6 +58,7 @@ class Script:
     cached prompt positions of each task. `figures`: figures with the first token. `words`: words of
     the text, each with the sample of the audio, `lead_samples` included, at which it ends; None
     tells no words. `wave`: the audio after the silence; None for a tone of `num_samples`.
+    `answers`: texts of the first requests, in their order, in place of `text`.
     """
 
     text: str = "Hello there, this is the answer."
@@ -81,21 +82,7 @@ class Script:
     figures: dict[str, int] = field(default_factory=dict[str, int])
     words: Sequence[tuple[str, int]] | None = None
     wave: np.ndarray | None = None
-
-
-def _with_logprobs(chunk: Chunk, num_top: int | None) -> Chunk:
-    """Return the chunk of token n with its log probability, -n / 8, and the ids 0, 1, ... as the
-    most likely ones, with 0, -1, ...; unchanged if `num_top` is None.
-    """
-    if num_top is None:
-        return chunk
-    top = np.arange(num_top, dtype="<i4")[None]
-    logprobs = np.concatenate([[[-chunk.index / 8]], -top], 1).astype("<f4")
-    tensors = {
-        name: WireTensor(dtype=array.dtype.name, shape=array.shape, data=array.tobytes())
-        for name, array in ((LOGPROBS, logprobs), (TOP_IDS, top))
-    }
-    return replace(chunk, tensors={**chunk.tensors, **tensors})
+    answers: Sequence[str] = ()
 
 
 class FakeStream(ClientStream):
@@ -382,7 +369,8 @@ class FakeClient:
 
     def _text_chunks(self, spec: RequestSpec) -> list[Chunk]:
         main = next(stage.name for stage in self.graph.stages if stage.main)
-        text = self.script.text
+        number = [one.id for one, _ in self.submitted].index(spec.id)
+        text = [*self.script.answers[number : number + 1], self.script.text][0]
         hears = any(edge.name == HEARD for edge in self.graph.edges)
         if self.script.heard is not None and spec.kind != "voice" and spec.audio and not hears:
             text = self.script.heard
@@ -396,11 +384,11 @@ class FakeClient:
             ids.append(end)
         last = len(ids) - 1
         first, *others = [
-            _with_logprobs(
+            with_logprobs(
                 tensor_chunk(
-                    spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last
+                    spec.id, TEXT, "ids", np.array([token], "<i4"), index=n, final=n == last
                 ),
-                spec.sampling[main].top_logprobs,
+                spec.sampling[main],
             )
             for n, token in enumerate(ids)
         ]

@@ -15,6 +15,7 @@ from openai.types.chat.completion_create_params import (
     CompletionCreateParams as ChatCompletionParams,
 )
 from openai.types.completion_create_params import CompletionCreateParams
+from openai.types.decision_create_params import DecisionCreateParams
 from openai.types.realtime.client_secret_create_params import ClientSecretCreateParams
 from openai.types.realtime.realtime_client_event_param import RealtimeClientEventParam
 from openai.types.realtime.realtime_connect_params import RealtimeConnectParams
@@ -30,10 +31,12 @@ from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
 from web.schema.completion import CompletionBody
+from web.schema.decision_body import DecisionBody
 from web.schema.fields.audio import SPEECH, SPEECH_EVENTS, TRANSCRIPTION
 from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
+from web.schema.fields.decision import DECISION
 from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
 from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable, served
@@ -89,6 +92,7 @@ BODIES: list[tuple[FieldTable, Any]] = [
     (CHAT, ChatCompletionParams),
     (COMPLETION, CompletionCreateParams),
     (RESPONSE, ResponseCreateParams),
+    (DECISION, DecisionCreateParams),
     (SPEECH, SpeechCreateParams),
     (TRANSCRIPTION, TranscriptionCreateParams),
     (SECRET, ClientSecretCreateParams),
@@ -144,6 +148,7 @@ SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
     (CHAT, ChatBody, ""),
     (COMPLETION, CompletionBody, ""),
     (RESPONSE, TextResponseBody, ""),
+    (DECISION, DecisionBody, ""),
     (SPEECH, SpeechBody, ""),
     *((SPEECH_EVENTS[kind], event, "") for kind, event in client_events.EVENTS.items()),
     (TRANSCRIPTION, TranscriptionForm, ""),

@@ -13,9 +13,9 @@ from fleet.processing.tool_calls.formats import FORMATS
 from fleet.processing.tool_calls.support import ToolSupport
 from fleet.processing.tool_calls.tools import FunctionTool, ToolPrompt
 from web.schema.answer_rules import MAX_RULE_CHARS, AnswerRule
-from web.schema.chat import AnswerOptions, ChatOptions
+from web.schema.chat import AnswerOptions
 from web.schema.fields.chat import NEW_CHAT, NO_TOOLS
-from web.schema.tools import ToolChoice, read_choice, read_tools
+from web.schema.tools import ToolChoice, ToolFields, read_choice, read_tools
 from web.schema.unserved import check_tool_choice
 
 WARNED_FIELD = "tools"
@@ -51,7 +51,7 @@ def read_tool_request(options: AnswerOptions, form: str, support: ToolSupport) -
 
     Raises: BadInput, UnsupportedValue naming the field.
     """
-    if not isinstance(options, ChatOptions):
+    if not isinstance(options, ToolFields):
         return ToolRequest(prompt=ToolPrompt(call_format=form), rule=options.rule)
     if not form:
         check_tool_choice("tool_choice", options.tool_choice)
@@ -119,9 +119,14 @@ def check_history(messages: Sequence[Message], form: str) -> None:
     """
     for index, message in enumerate(messages if not form else ()):
         if message.role == "tool":
-            reason, where = "cannot read a tool's result", f"messages[{index}].role"
-        elif message.calls:
-            reason, where = "cannot read calls of another model", f"messages[{index}].tool_calls"
-        else:
-            continue
-        raise UnsupportedValue(f"{where}: {NO_TOOLS} and {reason}; {NEW_CHAT}", param=where)
+            raise unread_call(f"messages[{index}].role", is_result=True)
+        if message.calls:
+            raise unread_call(f"messages[{index}].tool_calls", is_result=False)
+
+
+def unread_call(where: str, *, is_result: bool) -> UnsupportedValue:
+    """Return the refusal of a call, or of the result of one, in the history of a model that calls
+    no functions. `where`: field that has it.
+    """
+    reason = "cannot read a tool's result" if is_result else "cannot read calls of another model"
+    return UnsupportedValue(f"{where}: {NO_TOOLS} and {reason}; {NEW_CHAT}", param=where)

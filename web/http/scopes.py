@@ -31,6 +31,7 @@ TALK    GET     /v1/responses/{response_id}
 TALK    DELETE  /v1/responses/{response_id}
 TALK    GET     /v1/responses/{response_id}/input_items
 TALK    POST    /v1/responses/{response_id}/cancel
+TALK    POST    /v1/decisions
 TALK    POST    /v1/audio/speech
 TALK    WS      /v1/audio/speech/stream
 TALK    GET     /v1/audio/speech/stream

@@ -37,9 +37,9 @@ _ROUTES = {
 for each.
 """
 _SERVED = (
-    "this server has /v1/chat/completions, /v1/responses, /v1/completions, /v1/audio/speech, "
-    "/v1/audio/transcriptions, /v1/realtime (a WebSocket) and /v1/models; GET /openapi.json lists "
-    "everything"
+    "this server has /v1/chat/completions, /v1/responses, /v1/decisions, /v1/completions, "
+    "/v1/audio/speech, /v1/audio/transcriptions, /v1/realtime (a WebSocket) and /v1/models; "
+    "GET /openapi.json lists everything"
 )
 _OF_OLLAMA = frozenset(
     {

@@ -42,6 +42,8 @@ from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
 from web.schema.completion import Completion, CompletionBody
+from web.schema.decision_body import DecisionBody
+from web.schema.decision_object import DecisionObject
 from web.schema.response_body import TextResponseBody
 from web.schema.response_object import ItemList, ResponseDeleted, ResponseObject
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
@@ -108,6 +110,13 @@ OPERATIONS: tuple[Operation, ...] = (
         },
     ),
     Operation("POST", "/v1/responses/{response_id}/cancel", "Not served: always 404", statuses=()),
+    Operation(
+        "POST",
+        "/v1/decisions",
+        "Answer questions about one input with probabilities",
+        body=DecisionBody,
+        answer=DecisionObject,
+    ),
     Operation(
         "POST",
         "/v1/completions",

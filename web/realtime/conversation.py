@@ -6,7 +6,6 @@ played words, so that each cut is computed from the full text.
 """
 
 from base64 import b64encode
-from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, NotFound
 from fleet.processing import AudioPart, Message, Recording, TextPart
+from fleet.processing.call_messages import add_call, add_result
 from fleet.processing.tool_calls.tools import FunctionCall
 from fleet.processing.voice_activity import RATE_HZ
 from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat
@@ -409,18 +409,11 @@ class Conversation:
 
 def _add_call(messages: list[Message], item: Item) -> None:
     """Add a function call to the last message if that is a response, or a result after its call."""
-    content = TextPart(text="", where=f"messages[{len(messages)}].content")
-    if item.kind == "function_call" and item.status == "completed":
-        if not messages or messages[-1].role != "assistant":
-            messages.append(Message(role="assistant", content=content))
-        messages[-1] = replace(messages[-1], calls=(*messages[-1].calls, item.call))
-    calls = (call for message in messages for call in message.calls)
-    called = next((call for call in calls if call.id == item.call_id), None)
-    if item.kind == "function_call_output" and called is not None:
-        content = replace(content, text=item.text)
-        messages.append(
-            Message(role="tool", content=content, name=called.name, call_id=item.call_id)
-        )
+    where = f"messages[{len(messages)}].content"
+    if item.kind == "function_call_output":
+        add_result(messages, item.call_id, TextPart(text=item.text, where=where))
+    elif item.status == "completed":
+        add_call(messages, item.call, where)
 
 
 def _text_of(item: Item) -> str:

@@ -39,8 +39,11 @@ MAX_STAGE_FIELDS = 64
 sections.
 """
 MAX_FORMAT_CHARS = 128
-PART_TYPES = ("text", "input_text", "output_text", "input_audio", "audio_url")
-"""Types of content parts, which are tags in pydantic's locations."""
+PART_TYPES = (
+    *("text", "input_text", "output_text", "input_audio", "audio_url", "input_json"),
+    *("predicate", "choice", "score"),
+)
+"""Types of content parts and questions, which are tags in pydantic's locations."""
 MAX_NAME_CHARS = 256
 MAX_CALLS = 128
 """Limit of the calls in one message."""

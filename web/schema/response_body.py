@@ -1,21 +1,38 @@
 """The request of POST /v1/responses as types, and its validation. Source: openai 3.57 types."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
+from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
 from web.http.json_bounds import max_keys
 from web.schema.answer_rules import AnswerRule, format_rules
 from web.schema.body import Body
-from web.schema.chat import AnswerOptions, InputAudio, MaxTokens, list_tag, parse_json
+from web.schema.chat import (
+    MAX_NAME_CHARS,
+    AnswerOptions,
+    InputAudio,
+    MaxTokens,
+    list_tag,
+    parse_json,
+)
 from web.schema.completion import refuse_event_ids
 from web.schema.fields.response import LOGPROBS, RESPONSE
-from web.schema.fields.table import Given
-from web.schema.response_items import AudioData, InputSound, InputText, MessageItem, OutputText
-from web.schema.unserved import check_format, check_item, check_item_part, check_tool_choice
+from web.schema.fields.table import Given, is_neutral
+from web.schema.response_items import (
+    AudioData,
+    CallItem,
+    CallOutputItem,
+    InputSound,
+    InputText,
+    ItemStatus,
+    MessageItem,
+    OutputText,
+)
+from web.schema.tools import ToolFields
+from web.schema.unserved import check_format, check_item, check_item_part, check_output_part
 
 MAX_METADATA = 16
 INCLUDABLE = (
@@ -68,10 +85,11 @@ class InputMessage(Body):
         Discriminator(list_tag),
     ]
 
-    def item(self, id: str) -> MessageItem:
-        """Return the message as it is stored and listed."""
+    def item(self, suffix: str) -> MessageItem:
+        """Return the message as it is stored and listed. `suffix`: end of its id."""
         parts = [self.content] if isinstance(self.content, str) else self.content
-        return MessageItem(id=id, role=self.role, content=[self._part(part) for part in parts])
+        content = [self._part(part) for part in parts]
+        return MessageItem(id=f"msg_{suffix}", role=self.role, content=content)
 
     def _part(self, part: str | PartBody) -> InputText | OutputText | InputSound:
         if isinstance(part, InputAudioItemPart):
@@ -79,6 +97,72 @@ class InputMessage(Body):
             return InputSound(input_audio=AudioData(data=sound.data, format=sound.format))
         text = part if isinstance(part, str) else part.text
         return OutputText(text=text) if self.role == "assistant" else InputText(text=text)
+
+
+CallId = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+
+
+class InputCall(Body):
+    """A function call of an earlier answer. `arguments`: JSON text, as the model wrote it."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+    arguments: str
+    status: ItemStatus | None = None
+
+    def item(self, suffix: str) -> CallItem:
+        """Return the call as it is stored and listed. `suffix`: end of its id."""
+        status = "completed" if self.status in (None, "completed") else "incomplete"
+        return CallItem(
+            id=f"fc_{suffix}",
+            call_id=self.call_id,
+            name=self.name,
+            arguments=self.arguments,
+            status=status,
+        )
+
+
+class InputCallOutput(Body):
+    """The output of a function call. `name`: function of the call, which decides."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: Annotated[
+        Annotated[str, Tag(":string")]
+        | Annotated[
+            list[Annotated[InputTextPart, BeforeValidator(check_output_part)]],
+            Field(min_length=1, fail_fast=True),
+            Tag(":list"),
+        ],
+        Discriminator(list_tag),
+    ]
+    name: str | None = None
+
+    def item(self, suffix: str) -> CallOutputItem:
+        """Return the output as it is stored and listed. `suffix`: end of its id."""
+        given = self.output
+        output = given if isinstance(given, str) else [InputText(text=part.text) for part in given]
+        return CallOutputItem(id=f"fco_{suffix}", call_id=self.call_id, output=output)
+
+
+InputItem = InputMessage | InputCall | InputCallOutput
+_ITEM_FIELDS = ("role", "content", "name", "call_id", "arguments", "output")
+"""Fields that some items have, and that mean something else in others."""
+
+
+def item_tag(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f":{kind}" if kind in ("function_call", "function_call_output") else ":message"
+
+
+AnyInputItem = Annotated[
+    Annotated[InputMessage, Tag(":message")]
+    | Annotated[InputCall, Tag(":function_call")]
+    | Annotated[InputCallOutput, Tag(":function_call_output")],
+    Discriminator(item_tag),
+    BeforeValidator(check_item),
+]
 
 
 class TextFormat(Body):
@@ -97,16 +181,12 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class TextResponseBody(AnswerOptions):
+class TextResponseBody(AnswerOptions, ToolFields):
     """Body of POST /v1/responses. If `store` is false, nothing of the response is kept."""
 
     input: Annotated[
         Annotated[str, Field(min_length=1), Tag(":string")]
-        | Annotated[
-            list[Annotated[InputMessage, BeforeValidator(check_item)]],
-            Field(min_length=1, fail_fast=True),
-            Tag(":list"),
-        ],
+        | Annotated[list[AnyInputItem], Field(min_length=1, fail_fast=True), Tag(":list")],
         Discriminator(list_tag),
     ]
     instructions: str | None = None
@@ -115,7 +195,6 @@ class TextResponseBody(AnswerOptions):
     previous_response_id: str | None = None
     text: TextOptions | None = None
     include: Annotated[list[str], Field(max_length=64, fail_fast=True)] | None = None
-    tool_choice: object = None
 
     @property
     def length_limit(self) -> tuple[str, int | None]:
@@ -129,7 +208,7 @@ class TextResponseBody(AnswerOptions):
         return tuple(RESPONSE.ignored(self))
 
     @property
-    def messages(self) -> list[InputMessage]:
+    def items(self) -> Sequence[InputItem]:
         if isinstance(self.input, str):
             return [InputMessage(role="user", content=self.input)]
         return self.input
@@ -149,7 +228,8 @@ def parse_response(raw: bytes) -> TextResponseBody:
     body = parse_json(TextResponseBody, raw)
     RESPONSE.check(body)
     refuse_event_ids(body)
-    check_tool_choice("tool_choice", body.tool_choice)
+    for index, item in enumerate(body.items):
+        check_item_fields(item, f"input[{index}]")
     for index, name in enumerate(body.include or ()):
         if name not in INCLUDABLE:
             where, shown = f"include[{index}]", name[:SHOWN_CHARS]
@@ -157,3 +237,12 @@ def parse_response(raw: bytes) -> TextResponseBody:
             raise UnsupportedValue(f"{where}: {reason}", param=where)
     _ = body.ignored, body.rule  # found here, in the thread of a large body
     return body
+
+
+def check_item_fields(item: Body, where: str) -> None:
+    """Check that an item has no field of other items. Raises: BadInput naming the field."""
+    extra = item.model_extra or {}
+    for name in _ITEM_FIELDS:
+        if name in extra and not is_neutral(extra[name]):
+            reason = "items of this type have no such field; remove it"
+            raise BadInput(f"{where}.{name}: {reason}", param=f"{where}.{name}")

@@ -2,12 +2,13 @@
 openai 3.57 types.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from web.schema.response_items import MessageItem, OutputText
+from web.schema.response_items import CallItem, MessageItem, OutputText, ResponseItem
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,16 @@ class TextView(msgspec.Struct, frozen=True, kw_only=True):
     verbosity: str = "medium"
 
 
+class ToolView(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the answer could call. `parameters`: JSON schema of its arguments."""
+
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: Mapping[str, Any] | None
+    strict: bool
+
+
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     """A response. Fields of features that are not served have the value of their absence.
 
@@ -79,7 +90,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: None = None
     model: str
-    output: list[MessageItem] = []
+    output: list[MessageItem | CallItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -89,8 +100,8 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     store: bool
     temperature: float
     text: TextView
-    tool_choice: str = "auto"
-    tools: list[str] = []
+    tool_choice: str | Mapping[str, Any] = "auto"
+    tools: list[ToolView] = []
     top_logprobs: int = 0
     top_p: float
     truncation: str = "disabled"
@@ -110,7 +121,7 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of a response's input items."""
 
     object: Literal["list"] = "list"
-    data: list[MessageItem]
+    data: list[ResponseItem]
     first_id: str | None
     last_id: str | None
     has_more: bool
@@ -125,8 +136,8 @@ class LifecycleEvent(msgspec.Struct, frozen=True, kw_only=True):
 class ItemEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     sequence_number: int
-    output_index: int = 0
-    item: MessageItem
+    output_index: int
+    item: MessageItem | CallItem
 
 
 class ContentEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,9 +148,20 @@ class ContentEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     sequence_number: int
     item_id: str
-    output_index: int = 0
+    output_index: int
     content_index: int = 0
     part: OutputText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     logprobs: list[str] | UnsetType = UNSET
+
+
+class ArgumentsEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Event about the arguments of a call: a `delta`, or the whole `arguments`."""
+
+    type: str
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue, quoted
 from fleet.processing.tool_calls.tools import FunctionTool
 from web.schema.body import Body
+from web.schema.fields.table import is_neutral
 from web.schema.unserved import EMPTY
 
 MAX_TOOLS = 128
@@ -22,6 +23,8 @@ Mode = Literal["auto", "none", "required"]
 MODES = ("auto", "none", "required")
 _FORMS = 'use auto, none, required, {"type": "function", ...} or {"type": "allowed_tools", ...}'
 _KNOWN = ("type", "function")
+_NEUTRAL = (("allowed_callers", ["direct"]),)
+"""Fields of a function with the value that means the same as their absence."""
 
 
 class ToolFields(Body):
@@ -84,7 +87,7 @@ def _tool(given: object, where: str) -> FunctionTool:
     except ValidationError as error:
         raise _invalid(error, at) from error
     for name, value in (body.model_extra or {}).items():
-        if value is not None:
+        if not (is_neutral(value) or (name, value) in _NEUTRAL):
             raise _unknown(at, name)
     return FunctionTool(
         name=body.name,

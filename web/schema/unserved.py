@@ -11,7 +11,7 @@ from typing import cast
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 from web.schema.fields.chat import NO_TOOLS
 from web.schema.fields.common import FILES, IMAGES, VIDEO
-from web.schema.fields.response import CALLS, REFERENCES, THOUGHTS
+from web.schema.fields.response import HOSTED, REFERENCES, THOUGHTS
 
 
 class UnservedValue(ValueError):
@@ -39,6 +39,8 @@ _RENAMED_PARTS = {
 """Types of content parts in other APIs -> the served type to use instead."""
 _ITEM_PARTS = ("input_text", "output_text", "input_audio")
 """Types of the content parts of a response's items."""
+_ITEMS = ("message", "function_call", "function_call_output")
+"""Types of the items of a response's input."""
 _TOOL_PARTS = ("tool_use", "tool_result", "tool_call", "function_call", "function_call_output")
 
 
@@ -74,13 +76,15 @@ def check_part(part: object) -> object:
 
 
 def check_item(item: object) -> object:
-    """Return an item of a response's input. Raises: UnservedValue for one that is no message."""
+    """Return an item of a response's input. Raises: UnservedValue for one that is neither a message
+    nor a function call or its output.
+    """
     kind = cast("dict[str, object]", item).get("type") if isinstance(item, dict) else None
-    if not isinstance(kind, str) or kind == "message":
+    if not isinstance(kind, str) or kind in _ITEMS:
         return item
     if kind == "item_reference":
         raise UnservedValue(REFERENCES)
-    raise UnservedValue(THOUGHTS if kind == "reasoning" else CALLS)
+    raise UnservedValue(THOUGHTS if kind == "reasoning" else HOSTED)
 
 
 def check_item_part(part: object) -> object:
@@ -94,6 +98,22 @@ def check_item_part(part: object) -> object:
         reason = "send it as type input_text, or output_text in a message of the assistant"
         raise UnservedValue(f"a part of type {kind} is not served; {reason}")
     return part if served else check_part(part)
+
+
+def check_output_part(part: object) -> object:
+    """Return a content part of a call's output; an unknown type is cut in length, since errors show
+    it. Raises: UnservedValue for a type that the model cannot read.
+    """
+    kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
+    return part if kind == "input_text" else check_item_part(part)
+
+
+def check_decision_part(part: object) -> object:
+    """Return a content part of a decision; an unknown type is cut in length, since errors show it.
+    Raises: UnservedValue for a type that the model cannot read.
+    """
+    kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
+    return part if kind == "input_json" else check_item_part(part)
 
 
 def check_format(kind: object) -> object:

@@ -18,12 +18,21 @@ from fleet.engine.torch.sampling import RowSampling
 class RawLogits:
     """Copy of the logits of the rows that ask, made before sampling changes the logits.
 
-    `wanted`: number of alternatives by row. `one_by_one`: True to compute each row by itself, so
+    `wanted`: number of alternatives by row. `named`: ids that are the alternatives of a row, in
+    place of the most likely ones. `one_by_one`: True to compute each row by itself, so
     that no other row changes its last bits.
     """
 
-    def __init__(self, logits_SV: Tensor, wanted: Mapping[int, int], *, one_by_one: bool) -> None:
+    def __init__(
+        self,
+        logits_SV: Tensor,
+        wanted: Mapping[int, int],
+        *,
+        named: Mapping[int, Sequence[int]] | None = None,
+        one_by_one: bool,
+    ) -> None:
         self._wanted = wanted
+        self._named = named or {}
         index = torch.tensor(list(wanted), device=logits_SV.device)
         self._logits_AV = logits_SV.index_select(0, index).float()
         self._one_by_one = one_by_one
@@ -39,11 +48,16 @@ class RawLogits:
             if plan.adjustment is not None
             and (num := plan.adjustment.sampling.top_logprobs) is not None
         }
-        return RawLogits(logits_SV, wanted, one_by_one=one_by_one) if wanted else None
+        named = {
+            row: ids
+            for row in wanted
+            if (plan := draws[row].adjustment) is not None and (ids := plan.sampling.logprob_ids)
+        }
+        return RawLogits(logits_SV, wanted, named=named, one_by_one=one_by_one) if wanted else None
 
     def of_tokens(self, tokens: Sequence[int]) -> dict[int, Arrays]:
         """Return the output arrays of the rows that ask, by row: `logprobs` float32 [1, 1 + K], of
-        the row's sampled token and of the K most likely ids, and these as `top_ids` int32 [1, K].
+        the row's sampled token and of its K alternatives, and these as `top_ids` int32 [1, K].
 
         `tokens`: sampled token of each row; a negative one, of a row that is not finite, counts as
         0.
@@ -57,7 +71,17 @@ class RawLogits:
         for first in range(0, len(num_top), size):
             own = slice(first, first + size)
             arrays += _arrays(self._logits_AV[own], chosen_A1[own], num_top[own])
-        return dict(zip(self._wanted, arrays, strict=True))
+        made = dict(zip(self._wanted, arrays, strict=True))
+        for number, row in enumerate(self._wanted):
+            if ids := self._named.get(row):
+                made[row] = _named_arrays(self._logits_AV[number], tokens[row], ids)
+        return made
+
+
+def _named_arrays(logits_V: Tensor, token: int, ids: Sequence[int]) -> Arrays:
+    index = torch.tensor([max(0, token), *ids], device=logits_V.device)
+    logprobs = logits_V.log_softmax(-1)[index].cpu().numpy()
+    return {LOGPROBS: logprobs[None], TOP_IDS: np.array([ids], np.int32)}
 
 
 def _arrays(logits_AV: Tensor, chosen_A1: Tensor, num_top: Sequence[int]) -> list[Arrays]:

@@ -2,7 +2,6 @@
 `clients/install.py` made.
 """
 
-import subprocess
 import wave
 from pathlib import Path
 
@@ -10,35 +9,12 @@ import pytest
 
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
-from tests.web.realtime.clients.install import REQUIREMENTS, environment_of
+from tests.web.realtime.clients.install import AGENTS, LIVEKIT, PIPECAT, run_client
 from tests.web.realtime.speech_samples import QUESTION, RATE_HZ, speech
 
 pytestmark = pytest.mark.one_file_in(2, "voice sockets")
 
-CLIENTS = Path(__file__).parent / "clients"
-AGENTS, LIVEKIT, PIPECAT = REQUIREMENTS
 HEARD_TEXT = "What day comes after Monday?"
-
-
-def run_client(script: str, requirement: str, *arguments: str) -> str:
-    """Run a script of the folder `clients` in the environment of `requirement`; return its
-    output.
-    """
-    home = environment_of(requirement)
-    assert (home / "ready").exists(), (
-        f"{requirement} is not installed; run: python tests/web/realtime/clients/install.py"
-    )
-    env = {"PATH": "/usr/bin:/bin", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
-    done = subprocess.run(
-        [home / "bin" / "python", CLIENTS / script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=env,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture

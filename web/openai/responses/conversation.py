@@ -8,11 +8,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleet.core.errors import InputTooLarge, NotFound, UnsupportedValue, quoted
+from fleet.core.errors import BadInput, InputTooLarge, NotFound, UnsupportedValue, quoted
 from fleet.processing import Message, TextPart
 from web.gateway.gateway import Gateway
+from web.gateway.tool_requests import unread_call
 from web.schema.response_body import TextResponseBody
-from web.schema.response_items import MessageItem, message_of, num_chars
+from web.schema.response_items import (
+    CallItem,
+    CallOutputItem,
+    MessageItem,
+    PlacedItem,
+    ResponseItem,
+    messages_of,
+    num_chars,
+)
 from web.schema.response_object import ResponseObject
 
 MAX_STORED_CHARS = 2 * 1024 * 1024
@@ -25,12 +34,12 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     response: ResponseObject
-    items: list[MessageItem]
-    earlier: list[MessageItem]
+    items: list[ResponseItem]
+    earlier: list[ResponseItem]
     first_id: str
 
     @property
-    def conversation(self) -> list[MessageItem]:
+    def conversation(self) -> list[ResponseItem]:
         """The items that a response which continues from this one sees first."""
         return [*self.earlier, *self.items, *self.response.output]
 
@@ -42,32 +51,31 @@ _decode = msgspec.msgpack.Decoder(ResponseRecord).decode
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseTurn:
     """Input of a new response within its conversation. `owner`: digest of the client's key.
-    `first_id`: first response of the conversation; "" if this is the first one. `is_stored`: True
-    if the response is to be stored.
+    `placed`: items of the input that are new to the conversation, with their places. `first_id`:
+    first response of the conversation; "" if this is the first one. `is_stored`: True if the
+    response is to be stored.
     """
 
     owner: str
-    items: list[MessageItem]
-    earlier: list[MessageItem]
+    placed: list[PlacedItem]
+    earlier: list[ResponseItem]
     first_id: str
     is_stored: bool
     warnings: tuple[str, ...] = ()
 
     def messages(self, body: TextResponseBody) -> tuple[Message, ...]:
         """Return the whole conversation as messages of a chat, the instructions first."""
-        places = [f"input[{index}].content" for index in range(len(self.items))]
-        if isinstance(body.input, str):
-            places = ["input"]
         given = body.instructions
+        first = TextPart(text=given or "", where="instructions")
+        earlier = [PlacedItem(item, "previous_response_id") for item in self.earlier]
         return (
-            *(
-                [Message(role="system", content=TextPart(text=given, where="instructions"))]
-                if given
-                else []
-            ),
-            *(message_of(item, "previous_response_id") for item in self.earlier),
-            *(message_of(item, place) for item, place in zip(self.items, places, strict=True)),
+            *([Message(role="system", content=first)] if given else []),
+            *messages_of([*earlier, *self.placed]),
         )
+
+    @property
+    def items(self) -> list[ResponseItem]:
+        return [placed.item for placed in self.placed]
 
 
 async def begin_turn(
@@ -76,20 +84,21 @@ async def begin_turn(
     """Read the conversation that a request continues, and decide if its response is stored.
     `shown`: suffix of the ids of the request's items.
 
-    Raises: NotFound, InputTooLarge, UnsupportedValue naming the field; RedisUnreachable.
+    Raises: NotFound, BadInput, InputTooLarge, UnsupportedValue naming the field; RedisUnreachable.
     """
-    gateway.check_num_messages(len(body.messages), "input")
+    gateway.check_num_messages(len(body.items), "input")
     before = None
     if body.previous_response_id is not None:
         where = "previous_response_id"
         before = await load_response(gateway, body.previous_response_id, owner, where)
-    items = [one.item(f"msg_{shown}_{index}") for index, one in enumerate(body.messages)]
+    items = [one.item(f"{shown}_{index}") for index, one in enumerate(body.items)]
     earlier = before.conversation if before is not None else []
     gateway.check_num_messages(len(earlier) + len(items), "input")
+    placed = placed_items(gateway, earlier, items, is_text=isinstance(body.input, str))
     is_stored, warnings = _may_store(gateway, body, [*earlier, *items])
     return ResponseTurn(
         owner=owner,
-        items=items,
+        placed=placed,
         earlier=earlier,
         first_id=before.first_id if before is not None else "",
         is_stored=is_stored,
@@ -97,8 +106,84 @@ async def begin_turn(
     )
 
 
+def placed_items(
+    gateway: Gateway,
+    earlier: Sequence[ResponseItem],
+    items: Sequence[ResponseItem],
+    *,
+    is_text: bool,
+) -> list[PlacedItem]:
+    """Return the items of an input that are new to the conversation. A call or an output that is
+    sent again counts once. `is_text`: the input is a text instead of a list.
+
+    Raises: BadInput for an output without a call before it, for another call or output under a
+    known id, or for a control token in a call; UnsupportedValue if the model calls no functions.
+    """
+    if not gateway.call_format:
+        _refuse_calls(earlier, items)
+    for index, item in enumerate(items):
+        _check_texts(gateway, item, f"input[{index}]")
+    known: dict[tuple[type[ResponseItem], str], tuple[str, str]] = {}
+    new: list[PlacedItem] = []
+    for index, item in enumerate([*earlier, *items], -len(earlier)):
+        where = f"input[{index}]"
+        if isinstance(item, MessageItem):
+            field = "content"
+        else:
+            field = "arguments" if isinstance(item, CallItem) else "output"
+            if not _adds_call(item, known, f"{where}.call_id"):
+                continue
+        if index >= 0:
+            new.append(PlacedItem(item, "input" if is_text else f"{where}.{field}"))
+    return new
+
+
+def _adds_call(
+    item: CallItem | CallOutputItem,
+    known: dict[tuple[type[ResponseItem], str], tuple[str, str]],
+    where: str,
+) -> bool:
+    """Return True if a call, or the output of one, is new; it is added to `known` then, unless it
+    was cut. `where`: field that has its id. Raises: BadInput.
+    """
+    shown = quoted(item.call_id)
+    is_call = isinstance(item, CallItem)
+    if not is_call and (CallItem, item.call_id) not in known:
+        reason = f"no complete call {shown} before this output; send the call before it"
+        other = "continue the response that has it by previous_response_id"
+        raise BadInput(f"{where}: {reason}, or {other}", param=where)
+    content = (item.name, item.arguments) if is_call else ("", item.text)
+    before = known.get((type(item), item.call_id))
+    if before is None:
+        if not is_call or not item.is_cut:
+            known[type(item), item.call_id] = content
+        return True
+    if before != content:
+        what = "a call" if is_call else "an output of the call"
+        reason = f"there is {what} {shown} already, with other contents; remove one of them"
+        raise BadInput(f"{where}: {reason}", param=where)
+    return False
+
+
+def _refuse_calls(earlier: Sequence[ResponseItem], items: Sequence[ResponseItem]) -> None:
+    """Raises: UnsupportedValue for a call or an output, since the model calls no functions."""
+    places = ["previous_response_id"] * len(earlier)
+    places += [f"input[{index}].type" for index in range(len(items))]
+    for item, where in zip([*earlier, *items], places, strict=True):
+        if not isinstance(item, MessageItem):
+            raise unread_call(where, is_result=isinstance(item, CallOutputItem))
+
+
+def _check_texts(gateway: Gateway, item: ResponseItem, where: str) -> None:
+    """Check that the texts of a call hold no control token. Raises: BadInput."""
+    if isinstance(item, CallItem):
+        texts = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+        for name, text in texts.items():
+            gateway.frontend.check_text(TextPart(text=text, where=f"{where}.{name}"))
+
+
 def _may_store(
-    gateway: Gateway, body: TextResponseBody, items: Sequence[MessageItem]
+    gateway: Gateway, body: TextResponseBody, items: Sequence[ResponseItem]
 ) -> tuple[bool, tuple[str, ...]]:
     """Return whether a response is stored, and the warnings if it is not although it would be by
     default. Raises: InputTooLarge, UnsupportedValue if the request asks for what is impossible.

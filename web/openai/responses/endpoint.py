@@ -14,11 +14,13 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError
 from fleet.core.ids import REQUEST, RESPONSE, RequestId, shown_id
 from fleet.core.request import RequestSpec, Sampling
-from web.gateway.answer import AnswerStream, TextPiece
+from web.gateway.answer import AnswerStream
 from web.gateway.gateway import Gateway
+from web.gateway.ignored_fields import IgnoredFieldLog, warning_of
 from web.gateway.messages import MAX_INLINE_PARTS
 from web.gateway.prepared_chat import ActiveRequest
 from web.gateway.stored_body import stored_body
+from web.gateway.tool_requests import WARNED_FIELD, ignored_tools
 from web.http.body import body_memory_of, read_body
 from web.http.disconnect import until_disconnect
 from web.http.guard import owner_of
@@ -28,8 +30,10 @@ from web.http.offload import parse_body, read_input
 from web.http.sse import send_stream
 from web.openai.responses.conversation import ResponseTurn, begin_turn, save_response
 from web.openai.responses.events import ResponseEvents
+from web.openai.responses.output import OutputItems
+from web.openai.responses.tool_views import shown_tools
 from web.schema.response_body import TextResponseBody, parse_response
-from web.schema.response_items import MessageItem, OutputText
+from web.schema.response_items import num_parts
 from web.schema.response_object import (
     FormatView,
     IncompleteDetails,
@@ -49,6 +53,7 @@ class ResponseEndpoint:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self._ignored_log = IgnoredFieldLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw = await read_body(Request(scope, receive), self._gateway.config.limits.max_body_bytes)
@@ -65,9 +70,14 @@ class ResponseEndpoint:
         turn = await begin_turn(gateway, body, owner_of(scope), suffix)
         active = await self._submit(body, turn, request_id)
         async with active.answer as answer:
-            headers = active.chat.headers(sorted(given.where for given in body.ignored))
-            began = self._began(body, turn, answer.spec)
-            reply = ResponseReply(gateway=gateway, turn=turn, began=began, item_id=f"msg_{suffix}")
+            ignored = ignored_tools(answer.spec)
+            headers = active.chat.headers(
+                sorted([*(given.where for given in body.ignored), *ignored])
+            )
+            warned = [name for name in ignored if name == WARNED_FIELD]
+            self._ignored_log.note(request_id, warned)
+            began = self._began(body, turn, answer.spec, [warning_of(name) for name in warned])
+            reply = ResponseReply(gateway=gateway, turn=turn, began=began, suffix=suffix)
             is_streamed = body.stream
             del body
             if not turn.is_stored:
@@ -81,8 +91,7 @@ class ResponseEndpoint:
     async def _submit(
         self, body: TextResponseBody, turn: ResponseTurn, request_id: RequestId
     ) -> ActiveRequest:
-        num_parts = sum(len(item.content) for item in (*turn.earlier, *turn.items))
-        is_large = num_parts > MAX_INLINE_PARTS
+        is_large = num_parts([*turn.earlier, *turn.items]) > MAX_INLINE_PARTS
         messages = await read_input(is_large, turn.messages, body)
         stored = await read_input(is_large, stored_body, body)
         chat = await self._gateway.prepare_chat(
@@ -93,9 +102,9 @@ class ResponseEndpoint:
         return await self._gateway.submit_prepared(chat)
 
     def _began(
-        self, body: TextResponseBody, turn: ResponseTurn, spec: RequestSpec
+        self, body: TextResponseBody, turn: ResponseTurn, spec: RequestSpec, warnings: list[str]
     ) -> ResponseObject:
-        """Return the response before its answer."""
+        """Return the response before its answer. `warnings`: warnings about ignored fields."""
         main = spec.sampling.get(self._gateway.graph.main_stage.name, Sampling())
         return ResponseObject(
             id=shown_id(spec.id, RESPONSE),
@@ -110,59 +119,61 @@ class ResponseEndpoint:
             top_p=main.top_p,
             text=TextView(format=_format_view(body)),
             metadata=body.metadata or {},
-            warnings=list(turn.warnings) or UNSET,
+            warnings=[*warnings, *turn.warnings] or UNSET,
+            **shown_tools(body, self._gateway.call_format),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseReply:
-    """The answer to one request, as a response that is stored when it has ended."""
+    """The answer to one request, as a response that is stored when it has ended. `suffix`: end of
+    the ids of its items.
+    """
 
     gateway: Gateway
     turn: ResponseTurn
     began: ResponseObject
-    item_id: str
+    suffix: str
 
     async def whole(self, answer: AnswerStream) -> ResponseObject:
         """Return the response once it is complete and stored. Raises: FleetError if it fails."""
-        texts = [piece.text async for piece in answer.pieces() if isinstance(piece, TextPiece)]
-        return await self._end(answer, "".join(texts))
+        output = OutputItems(self.suffix)
+        async for piece in answer.pieces():
+            output.add(piece)
+        return await self._end(answer, output)
 
     async def events(self, answer: AnswerStream) -> AsyncIterator[bytes]:
         """Yield the events of the stream. A failure becomes `response.failed`."""
-        events = ResponseEvents(self.item_id)
+        output = OutputItems(self.suffix)
+        events = ResponseEvents(output)
         yield events.lifecycle(self.began, "created") + events.lifecycle(self.began)
-        yield events.begin_text()
-        texts: list[str] = []
         try:
             async for piece in answer.pieces():
-                if isinstance(piece, TextPiece):
-                    texts.append(piece.text)
-                    yield events.delta(piece.text)
-            response = await self._end(answer, "".join(texts))
+                if lines := events.add(piece):
+                    yield lines
+            response = await self._end(answer, output)
         except FleetError as error:
             failure = ResponseFailure(message=f"{error.code}: {error.message}")
             yield events.lifecycle(replace(self.began, status="failed", error=failure, store=False))
             return
-        yield events.end_text(response.output[0], "".join(texts))
-        yield events.lifecycle(response)
+        yield events.finish(is_cut=_is_cut(answer)) + events.lifecycle(response)
 
-    async def _end(self, answer: AnswerStream, text: str) -> ResponseObject:
-        is_cut = answer.finish_reason == "length"
-        status = "incomplete" if is_cut else "completed"
-        item = MessageItem(
-            id=self.item_id, status=status, role="assistant", content=[OutputText(text=text)]
-        )
+    async def _end(self, answer: AnswerStream, output: OutputItems) -> ResponseObject:
+        is_cut = _is_cut(answer)
         response = replace(
             self.began,
-            status=status,
+            status="incomplete" if is_cut else "completed",
             completed_at=None if is_cut else int(time.time()),
             incomplete_details=IncompleteDetails() if is_cut else None,
-            output=[item],
+            output=output.items(is_cut=is_cut),
             usage=_usage(answer),
         )
         await save_response(self.gateway, self.turn, response)
         return response
+
+
+def _is_cut(answer: AnswerStream) -> bool:
+    return answer.finish_reason == "length"
 
 
 def _usage(answer: AnswerStream) -> ResponseUsage:

@@ -10,7 +10,7 @@ from web.http.errors import UnservedRoute
 from web.http.guard import owner_of
 from web.http.json_response import json_response
 from web.openai.responses.conversation import load_response, response_not_found
-from web.schema.response_items import MessageItem
+from web.schema.response_items import ResponseItem
 from web.schema.response_object import ItemList, ResponseDeleted
 
 MAX_LISTED, DEFAULT_LISTED = 100, 20
@@ -74,7 +74,7 @@ def _limit(request: Request) -> int:
     return limit
 
 
-def _page(items: list[MessageItem], limit: int, after: str | None) -> ItemList:
+def _page(items: list[ResponseItem], limit: int, after: str | None) -> ItemList:
     """Return the items after the item `after`. Raises: BadInput if there is no such item."""
     start = 0
     if after:

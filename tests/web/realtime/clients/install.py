@@ -1,5 +1,5 @@
-"""Install third-party Realtime clients, each in a virtual environment of its own, since their
-pinned dependencies clash with Fleet's.
+"""Install third-party clients, each in a virtual environment of its own, since their pinned
+dependencies clash with Fleet's, and run scripts with them.
 
 `./check` runs this file with Fleet's Python. Clients that are installed already are left as they
 are.
@@ -10,11 +10,10 @@ import sys
 import venv
 from pathlib import Path
 
-REQUIREMENTS = (
-    "openai-agents[voice]==0.24.0",
-    "livekit-plugins-openai==1.8.9",
-    "pipecat-ai==1.14.0",
-)
+AGENTS = "openai-agents[voice]==0.24.0"
+LIVEKIT = "livekit-plugins-openai==1.8.9"
+PIPECAT = "pipecat-ai==1.14.0"
+REQUIREMENTS = (AGENTS, LIVEKIT, PIPECAT)
 
 
 def environment_of(requirement: str) -> Path:
@@ -34,6 +33,27 @@ def install(requirement: str) -> None:
     pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile", requirement]
     subprocess.run(pip, check=True)
     (home / "ready").touch()
+
+
+def run_client(script: str, requirement: str, *arguments: str) -> str:
+    """Run a script of the folder `clients` in the environment of `requirement`; return its
+    output.
+    """
+    home = environment_of(requirement)
+    assert (home / "ready").exists(), (
+        f"{requirement} is not installed; run: python tests/web/realtime/clients/install.py"
+    )
+    env = {"PATH": "/usr/bin:/bin", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
+    done = subprocess.run(
+        [home / "bin" / "python", Path(__file__).parent / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=env,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 if __name__ == "__main__":
