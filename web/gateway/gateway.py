@@ -81,7 +81,7 @@ class Gateway:
         at another gateway.
         """
         self.audio = AudioPreparation(client, frontend, config.limits)
-        self._rules = RuleCheck()
+        self._rules = RuleCheck(frontend)
         self._shares = FairShares(config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
@@ -246,6 +246,8 @@ class Gateway:
             )
         if (rule := tools.rule) is not None:
             main = sampling[self._main]
+            if (own := options.rule) is not None and own != rule:
+                await self._rules.check(own, main)  # an error in it must not name the tools
             await self._rules.check(rule, main)
             sampling[self._main] = msgspec.structs.replace(main, constraint=rule.constraint)
         return tools, sampling
