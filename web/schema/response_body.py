@@ -149,6 +149,7 @@ def parse_response(raw: bytes) -> TextResponseBody:
     body = parse_json(TextResponseBody, raw)
     RESPONSE.check(body)
     refuse_event_ids(body)
+    body.check_length_limit()
     check_tool_choice("tool_choice", body.tool_choice)
     for index, name in enumerate(body.include or ()):
         if name not in INCLUDABLE:
