@@ -42,7 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--aborts", type=int, default=None, help="how many requests each storm of aborts has"
     )
     parser.addoption(
-        "--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends"
+        "--events",
+        type=int,
+        default=1000,
+        help="how many hostile events, frames or requests each fuzzer of the gateway sends",
     )
     parser.addoption(
         "--attack-s",
@@ -178,8 +181,8 @@ def num_aborts(pytestconfig: pytest.Config) -> int | None:
 
 @pytest.fixture(scope="session")
 def num_events(pytestconfig: pytest.Config) -> int:
-    """Value of the pytest option `--events`: number of events that the fuzzer of the voice sockets
-    sends.
+    """Value of the pytest option `--events`: number of hostile events, frames or requests that each
+    fuzzer of the gateway sends.
     """
     return int(str(pytestconfig.getoption("--events")))
 

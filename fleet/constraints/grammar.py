@@ -4,9 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
 
+from fleet.constraints.trial import find_failure
 from fleet.core.errors import BadInput
 from fleet.core.request import Constraint
 
@@ -25,25 +26,37 @@ JSON_FORM: Any = {
 
 def grammar_of(constraint: Constraint, where: str = WHERE) -> str:
     """Return a constraint as the library's grammar. `where`: field of the user's input that has it.
-    Raises: BadInput if a schema is not JSON.
+    Raises: BadInput if a schema is not JSON, or a grammar is nested too deeply.
     """
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
+    if constraint.kind == "grammar":
+        return LLMatcher.grammar_from_lark(_lark_of(constraint, where))
     try:
-        if constraint.kind == "grammar":
-            return LLMatcher.grammar_from_lark(any_to_lark(constraint.text))
         return LLMatcher.grammar_from_json_schema(constraint.text, overrides=JSON_FORM)
-    except (ValueError, GbnfToLarkError) as error:
+    except ValueError as error:
         raise refused(constraint, str(error), where) from error
 
 
-def check_rule(constraint: Constraint, where: str) -> None:
-    """Check that a constraint can be compiled. `where`: field of the user's input that has it. Not
-    bounded in time: run it in a process that can be ended.
+def _lark_of(constraint: Constraint, where: str) -> str:
+    try:
+        return any_to_lark(constraint.text)
+    except RecursionError:
+        raise refused(constraint, "nested too deeply; make it flatter", where) from None
+    except Exception as error:  # the library raises plain Exception for a rule that is missing
+        raise refused(constraint, str(error), where) from error
+
+
+def check_rule(constraint: Constraint, where: str, tokens: LLTokenizer) -> None:
+    """Check that a constraint can be compiled, and that an answer can begin by it: a rule that no
+    answer keeps, or that is costly, would fail or stop a worker. `where`: field of the user's input
+    that has it. `tokens`: the vocabulary of a trial. Not bounded in time: run it in a process that
+    can be ended.
 
     Raises: BadInput.
     """
-    if message := LLMatcher.validate_grammar(grammar_of(constraint, where)):
+    grammar = grammar_of(constraint, where)
+    if message := LLMatcher.validate_grammar(grammar) or find_failure(grammar, tokens):
         raise refused(constraint, message, where)
 
 

@@ -34,7 +34,7 @@ ORDER_REFUSALS = {
     "needed": "computes layers of a model, and {why}; start one with `fleet worker {role}`",
     "gone": "is gone; start another with `fleet worker`",
 }
-UNKNOWN_REQUEST = "no request {request!r}; it never was, or its retention time is over"
+UNKNOWN_REQUEST = "no request {request!r:.66}; it never was, or its retention time is over"
 REDELIVERY_REFUSALS: dict[str, tuple[type[FleetError], str, str]] = {
     "unknown": (NotFound, "request_id", UNKNOWN_REQUEST),
     "no_task": (

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from fleet.constraints.grammar import check_rule
+from fleet.constraints.trial import vocabulary
 from fleet.core.errors import BadInput
 from fleet.processing.audio import decode_blocks, decode_parts
 from fleet.processing.decoding import (
@@ -60,7 +61,7 @@ def _replies(job: Job) -> Iterator[DecodeReply]:
     """Yield the replies to a job; the last one has no `pcm`."""
     try:
         if isinstance(job, RuleJob):
-            check_rule(job.constraint, job.where)
+            check_rule(job.constraint, job.where, vocabulary(job.num_ids, job.named))
             yield DecodeReply()
         else:
             yield from _streamed(job) if job.streams else _whole(job)

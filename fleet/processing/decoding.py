@@ -116,12 +116,15 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
 
 
 class RuleJob(msgspec.Struct, frozen=True, kw_only=True, tag="rule"):
-    """Job of a decoder process: check that the rule of an answer can be compiled, within limits as
-    in `DecodeJob`. `where`: field of the user's input that has the rule.
+    """Job of a decoder process: check that an answer can keep its rule, within limits as in
+    `DecodeJob`. `where`: field of the user's input that has the rule. `num_ids`, `named`: size of
+    the model's vocabulary, and its control tokens.
     """
 
     constraint: Constraint
     where: str
+    num_ids: int
+    named: tuple[tuple[str, int], ...]
     cpu_s: int = RULE_CPU_S
     memory_bytes: int = MEMORY_BYTES
 

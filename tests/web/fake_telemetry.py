@@ -17,7 +17,7 @@ from fleet.control.telemetry.logs import checked_entry, says
 from fleet.control.telemetry.workers import drafts_of
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, Conflict, NotFound
+from fleet.core.errors import BadInput, Conflict, NotFound, quoted
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, new_request_id
 from fleet.core.jobs import read_arguments
 from fleet.drafts.figures.speculation import OFF, StageDrafts
@@ -271,7 +271,7 @@ class FakeOperations(Operations):
         self._fleet.check_reachable()
         old = await self._fleet.trace(request)
         if old is None:
-            raise NotFound(f"no request {request!r}", param="request_id")
+            raise NotFound(f"no request {quoted(request)}", param="request_id")
         self._fleet.retried.append(request)
         again = new_request_id()
         if self._fleet.on_retry(request, again):
@@ -303,7 +303,7 @@ class FakeOperations(Operations):
             (n for n, view in enumerate(self._fleet.worker_list) if view.id == worker), None
         )
         if place is None:
-            raise NotFound(f"no worker {worker!r}", param="worker_id")
+            raise NotFound(f"no worker {quoted(worker)}", param="worker_id")
         view = self._fleet.worker_list[place]
         if view.gone or not view.role:
             raise Conflict(f"{worker} is {view.state}, and takes no orders", param="worker_id")
@@ -319,7 +319,7 @@ class FakeOperations(Operations):
         self._fleet.check_reachable()
         trace = await self._fleet.trace(request)
         if trace is None:
-            raise NotFound(f"no request {request!r}", param="request_id")
+            raise NotFound(f"no request {quoted(request)}", param="request_id")
         task = next((task for task in trace.tasks if task.stage == stage and stage != CLIENT), None)
         if task is None:
             raise NotFound(f"request {request} has no task of stage {stage!r}", param="stage")
@@ -340,7 +340,7 @@ class FakeOperations(Operations):
     async def drop_dead_letter(self, request: RequestId) -> None:
         self._fleet.check_reachable()
         if not any(letter.id == request for letter in self._fleet.letters):
-            raise NotFound(f"no dead letter {request!r}", param="request_id")
+            raise NotFound(f"no dead letter {quoted(request)}", param="request_id")
         self._fleet.letters = [letter for letter in self._fleet.letters if letter.id != request]
 
 
@@ -401,7 +401,7 @@ class FakeJobs(JobClient):
     async def _find(self, job: str) -> Job:
         view = await self.find(job)
         if view is None:
-            raise NotFound(f"no job {job!r}", param="job_id")
+            raise NotFound(f"no job {quoted(job)}", param="job_id")
         return view
 
 

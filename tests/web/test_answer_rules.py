@@ -18,6 +18,8 @@ JSON_RULE = Constraint(kind="json", text=json.dumps(SCHEMA))
 REGEX_RULE = Constraint(kind="regex", text="a+")
 CHOICE_RULE = Constraint(kind="grammar", text='start: "yes" | "no"')
 GBNF = 'root ::= "x" | "y"'
+NAMED = 'start: <|im_start|> "a" <[1]>'
+"""A grammar with control tokens, by their name and by their id."""
 GRAMMAR_RULE = Constraint(kind="grammar", text=GBNF)
 ANY_RULE = Constraint(kind="json", text='{"type": "object"}')
 
@@ -58,6 +60,7 @@ SERVED: list[tuple[dict[str, Any], Constraint | None]] = [
         Constraint(kind="json", text="{}"),
     ),
     ({"regex": "a+"}, REGEX_RULE),
+    ({"guided_grammar": NAMED}, Constraint(kind="grammar", text=NAMED)),
     ({"ebnf": GBNF}, GRAMMAR_RULE),
 ]
 
@@ -77,6 +80,8 @@ def test_rule_reaches_the_stage_that_answers(
 
 
 MANY_PATTERNS = {"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(40)]}
+MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 WHERE = "response_format.json_schema.schema"
 
 
@@ -104,6 +109,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no end": ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "remove one of them"),
     "a long rule": ({"guided_regex": "a" * 70_000}, "guided_regex", "shorten it"),
     "patterns that multiply": (of_schema(MANY_PATTERNS), WHERE, "make it simpler"),
+    "a schema of itself": (of_schema({"$ref": "#"}), WHERE, "no answer can keep it"),
+    "schemas of one another": (of_schema(MUTUAL), WHERE, "no answer can keep it"),
+    "an object without end": (of_schema(ENDLESS), WHERE, "JSON schema cannot be used"),
+    "a multiple that takes a minute": (
+        of_schema({"type": "integer", "multipleOf": 1_000_003}),
+        WHERE,
+        "make it simpler",
+    ),
+    "a grammar of itself": ({"guided_grammar": "start: start"}, "guided_grammar", "no answer"),
+    "no character": ({"guided_regex": r"[^\s\S]"}, "guided_regex", "no answer can keep it"),
+    "an unknown control token": (
+        {"guided_grammar": 'start: <|nothing|> "a"'},
+        "guided_grammar",
+        "unknown special token",
+    ),
+    "a grammar without a root": ({"ebnf": 'a ::= "x"'}, "ebnf", "No 'root' rule found"),
+    "a grammar of a missing rule": ({"ebnf": "root ::= a"}, "ebnf", "Rule 'a' not found"),
+    "a deep grammar": (
+        {"ebnf": f"root ::= {'(' * 20_000}x{')' * 20_000}"},
+        "ebnf",
+        "make it flatter",
+    ),
     "a rule of another server": (
         {"structured_outputs": {"structural_tag": "x"}},
         "structured_outputs.structural_tag",

@@ -46,7 +46,10 @@ GOOD = {
     "seed": 3,
     "prompt_cache_key": "talk-1",
     "logprobs": False,
-    "fleet": {"talker": {"temperature": 0.5, "max_tokens": 10, "seed": 1, "stop": ["y"]}},
+    "fleet": {
+        "talker": {"temperature": 0.5, "max_tokens": 10, "seed": 1},
+        "thinker": {"stop": ["y"]},
+    },
 }
 Json = object
 Path = tuple[str | int, ...]

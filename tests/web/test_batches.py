@@ -143,6 +143,24 @@ def test_wrong_upload_is_refused_by_name(
     assert store.files.files() == before
 
 
+@pytest.mark.parametrize("name", ["+2AA-", "\\ud800", "xn--a-", "a.jsonl"])
+@pytest.mark.parametrize("charset", ["utf-7", "idna", "punycode", "undefined", "unicode_escape"])
+def test_form_in_an_unusual_encoding_is_refused_by_name(
+    gateway: ServedGateway, charset: str, name: str
+) -> None:
+    """Python knows these encodings: some fail, some yield names that no answer can carry."""
+    raw = (
+        '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+        f'Content-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n{{}}\r\n--b--\r\n'
+    )
+    kind = f"multipart/form-data; boundary=b; charset={charset}"
+    answer = gateway.http.post("/v1/files", content=raw, headers={"content-type": kind})
+    assert answer.status_code == 400, answer.text
+    assert charset in answer.json()["error"]["message"]
+    served = kind.replace(charset, "UTF-8")
+    assert gateway.http.post("/v1/files", content=raw, headers={"content-type": served}).is_success
+
+
 def test_upload_is_bounded(loaded: Loaded) -> None:
     batches = loaded.config.batches.model_copy(update={"max_file_mib": 1})
     config = loaded.config.model_copy(update={"batches": batches})

@@ -65,10 +65,10 @@ MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in C
     ("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE]
 )
 def test_requests_generated_from_document_cause_no_server_error(
-    gateway: ServedGateway, operation: Operation, mode: str
+    gateway: ServedGateway, operation: Operation, mode: str, num_events: int
 ) -> None:
     """Requests generated from the document cause no server error. `mode`: valid requests, or
-    invalid ones where possible.
+    invalid ones where possible. `--events` says how many there are in all.
     """
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))
@@ -78,7 +78,7 @@ def test_requests_generated_from_document_cause_no_server_error(
     seen: set[int] = set()
 
     @settings(
-        max_examples=12,
+        max_examples=max(12, num_events // len(MADE)),
         deadline=None,
         derandomize=True,
         database=None,

@@ -120,6 +120,18 @@ def test_result_follows_its_call_in_the_prompt(caller: ServedGateway) -> None:
     assert "<tool_response>25 C</tool_response>" in prompt
 
 
+@pytest.mark.parametrize("arguments", ["[" * 300, '{"a": "\\ud800"}', '{"a": NaN}', '{"a": '])
+def test_arguments_that_are_no_json_are_shown_as_they_are(
+    caller: ServedGateway, arguments: str
+) -> None:
+    """A model may have written them; they stay text, however a parser would fail at them."""
+    called = {"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    history = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [called]}]
+    assert chat(caller, messages=history, tools=[NOW]).status_code == 200
+    written = json.dumps(arguments)[1:-1]
+    assert written in prompt_of(caller) or arguments in prompt_of(caller)
+
+
 BOTH = ("get_weather", "now")
 
 
@@ -197,6 +209,26 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "remove one of them",
     ),
     ({"tools": [NOW], "guided_regex": "a"}, "guided_regex", "or the tools"),
+    *(
+        ({"tools": [NOW], "guided_json": text}, "guided_json", "JSON schema cannot be used")
+        for text in ("[" * 60_000, '{"title": "\\ud800"}', "null", "[]", "NaN", '{"type": "objct"}')
+    ),
+    (
+        {
+            "tools": [NOW],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": []},
+            },
+        },
+        "tool_choice",
+        "no tool is allowed",
+    ),
+    (
+        {"tools": [{"type": "function", "name": "f", "parameters": {"type": "array"}}]},
+        "tools[0].parameters.type",
+        "object",
+    ),
     ({"functions": [{"name": "f"}]}, "functions", "send tools"),
     ({"function_call": {"name": "f"}}, "function_call", "send tools"),
     (

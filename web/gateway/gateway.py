@@ -81,7 +81,7 @@ class Gateway:
         at another gateway.
         """
         self.audio = AudioPreparation(client, frontend, config.limits)
-        self._rules = RuleCheck()
+        self._rules = RuleCheck(frontend)
         self._shares = FairShares(config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
@@ -155,7 +155,7 @@ class Gateway:
         self.check_model(body.model)
         self.outputs(spoken="audio" in body.wants)
         self.check_num_messages(len(body.messages))
-        messages = await messages_of(body, self.client.voice.transcript)
+        messages = await messages_of(body, self._transcript)
         stored = await read_input(is_large(body), stored_body, body)
         return await self.prepare_chat(body, messages, request_id, stored=stored)
 
@@ -246,6 +246,8 @@ class Gateway:
             )
         if (rule := tools.rule) is not None:
             main = sampling[self._main]
+            if (own := options.rule) is not None and own != rule:
+                await self._rules.check(own, main)  # an error in it must not name the tools
             await self._rules.check(rule, main)
             sampling[self._main] = msgspec.structs.replace(main, constraint=rule.constraint)
         return tools, sampling
@@ -381,13 +383,17 @@ class Gateway:
             )
         return (self.edges.text, self.edges.audio)
 
-    async def keep_transcript(self, audio_id: str, transcript: str) -> int:
-        """Store the transcript of a spoken answer, so that later requests can refer to the answer
-        by `audio_id`. Returns the expiry in seconds since 1970, which repeated calls do not change.
+    async def keep_transcript(self, audio_id: str, transcript: str, key: str) -> int:
+        """Store the transcript of a spoken answer, so that later requests of the API key named
+        `key` can refer to the answer by `audio_id`. Returns the expiry in seconds since 1970, which
+        repeated calls do not change.
         """
         return await self.client.voice.save_transcript(
-            audio_id, transcript, int(time.time()) + self.config.retention_s
+            f"{audio_id}:{key}", transcript, int(time.time()) + self.config.retention_s
         )
+
+    async def _transcript(self, audio_id: str) -> str | None:
+        return await self.client.voice.transcript(f"{audio_id}:{current_caller().name}")
 
     def check_num_messages(self, num_messages: int, where: str = "messages") -> None:
         """Check the number of messages of a chat, in the field `where`. Raises: InputTooLarge above

@@ -6,6 +6,7 @@ from collections import OrderedDict
 
 from fleet.core.errors import BadInput
 from fleet.core.request import Constraint, Sampling
+from fleet.processing import Frontend
 from fleet.processing.decoder_pool import DecoderPool
 from fleet.processing.decoding import RuleJob
 from web.schema.answer_rules import AnswerRule
@@ -14,10 +15,13 @@ MAX_KNOWN = 1000
 
 
 class RuleCheck:
-    """Checks rules one at a time, and remembers those that were found good."""
+    """Checks rules one at a time, and remembers those that were found good. `frontend`: has the
+    tokens that rules may name.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, frontend: Frontend) -> None:
         self._pool = DecoderPool(1)
+        self._frontend = frontend
         self._known: OrderedDict[Constraint, None] = OrderedDict()
 
     async def check(self, rule: AnswerRule, main: Sampling) -> None:
@@ -31,7 +35,13 @@ class RuleCheck:
                 param="ignore_eos",
             )
         if rule.constraint not in self._known:
-            await self._pool.check_rule(RuleJob(constraint=rule.constraint, where=rule.where))
+            job = RuleJob(
+                constraint=rule.constraint,
+                where=rule.where,
+                num_ids=self._frontend.num_ids,
+                named=self._frontend.tools.control_tokens,
+            )
+            await self._pool.check_rule(job)
         self._known[rule.constraint] = None
         self._known.move_to_end(rule.constraint)
         if len(self._known) > MAX_KNOWN:

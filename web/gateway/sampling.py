@@ -96,6 +96,7 @@ def resolve_sampling(
         where, _ = body.length_limit
         where_min = "min_tokens"
         if section is not None:
+            _check_section(section, stage)
             values |= _set_values(section)
             where = where if section.max_tokens is None else f"fleet.{stage.name}.max_tokens"
             where_min = (
@@ -110,6 +111,19 @@ def resolve_sampling(
             raise BadInput(f"{where_min}: {reason}; lower it, or raise max_tokens", param=where_min)
         resolved[stage.name] = sampling
     return resolved
+
+
+def _check_section(section: StageFields, stage: Stage) -> None:
+    """Refuse what a stage has no use for. A seed is for every stage. Raises: BadInput."""
+    if stage.main:
+        return
+    samples = bool(stage.default_sampling)
+    reason = "writes no text that could stop" if samples else "samples nothing"
+    unused = ("stop",) if samples else (*_FIELDS, "stop")
+    for name in unused:
+        if getattr(section, name) not in (None, []):
+            where = f"fleet.{stage.name}.{name}"
+            raise BadInput(f"{where}: the stage {stage.name} {reason}; remove it", param=where)
 
 
 def request_seed(body: AnswerOptions) -> int:

@@ -2,9 +2,11 @@
 its answer, and as what its answer may call.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
+
+from pydantic_core import from_json
 
 from fleet.core.errors import BadInput, UnsupportedValue
 from fleet.core.request import Constraint, RequestSpec, ToolUse
@@ -99,11 +101,19 @@ def _rule(
         reason = "a rule that is no JSON schema leaves no room for calls; remove it, or the tools"
         raise UnsupportedValue(f"{own.where}: {reason}", param=own.where)
     else:
-        try:
-            schema = json.loads(own.constraint.text)
-        except ValueError:
+        schema = _schema_of(own)
+        if schema is None:
             return own  # whose check names the mistake
     return _bounded(support.optional(use.format, allowed, use.max_calls, schema))
+
+
+def _schema_of(rule: AnswerRule) -> Mapping[str, object] | None:
+    """Return the JSON schema of a rule; None for a text that is no JSON object."""
+    try:
+        schema: object = from_json(rule.constraint.text, allow_inf_nan=False)
+    except ValueError:
+        return None
+    return cast("Mapping[str, object]", schema) if isinstance(schema, dict) else None
 
 
 def _bounded(constraint: Constraint) -> AnswerRule:

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from fleet.core.errors import SHOWN_CHARS, BadInput, InputTooLarge
+from fleet.core.errors import SHOWN_CHARS, BadInput, InputTooLarge, quoted
 
 MAX_FIELDS = 32
 MAX_FILES = 32
@@ -18,6 +19,10 @@ MAX_PART_HEADER_BYTES = 8 * 1024
 """Size limit of the headers of one part of a form."""
 MAX_TYPE_CHARS = 1024
 """Length limit of a form's Content-Type header, which contains the boundary."""
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
+"""Encodings of a form's texts. Python knows more under this name, of which some take quadratic
+time, and some yield texts that cannot be written as UTF-8.
+"""
 _PIECE_BYTES = 64 * 1024
 
 
@@ -33,6 +38,7 @@ async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
         raise BadInput(
             f"content-type: more than {MAX_TYPE_CHARS} characters; shorten the form's boundary"
         )
+    _check_charset(kind)
     try:
         form = await _Parser(headers, raw).parse()
     except MultiPartException as error:
@@ -41,6 +47,14 @@ async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
         yield form
     finally:
         await form.close()
+
+
+def _check_charset(kind: str) -> None:
+    """Check the encoding in a Content-Type header, if it names one. Raises: BadInput."""
+    _, options = parse_options_header(kind)
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").strip().lower()
+    if charset not in CHARSETS:
+        raise BadInput(f"content-type: charset {quoted(charset)} is not read; send UTF-8")
 
 
 class _Parser(MultiPartParser):

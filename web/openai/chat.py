@@ -67,6 +67,8 @@ class ChatEnvelope:
 
     id: str
     audio_id: str
+    key: str
+    """Name of the API key that asked, which alone may refer to the audio."""
     created: int
     model: str
     mirror: bool
@@ -117,6 +119,7 @@ class ChatEnvelope:
         return ChatEnvelope(
             id=shown_id(spec.id, COMPLETION),
             audio_id=shown_id(spec.id, AUDIO),
+            key=spec.key,
             created=spec.created_us // 1_000_000,
             model=gateway.model,
             mirror=MIRROR in spec.reply,
@@ -235,7 +238,7 @@ class ChatEndpoint:
             file = await asyncio.to_thread(
                 encode_whole, bytes(pcm), rate_hz, "pcm" if kind == "pcm16" else kind
             )
-            expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript)
+            expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript, reply.key)
             audio = AudioMessage(
                 id=reply.audio_id,
                 data=base64.b64encode(file).decode("ascii"),
@@ -343,7 +346,7 @@ async def choice_events(
         yield opening + (f"id: {sent}\n".encode() if with_ids else b"") + chunk
         opening, audio_id = b"", UNSET
     if reply.spoken:
-        expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript))
+        expires_at = await gateway.keep_transcript(reply.audio_id, "".join(transcript), reply.key)
         yield opening + reply.chunk(Delta(audio=AudioDelta(id=audio_id, expires_at=expires_at)))
         opening = b""
     yield opening + reply.chunk(Delta(), finish_reason=answer.finish_reason)

@@ -296,6 +296,13 @@ class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
         """
         return "max_tokens", self.max_tokens
 
+    def check_length_limit(self) -> None:
+        """Raises: BadInput if two fields set different limits."""
+        where, limit = self.length_limit
+        if where != "max_tokens" and self.max_tokens not in (None, limit):
+            reason = f"{where} sets another limit, {limit}; send only one"
+            raise BadInput(f"max_tokens: {reason}", param="max_tokens")
+
     @property
     def continues(self) -> bool:
         """True if the answer continues the last message."""
@@ -357,6 +364,7 @@ def parse_chat(body: bytes) -> ChatBody:
     chat = parse_json(ChatBody, body)
     CHAT.check(chat)
     _ = chat.ignored, chat.rule  # found here, in the thread of a large body
+    chat.check_length_limit()
     _check_choices(chat)
     check_continuation(
         chat.continue_final_message,

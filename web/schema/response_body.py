@@ -228,6 +228,7 @@ def parse_response(raw: bytes) -> TextResponseBody:
     body = parse_json(TextResponseBody, raw)
     RESPONSE.check(body)
     refuse_event_ids(body)
+    body.check_length_limit()
     for index, item in enumerate(body.items):
         check_item_fields(item, f"input[{index}]")
     for index, name in enumerate(body.include or ()):

@@ -89,6 +89,9 @@ def _tool(given: object, where: str) -> FunctionTool:
     for name, value in (body.model_extra or {}).items():
         if not (is_neutral(value) or (name, value) in _NEUTRAL):
             raise _unknown(at, name)
+    if (body.parameters or {}).get("type", "object") != "object":
+        kind = f"{at}.parameters.type"
+        raise BadInput(f"{kind}: the arguments of a function are an object", param=kind)
     return FunctionTool(
         name=body.name,
         description=body.description or "",
@@ -133,6 +136,8 @@ def _choice(given: object, where: str) -> ToolChoice:
     if mode not in ("auto", "required") or not isinstance(listed, list):
         reason = "needs mode, which is auto or required, and a list of tools"
         raise BadInput(f"{where}: allowed_tools {reason}", param=where)
+    if mode == "required" and not listed:
+        raise BadInput(f"{where}: a call is required, and no tool is allowed", param=where)
     names = (_name(_object(each, where), where) for each in cast("list[object]", listed))
     return ToolChoice(mode=mode, names=tuple(names))
 

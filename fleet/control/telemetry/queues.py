@@ -12,7 +12,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import entry_order, number, run_async, stream_entries, text
 from fleet.control.dead_letters import DeadLetter, letters_of, spec_of
 from fleet.control.telemetry.workers import read_workers
-from fleet.core.errors import NotFound, UnknownWireVersion
+from fleet.core.errors import NotFound, UnknownWireVersion, quoted
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName
 from fleet.telemetry.views import (
     DeadLetterView,
@@ -164,7 +164,7 @@ async def find_letter(client: Redis, request: RequestId) -> DeadLetter:
         if letter.request == request:
             return letter
     raise NotFound(
-        f"no dead letter {request!r}; GET /v1/fleet/dead-letters lists those there are",
+        f"no dead letter {quoted(request)}; GET /v1/fleet/dead-letters lists those there are",
         param="request_id",
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import cast
 
+from pydantic_core import from_json
+
 from fleet.processing.template import TemplateMessage
 from fleet.processing.tool_calls.formats import FORMATS
 from fleet.processing.tool_calls.tools import FunctionCall
@@ -61,10 +63,10 @@ def shown_id(call_id: str, form: str) -> str:
 
 def _arguments(text: str) -> object:
     try:
-        value = json.loads(text)
+        value: object = from_json(text, allow_inf_nan=False)
     except ValueError:
         return text
-    return value if isinstance(value, dict) else text
+    return cast("object", value) if isinstance(value, dict) else text
 
 
 def without_tools(

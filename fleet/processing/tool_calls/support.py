@@ -26,6 +26,15 @@ class ToolSupport:
         self._tokens = {token.content: number for number, token in added.items()}
         self._spoken = [number for number, token in added.items() if not token.special]
 
+    @property
+    def control_tokens(self) -> tuple[tuple[str, int], ...]:
+        """The tokens that a grammar may name, `<...>`, with their ids."""
+        return tuple(
+            (name, number)
+            for name, number in self._tokens.items()
+            if name.startswith("<") and name.endswith(">")
+        )
+
     def format(self, wanted: str = AUTO) -> str:
         """Return the name of the form in which the model writes calls; "" if it calls no functions.
         `wanted`: the deployment's form (`web.tool_format`).

@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from websockets.exceptions import ConnectionClosed
 
 from fleet.core.errors import BadInput
 from tests.support import await_until
-from tests.web.conftest import ServedGateway
+from tests.tool_template import WEATHER
+from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.socket_client import opened
 from web.http.errors import status_of
@@ -76,6 +78,24 @@ FIELDS = (
     "transcription",
     "max_output_tokens",
     "underruns",
+    "tool_choice",
+    "parallel_tool_calls",
+    "parameters",
+    "strict",
+    "name",
+    "call_id",
+    "arguments",
+    "truncation",
+    "language",
+    "prompt",
+    "threshold",
+    "silence_duration_ms",
+    "idle_timeout_ms",
+    "eagerness",
+    "create_response",
+    "noise_reduction",
+    "include",
+    "speed",
 )
 SOUND = base64.b64encode(bytes(9_600)).decode()
 SCALARS: tuple[object, ...] = (
@@ -106,6 +126,13 @@ SCALARS: tuple[object, ...] = (
     "marin",
     "inf",
     "none",
+    "required",
+    "function",
+    "get_weather",
+    "transcription",
+    "realtime",
+    "<|im_end|>",
+    "[" * 2_000,
     SOUND,
     base64.b64encode(b"\xff\x7f" * 4_801).decode()[:-1],
     "A" * 70_000,
@@ -181,8 +208,53 @@ class Fuzzer:
                     "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}},
                 },
                 {"type": "response.cancel"},
+                *self.likely_tools(),
             ]
         )
+
+    def likely_tools(self) -> list[dict[str, object]]:
+        """Generate nearly valid events about tools and transcription."""
+        return [
+            {"type": "session.update", "session": {"type": "realtime", "tools": [WEATHER]}},
+            {
+                "type": "session.update",
+                "session": {
+                    "type": self._random.choice(["realtime", "transcription"]),
+                    "audio": {"input": {"transcription": {"language": self._word()}}},
+                },
+            },
+            {
+                "type": "session.update",
+                "session": {
+                    "type": "realtime",
+                    "tool_choice": {"type": "function", "name": self._word()},
+                },
+            },
+            {
+                "type": "response.create",
+                "response": {"tools": [WEATHER], "tool_choice": self._word()},
+            },
+            {
+                "type": "conversation.item.create",
+                "item": {
+                    "type": "function_call",
+                    "name": "get_weather",
+                    "call_id": "c",
+                    "arguments": self._random.choice(["{}", "[" * 2_000, '{"a": "\\ud800"}']),
+                },
+            },
+            {
+                "type": "conversation.item.create",
+                "item": {
+                    "type": "function_call_output",
+                    "call_id": self._random.choice(["c", "unknown"]),
+                    "output": self._word(),
+                },
+            },
+        ]
+
+    def _word(self) -> object:
+        return self._random.choice(SCALARS)
 
 
 def live(kind: type) -> int:
@@ -190,11 +262,23 @@ def live(kind: type) -> int:
     return sum(1 for thing in gc.get_objects() if type(thing) is kind)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
+@pytest.fixture(scope="module")
+def caller(tooled: Loaded) -> Iterator[ServedGateway]:
+    """A gateway of a model that calls functions."""
+    with serving(tooled) as gateway:
+        yield gateway
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/realtime", "/console/ws", "/v1/realtime?fleet=1", "/v1/realtime?intent=transcription"],
+)
 async def test_random_invalid_events_leave_other_sessions_undisturbed(
-    gateway: ServedGateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
+    caller: ServedGateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gateway = caller
+    gateway.client.reset()
     gateway.client.script = Script(num_samples=4_800)
     before, held, fuzzer = live(Session), set(gateway.client.voice.held), Fuzzer(1)
     with caplog.at_level(logging.ERROR):
