@@ -287,9 +287,9 @@ class ResponseManager:
 
     # barge-in
 
-    def interrupt(self) -> bool:
-        """Cancel the response that is being sent or played, since the user speaks. Returns True if
-        it can be resumed after a false alarm.
+    def interrupt(self, reason: str = "turn_detected") -> bool:
+        """Cancel the response that is being sent or played, since the user speaks, or for another
+        `reason`. Returns True if it can be resumed after a false alarm.
 
         A response that was cancelled before and is still being played cannot be resumed.
         """
@@ -301,12 +301,14 @@ class ResponseManager:
         played = response.playhead.position(now)
         response.stop_resending()
         if response.is_active:
-            self._cancel(response, "turn_detected", played)
+            self._cancel(response, reason, played)
         else:
             # Words that an earlier cut removed stay removed.
             response.truncate_text(min(played, response.played_samples))
             if response.outcome == CANCELLED:
+                self._context.connection.clear_audio()
                 return False
+        self._context.connection.clear_audio()
         self.interrupted = response
         return True
 
