@@ -84,6 +84,12 @@ class VoiceRoutes:
             WebSocketRoute("/{path:path}", self.no_such_socket),
         ]
 
+    async def calls_left(self) -> None:
+        """Wait until this gateway, which stops, has left its calls, so that their clients can
+        continue them elsewhere at once.
+        """
+        await self._webrtc.left()
+
     async def realtime(self, websocket: WebSocket) -> None:
         try:
             credential = await self.authenticate(websocket)

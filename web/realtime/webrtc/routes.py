@@ -41,6 +41,8 @@ MAX_BODY_BYTES = 2 * MAX_OFFER_BYTES + 64 * 1024
 """Limit of an offer, of the session's settings, and of the form around them."""
 SDP, FORM = "application/sdp", "multipart/form-data"
 ON = ("1", "true", "yes")
+LEAVE_S = 3.0
+"""Seconds for the last events of calls, and for closing them, when the gateway stops."""
 _CALL, _SESSION = "rtc_", "sess_"
 
 Authenticate = Callable[[HTTPConnection], Awaitable[Credential]]
@@ -65,6 +67,12 @@ class WebRtcRoutes:
         self._registry = registry
         self._authenticate = authenticate
         self._end_session = end_session
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def left(self) -> None:
+        """Wait until all calls are over, for `LEAVE_S` at most."""
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=LEAVE_S)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -90,7 +98,9 @@ class WebRtcRoutes:
             except BaseException:
                 await call.discard()
                 raise
-            start(self._serve(call, session), "a call")
+            serving = start(self._serve(call, session), "a call")
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
         location = f"{CALLS_PATH}/{_CALL}{session.id.removeprefix(_SESSION)}"
         return Response(answer, 201, {"location": location}, media_type=SDP)
 
