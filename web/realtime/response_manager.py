@@ -34,6 +34,7 @@ from web.realtime.recognitions import Recognitions
 from web.realtime.response_plan import ResponsePlan, TurnTimestamps
 from web.realtime.response_stream import (
     CANCELLED,
+    CancelReason,
     ResponseEvent,
     ResponseStream,
 )
@@ -287,7 +288,7 @@ class ResponseManager:
 
     # barge-in
 
-    def interrupt(self, reason: str = "turn_detected") -> bool:
+    def interrupt(self, reason: CancelReason = "turn_detected") -> bool:
         """Cancel the response that is being sent or played, since the user speaks, or for another
         `reason`. Returns True if it can be resumed after a false alarm.
 
@@ -300,15 +301,14 @@ class ResponseManager:
             return False
         played = response.playhead.position(now)
         response.stop_resending()
+        self._context.connection.clear_audio()
         if response.is_active:
             self._cancel(response, reason, played)
         else:
             # Words that an earlier cut removed stay removed.
             response.truncate_text(min(played, response.played_samples))
             if response.outcome == CANCELLED:
-                self._context.connection.clear_audio()
                 return False
-        self._context.connection.clear_audio()
         self.interrupted = response
         return True
 
@@ -374,11 +374,9 @@ class ResponseManager:
             self._out_of_band[response.id] = response
         response.start()
 
-    def _cancel(self, response: ResponseStream, reason: str, played: int) -> None:
+    def _cancel(self, response: ResponseStream, reason: CancelReason, played: int) -> None:
         self.limit.count(self._clock.now())
-        response.cancel(
-            "turn_detected" if reason == "turn_detected" else "client_cancelled", played
-        )
+        response.cancel(reason, played)
 
     def _generate(
         self, messages: Sequence[Message], settings: Settings, plan: ResponsePlan

@@ -38,6 +38,7 @@ are sent only if no more is ready; `MAX_PIECE_SAMPLES` is the longest.
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES
 CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "incomplete"
 Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
+CancelReason = Literal["turn_detected", "client_cancelled"]
 
 
 class Milestone(Enum):
@@ -159,7 +160,7 @@ class ResponseStream:
             self.outcome = COMPLETED
             self._happened(ResponseInput.ENDED)
 
-    def cancel(self, reason: Literal["turn_detected", "client_cancelled"], played: int) -> None:
+    def cancel(self, reason: CancelReason, played: int) -> None:
         """End the response and its generation; its item keeps the words within the first `played`
         samples.
         """

@@ -147,6 +147,21 @@ def test_encoded_speech_is_decoded_with_its_length_level_and_pitch(form: AudioFo
     assert abs(int(spectrum.argmax()) * 2 - 440) <= 4
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_speech_with_two_percent_of_loss_never_lags_by_200_ms(seed: int) -> None:
+    heard = bytearray()
+    speech_in, num_frames, frame_bytes = SpeechIn(heard.extend), 4000, 960 * 2
+    is_lost = np.random.default_rng(seed).random(num_frames) < 0.02
+    is_lost[[0, -1]] = False
+    assert is_lost.sum() > num_frames // 100
+    for number in np.flatnonzero(~is_lost):
+        packet = RtpPacket(sequence_number=int(number))
+        packet.payload = SILENCE
+        speech_in.add(packet)
+        assert (number + 1) * frame_bytes - len(heard) < frame_bytes * 10
+    assert len(heard) >= (num_frames - MAX_WAITING - MAX_LOST) * frame_bytes, "times remain true"
+
+
 def test_broken_packets_are_replaced_and_empty_ones_ignored() -> None:
     heard = bytearray()
     speech_in = SpeechIn(heard.extend)

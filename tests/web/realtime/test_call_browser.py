@@ -34,6 +34,7 @@ async () => {
   return answer.headers.get("location");
 }
 """
+NO_ICON = ("404 (Not Found)",)
 HEARD = """
 async () => {
   for (const report of (await window.call.getStats()).values()) {
@@ -50,14 +51,12 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
         yield browsers
 
 
-def test_page_calls_and_hears_the_answer(
-    browsers: Browsers, gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aioice.ice.get_host_addresses", lambda **_: ["127.0.0.1"])
+@pytest.mark.usefixtures("only_loopback")
+def test_page_calls_and_hears_the_answer(browsers: Browsers, gateway: ServedGateway) -> None:
     gateway.client.script = Script(text="Hello there.", num_samples=RATE_HZ, heard="what")
     asked = soxr.resample(np.frombuffer(question(), "<i2"), RATE_HZ, MIC_RATE_HZ)
     browser = browsers.with_microphone("asks", asked, "--allow-loopback-in-peer-connection")
-    with visiting(browser, f"{gateway.url}/v1/models") as page:
+    with visiting(browser, f"{gateway.url}/v1/models", NO_ICON) as page:
         location = page.evaluate(CALL)
         wait_js(page, "events.some(({ type }) => type === 'output_audio_buffer.stopped')")
         events: Any = js(page, "window.events")

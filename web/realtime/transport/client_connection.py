@@ -25,8 +25,8 @@ class ClientWriter(Protocol):
     is disconnected, and may reconnect.
 
     `plays` is True for a writer that sends audio at the speed of playback: what it has not sent can
-    still be taken back. It gets PCM16 whatever the session's format. `takes_audio` is False while
-    it cannot play.
+    still be taken back. Such a writer gets PCM16 whatever the session's format. `takes_audio` is
+    False while a writer cannot play.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""One call: the WebRTC connection of a client to a voice session.
+"""A call: the WebRTC connection of a client to a voice session.
 
 The connection lasts as long as the session is attached to it: until the client closes it (then the
 session ends), the client is lost (the session waits for another call), or the session ends.
@@ -6,6 +6,7 @@ session ends), the client is lost (the session waits for another call), or the s
 
 import asyncio
 import logging
+import math
 
 from aiortc import (
     RTCConfiguration,
@@ -22,6 +23,7 @@ from fleet.core.errors import BadInput, NoWorker
 from fleet.process.background import start
 from web.realtime.protocol.client_events import Played
 from web.realtime.session import Session
+from web.realtime.transport.voice_socket import NORMAL_CLOSURE
 from web.realtime.webrtc.offer import checked_offer, with_address
 from web.realtime.webrtc.speech_in import DECODED_HZ, SpeechFormat, SpeechIn
 from web.realtime.webrtc.speech_out import SpeechOut
@@ -29,6 +31,7 @@ from web.realtime.webrtc.writer import CHANNEL, WebRtcWriter
 
 log = logging.getLogger("fleet.web")
 
+GOING_AWAY = 1001
 CONNECT_S = 20.0
 """Seconds after the answer within which the client must have opened the data channel."""
 CLOSE_S = 2.0
@@ -41,7 +44,12 @@ QUIET_S = 0.2
 """Seconds without audio after which the client counts as silent: a muted microphone may send
 nothing, and a turn ends by silence.
 """
-FILL_S = 0.1
+WATCH_S = 0.1
+"""Seconds between two looks at what has arrived."""
+WINDOW = "_advertised_rwnd"
+"""Attribute of aiortc's transport of messages: the bytes that the client may still send before a
+message is complete. A client that sends more is not stopped, and the number becomes negative.
+"""
 _UNREADABLE = (
     ValueError,
     LookupError,
@@ -73,7 +81,8 @@ class WebRtcCall:
         self._inbox_bytes = 0
         self._session: Session | None = None
         self._heard_at = 0.0
-        self._is_full = False
+        self._full_ms = math.inf
+        """Length of the buffer at which audio was refused."""
         self._is_lost = False
         self._is_opened = asyncio.Event()
         self._over = asyncio.Event()
@@ -109,7 +118,7 @@ class WebRtcCall:
         self._session = session
         tasks = [
             start(self._read(session), "the reader of a call"),
-            start(self._fill(), "the silence of a call"),
+            start(self._watch(), "the watch over a call's input"),
             start(self._lose_when(closing), "a call's wait for the gateway to stop"),
         ]
         try:
@@ -130,14 +139,16 @@ class WebRtcCall:
         """Close a call that gets no session."""
         await self._peer.close()
 
-    def close(self) -> None:
-        """Close the call after the events that wait to be sent."""
+    def close(self, code: int) -> None:
+        """Close the call after the events that wait to be sent. As with the codes of WebSockets,
+        the session ends with `NORMAL_CLOSURE`, and may be continued after others.
+        """
+        self._is_lost |= code != NORMAL_CLOSURE
         start(self._close(), "the end of a call")
 
     async def _lose_when(self, closing: asyncio.Event) -> None:
         await closing.wait()
-        self._is_lost = True
-        self.close()
+        self.close(GOING_AWAY)
 
     async def _close(self) -> None:
         try:
@@ -172,8 +183,7 @@ class WebRtcCall:
         if isinstance(frame, bytes):
             self._heard_at = asyncio.get_running_loop().time()
         if self._inbox_bytes + len(frame) > MAX_INPUT_BYTES:
-            log.info("a call ends: its client sends more than its session reads")
-            self.writer.close(1009, "too much was sent at once")
+            self._refuse_more()
             return
         self._inbox_bytes += len(frame)
         self._inbox.put_nowait(frame)
@@ -192,23 +202,30 @@ class WebRtcCall:
             await asyncio.sleep(0)
 
     async def _receive_audio(self, session: Session, audio: bytes) -> None:
-        """Append audio, or drop it while the buffer is full, with one error: a microphone does not
-        stop.
-        """
-        is_full = not session.turns.has_room(audio)
-        if audio and not (is_full and self._is_full):
-            await session.receive_audio(audio)
-        self._is_full = is_full
+        """Append audio. While the buffer is full, drop it with one error: a microphone goes on."""
+        buffer = session.turns.buffer
+        if buffer.detector is None and buffer.retained_ms >= self._full_ms:
+            return
+        self._full_ms = math.inf if session.turns.has_room(audio) else buffer.retained_ms
+        await session.receive_audio(audio)
 
-    async def _fill(self) -> None:
-        """Put silence while no audio arrives."""
+    async def _watch(self) -> None:
+        """Put silence while no audio arrives, and end the call of a client that sends a message
+        without end.
+        """
         await self._is_opened.wait()
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(FILL_S)
+            await asyncio.sleep(WATCH_S)
             if (heard_at := self._heard_at) and clock() - heard_at > QUIET_S:
-                self._put(bytes(2 * int(DECODED_HZ * FILL_S)))
+                self._put(bytes(2 * int(DECODED_HZ * WATCH_S)))
                 self._heard_at = heard_at
+            if getattr(self._peer.sctp, WINDOW) < 0:
+                self._refuse_more()
+
+    def _refuse_more(self) -> None:
+        log.info("a call ends: its client sends more than is read")
+        self.writer.close(1009, "too much was sent at once")
 
     # output
 

@@ -1,6 +1,6 @@
 """Track that plays the audio of responses to the client of a call: a packet of Opus every 20 ms.
 
-A frame takes 0.3 ms to encode, without the interpreter lock, and nothing while there is silence, so
+A frame takes 0.4 ms to encode, without the interpreter lock, and nothing while there is silence, so
 frames are encoded in the event loop.
 """
 

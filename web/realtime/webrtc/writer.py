@@ -30,12 +30,12 @@ MAX_QUEUED_BYTES = 16 * 1024 * 1024
 
 class WebRtcWriter:
     """Writer of a call, a `client_connection.ClientWriter`. Events wait for the data channel;
-    `on_close` closes the call.
+    `on_close` closes the call with a close code.
     """
 
     plays = True
 
-    def __init__(self, on_played: Played, on_close: Callable[[], None], *, fleet: bool) -> None:
+    def __init__(self, on_played: Played, on_close: Callable[[int], None], *, fleet: bool) -> None:
         self.audio = OutgoingAudio(self.send, on_played)
         self._on_close = on_close
         self._fleet = fleet
@@ -85,7 +85,7 @@ class WebRtcWriter:
     def close(self, code: int, reason: str) -> None:
         if not self._is_closed:
             self._is_closed = True
-            self._on_close()
+            self._on_close(code)
 
     def _send_text(self, channel: RTCDataChannel, text: str) -> None:
         try:
