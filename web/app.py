@@ -75,8 +75,9 @@ def create_app(
     )
     templates = Templates(gateway.graph)
     login = LoginPages(gateway, keys, logins, wrong_keys, templates)
+    voice = VoiceRoutes(gateway, keys, wrong_keys, lines, clock)
     routes = [
-        *_routes(gateway, VoiceRoutes(gateway, keys, wrong_keys, lines, clock)),
+        *_routes(gateway, voice),
         *console_routes(gateway, login, templates),
     ]
     require_scopes(routes, refuse, lines)
@@ -96,6 +97,7 @@ def create_app(
         exception_handlers={FleetError: on_fleet_error, HTTPException: on_http_error},
     )
     app.state.closing = gateway.closing
+    app.state.calls_left = voice.calls_left
     app.state.detach_all = client.requests.detach_all
     app.state.close = gateway.close
     app.state.stop_captures = gateway.captures.stop

@@ -15,7 +15,7 @@ from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
 from web.schema.fields.decision import DECISION
 from web.schema.fields.fleet import JOB
-from web.schema.fields.realtime import CALL, EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.realtime import CALL, EVENTS, QUERY, SECRET, SESSION, WEBRTC
 from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable
 
@@ -49,6 +49,7 @@ TABLES: Sequence[FieldTable] = (
     QUERY,
     CALL,
     SECRET,
+    WEBRTC,
     FILE,
     BATCH,
     JOB,

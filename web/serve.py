@@ -99,6 +99,7 @@ class Server(uvicorn.Server):
         )
         try:
             await super().shutdown(sockets)
+            await self._app.state.calls_left()
         finally:
             detaching.cancel()
             aborting.cancel()

@@ -155,6 +155,23 @@ def host(value: object) -> str:
     return name
 
 
+def address(value: object) -> str:
+    """Accept an IP address."""
+    given = text(value)
+    try:
+        return str(ipaddress.ip_address(given))
+    except ValueError:
+        raise ValueError("must be an IP address, such as 203.0.113.7") from None
+
+
+def endpoint(value: object) -> str:
+    """Accept a host and a port, such as stun.example.org:3478."""
+    name, _, number = text(value).rpartition(":")
+    if not (number.isdecimal() and 0 < int(number) < 65_536 and _is_host(name)):
+        raise ValueError("must be a host and a port, such as stun.example.org:3478")
+    return f"{name}:{number}"
+
+
 def network(value: object) -> str:
     """Accept an IP address, or a network in CIDR notation such as 10.0.0.0/8."""
     given = text(value)

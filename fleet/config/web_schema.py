@@ -2,7 +2,19 @@
 
 from typing import Annotated, Literal
 
-from fleet.config.fields import Folder, Host, Items, Network, Origin, Port, Strict, Switch, Text
+from fleet.config.fields import (
+    Address,
+    Endpoint,
+    Folder,
+    Host,
+    Items,
+    Network,
+    Origin,
+    Port,
+    Strict,
+    Switch,
+    Text,
+)
 from fleet.config.values import Number, Whole
 
 TOOL_FORMATS = Literal[
@@ -113,6 +125,10 @@ class VoiceConfig(Strict):
     (`ek_...`) may have open or queued at one time, on all gateways together. `secret_share`: share
     of `max_sessions` and `max_waiting` open to short-lived secrets; the rest is reserved for API
     keys and the console.
+
+    `webrtc_stun`: STUN server (HOST:PORT) by which a gateway behind a router finds its public
+    address for WebRTC. `webrtc_address`: public address, if it is known and its UDP ports are
+    forwarded unchanged. None: calls come from the gateway's own networks.
     """
 
     max_sessions: Items = 64
@@ -125,3 +141,5 @@ class VoiceConfig(Strict):
     idle_s: Annotated[float, Number(1, 86_400)] = 900.0
     sessions_per_secret: Annotated[int, Whole(1, 1_000_000)] = 1
     secret_share: Annotated[float, Number(0, 1, above=True)] = 0.75
+    webrtc_stun: Endpoint | None = None
+    webrtc_address: Address | None = None

@@ -163,6 +163,7 @@ OWN_LIBRARY = {
         "fleet.lab.faults.redis_servers",
     ),
     "nixl": ("fleet.transfer",),
+    "aiortc": ("web.realtime.webrtc",),
     "vllm": (
         "fleet.engine.vllm",
         "fleet.models.qwen3_omni.vllm_plugin",
@@ -343,7 +344,7 @@ def test_names_of_stages_are_read_from_the_graph() -> None:
 
 def test_imported_libraries_are_declared() -> None:
     """Imported libraries are declared dependencies, by distribution name. Libraries that only
-    tests, the training of Pocket or vLLM's engine import may be in their extras.
+    tests, the training of Pocket, vLLM's engine or calls import may be in their extras.
 
     torch for CUDA brings triton.
     """
@@ -360,7 +361,8 @@ def test_imported_libraries_are_declared() -> None:
         "fleet/models/qwen3_omni/vllm_": of_extra["vllm"],
         "fleet/lab/measure/vllm_generate.py": of_extra["vllm"],
         "fleet/engine/torch/paged_attention.py": {"triton"},
-        "tests/": of_extra["pocket"] | of_extra["voice"] | of_extra["test"],
+        "web/realtime/webrtc/": of_extra["webrtc"],
+        "tests/": of_extra["pocket"] | of_extra["voice"] | of_extra["webrtc"] | of_extra["test"],
         "tests/vllm/": of_extra["vllm"],
     }
 

@@ -16,6 +16,7 @@ from openai.types.chat.completion_create_params import (
 )
 from openai.types.completion_create_params import CompletionCreateParams
 from openai.types.decision_create_params import DecisionCreateParams
+from openai.types.realtime.call_create_params import CallCreateParams
 from openai.types.realtime.client_secret_create_params import ClientSecretCreateParams
 from openai.types.realtime.realtime_client_event_param import RealtimeClientEventParam
 from openai.types.realtime.realtime_connect_params import RealtimeConnectParams
@@ -37,7 +38,7 @@ from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
 from web.schema.fields.decision import DECISION
-from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION
+from web.schema.fields.realtime import EVENTS, QUERY, SECRET, SESSION, WEBRTC
 from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable, served
 from web.schema.response_body import TextResponseBody
@@ -120,6 +121,13 @@ def test_every_setting_of_openais_sessions_has_a_row() -> None:
         == {"type", "event_id", "session"}
         == {row.path for row in EVENTS["session.update"].rows}
     )
+
+
+def test_every_setting_of_openais_calls_has_a_row() -> None:
+    paths = set(fields_of(CallCreateParams))
+    settings = {path for path in paths if path.startswith("session.")}
+    assert paths - settings == {row.path for row in WEBRTC.rows} == {"sdp", "session"}
+    assert settings and sorted(path for path in settings if SESSION.row_of(path) is None) == []
 
 
 def test_every_event_of_openais_clients_has_a_table() -> None:

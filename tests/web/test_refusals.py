@@ -266,7 +266,7 @@ def test_required_tool_is_refused(gateway: ServedGateway, choice: object) -> Non
         ("POST", "/v1/messages", "/v1/chat/completions"),
         ("POST", "/v1/embeddings", "embeddings"),
         ("POST", "/v1/images/generations", "images"),
-        ("POST", "/v1/realtime/calls", "WebSocket at /v1/realtime"),
+        ("POST", "/v1/realtime/calls/rtc_1/accept", "over WebRTC"),
         ("POST", "/v1/realtime/sessions", "/v1/realtime/client_secrets"),
         ("POST", "/v1/audio/translations", "/v1/audio/transcriptions"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "/v1/chat/completions"),

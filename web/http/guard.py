@@ -34,7 +34,7 @@ from web.http.errors import (
 from web.http.hosts import AllowedHosts
 from web.http.key_ring import KeyRing
 from web.http.logins import Logins
-from web.http.origins import AllowedOrigins, not_listed
+from web.http.origins import CALLS_PATH, AllowedOrigins, not_listed
 from web.http.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
@@ -53,9 +53,9 @@ OPEN_PATHS = ("/health", "/ready", LOGIN_PATH, "/console/logout", "/static/", TE
 """Paths served without a key: probes, the login page, and telephone calls. `web.open_metrics` adds
 `/metrics`.
 """
-REALTIME_PATH = "/v1/realtime"
-"""Path of the WebSocket that pages of any site may open with a client secret; the route itself
-checks the secret.
+BY_CLIENT_SECRET = (("websocket", "/v1/realtime"), ("http", CALLS_PATH))
+"""Kinds and paths of the requests that pages of any site may make with a client secret; the routes
+themselves check the secret.
 """
 CLIENT_SECRET_PREFIX = "ek_"
 KEY_SUBPROTOCOL_PREFIX = "openai-insecure-api-key."
@@ -114,10 +114,8 @@ class AccessRules:
         if reason := self.hosts.find_refusal(headers.get("host")):
             return ForeignHost(reason, param="host")
         key = client_key(scope)
-        if (
-            scope["type"] == "websocket"
-            and scope["path"] == REALTIME_PATH
-            and (key or "").startswith(CLIENT_SECRET_PREFIX)
+        if (scope["type"], scope["path"]) in BY_CLIENT_SECRET and (key or "").startswith(
+            CLIENT_SECRET_PREFIX
         ):
             set_caller(scope, UNCHECKED_SECRET)
             return None

@@ -19,9 +19,11 @@ from web.http.protocol.abuse import TimedAbuseLog
 
 API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that other origins may be allowed to call; the console's pages are not among them."""
+CALLS_PATH = "/v1/realtime/calls"
+"""Path that pages of every origin may call, with a client secret in place of the API key."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
-EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
-"""Response headers that pages of other origins may read: all. The wildcard is followed by two
+EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after", "location")
+"""Response headers that pages of other origins may read: all. The wildcard is followed by three
 headers that SDKs read, for browsers that do not support it.
 """
 PREFLIGHT_MAX_AGE_S = 600
@@ -72,9 +74,20 @@ class Cors(CORSMiddleware):
             expose_headers=EXPOSED,
             max_age=PREFLIGHT_MAX_AGE_S,
         )
+        self._calls = CORSMiddleware(
+            app,
+            allow_origins=(ANY_ORIGIN,),
+            allow_methods=("POST",),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=EXPOSED,
+            max_age=PREFLIGHT_MAX_AGE_S,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(API):
+        if scope["type"] == "http" and scope["path"] == CALLS_PATH:
+            await self._calls(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"].startswith(API):
             await super().__call__(scope, receive, send)
         else:
             await self.app(scope, receive, send)

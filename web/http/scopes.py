@@ -45,6 +45,8 @@ TALK    GET     /v1/realtime
 TALK    WS      /v1/realtime
 OPEN    WS      /v1/telephone/twilio
 TALK    POST    /v1/realtime/client_secrets
+TALK    POST    /v1/realtime/calls
+OWN     POST    /v1/realtime/calls/{call_id}/hangup
 TALK    GET     /v1/files
 TALK    POST    /v1/files
 TALK    GET     /v1/files/{file_id}
@@ -123,8 +125,8 @@ _NAMES: dict[str, Required] = {
     "ANY": SCOPES,
     "OPEN": (),
 }
-"""OWN: `talk` for the key's own answers, `operate` for those of other keys; the route compares the
-names. ANY: every key. OPEN: no key; a telephone call sends one once it is connected.
+"""OWN: `talk` for the key's own answers and calls, `operate` for those of other keys; the route
+compares the names. ANY: every key. OPEN: no key; a telephone call sends one once it is connected.
 """
 TABLE: dict[tuple[str, str], Required] = {
     (method, path): _NAMES[name]

@@ -24,7 +24,8 @@ _ROUTES = {
     "threads": f"the Assistants API is not served; use {_CHAT}",
     "vector_stores": "there is no search or storage here; send the text in messages",
     "fine_tuning": "models are not trained through this API",
-    "realtime/calls": "WebRTC and SIP are not served; open a WebSocket at /v1/realtime?model=MODEL",
+    "realtime/calls": "SIP is not served, and calls are not renegotiated; make a new call over "
+    "WebRTC at POST /v1/realtime/calls, with ?session=SESSION to continue a session",
     "realtime/sessions": "the beta dialect is not served; get a short-lived key at POST "
     "/v1/realtime/client_secrets",
     "realtime/transcription_sessions": "the beta dialect is not served; use POST "

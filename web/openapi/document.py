@@ -93,6 +93,8 @@ def _operation(op: Operation) -> Schema:
         }
         form: Schema = {"schema": {"allOf": [_ref(op.form), file]}}
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
+    if op.raw:
+        operation["requestBody"] = {"required": True, "content": {kind: {} for kind in op.raw}}
     return operation
 
 

@@ -38,6 +38,7 @@ from web.openai.files import FileDeletion, FilePage
 from web.openai.transcript_formats import Transcription, VerboseTranscription
 from web.realtime.transport.client_secrets import Secret, SecretBody
 from web.realtime.transport.routes import SessionEnded, SessionList
+from web.realtime.webrtc.routes import FORM, SDP
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
 from web.schema.chat import ChatBody
@@ -56,9 +57,10 @@ class Operation:
     """A row of the table: one method of one route.
 
     `body` is the JSON request body, `form` the text fields of a multipart body that also has a
-    `file`. `answer` is the JSON response, `others` are alternatives to it, `media` other media
-    types of the response. `headers` and `query` are the request's parameters with their
-    descriptions. `statuses` are the statuses of successful responses.
+    `file`, `raw` the media types of another body. `answer` is the JSON response, `others` are
+    alternatives to it, `media` other media types of the response. `headers` and `query` are the
+    request's parameters with their descriptions. `statuses` are the statuses of successful
+    responses.
     """
 
     method: str
@@ -66,6 +68,7 @@ class Operation:
     summary: str
     body: type[BaseModel] | type[msgspec.Struct] | None = None
     form: type[BaseModel] | None = None
+    raw: Sequence[str] = ()
     answer: type[msgspec.Struct] | None = None
     others: Sequence[type[msgspec.Struct]] = ()
     media: Sequence[str] = ()
@@ -188,6 +191,25 @@ OPERATIONS: tuple[Operation, ...] = (
         "A short-lived key for one voice session of a browser",
         body=SecretBody,
         answer=Secret,
+    ),
+    Operation(
+        "POST",
+        "/v1/realtime/calls",
+        "Open a voice session over WebRTC: an offer, or a form with sdp and session",
+        raw=(SDP, FORM),
+        media=(SDP,),
+        query={
+            "model": "a name under which this server answers",
+            "session": "resume this session",
+            "response": "of which the client has received",
+            "samples": "so much audio",
+            "chars": "and so much text",
+            "fleet": "1: extensions are sent",
+        },
+        statuses=(201,),
+    ),
+    Operation(
+        "POST", "/v1/realtime/calls/{call_id}/hangup", "End a call and its session", media=(TEXT,)
     ),
     Operation(
         "GET",

@@ -32,7 +32,6 @@ class DeliveredSpeech:
     voice: str
     skip_chars: int
     skip_samples: int
-    form: AudioFormat
     rate: SpeakingRate
 
     @property
@@ -45,16 +44,16 @@ class DeliveredSpeech:
         begin = max(0, self.skip_samples + first) * BYTES_PER_SAMPLE
         return bytes(self.generation.pcm[begin : (self.skip_samples + last) * BYTES_PER_SAMPLE])
 
-    def num_ready(self, sent: int) -> int:
-        """Return the number of samples after the first `sent` that can be sent now."""
+    def num_ready(self, sent: int, form: AudioFormat) -> int:
+        """Return the number of samples after the first `sent` that can be sent now in a format."""
         if self.generation.is_ended:
             return self.num_samples - sent
-        ready = self.num_samples - sent - lookahead(self.form)
+        ready = self.num_samples - sent - lookahead(form)
         return ready - ready % GROUP_SAMPLES
 
-    def client_audio(self, first: int, last: int) -> bytes:
+    def client_audio(self, first: int, last: int, form: AudioFormat) -> bytes:
         """Return the audio from sample `first` up to sample `last` in the client's format."""
-        return in_format(self.audio, first, last, self.form)
+        return in_format(self.audio, first, last, form)
 
     def speech(self, text: str, sent: int, played: int) -> PlayedSpeech:
         """Return the record of the speech of `text`, of which `sent` samples were sent and `played`

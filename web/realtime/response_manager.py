@@ -28,7 +28,12 @@ from web.realtime.response_plan import (
     no_output_format,
     requested_plan,
 )
-from web.realtime.response_stream import CANCELLED, ResponseEvent, ResponseStream
+from web.realtime.response_stream import (
+    CANCELLED,
+    CancelReason,
+    ResponseEvent,
+    ResponseStream,
+)
 from web.realtime.session_tools import ToolSettings
 from web.realtime.states import ResponseActivity
 from web.realtime.transport.refusal import error_event
@@ -298,9 +303,9 @@ class ResponseManager:
 
     # barge-in
 
-    def interrupt(self) -> bool:
-        """Cancel the response that is being sent or played, since the user speaks. Returns True if
-        it can be resumed after a false alarm.
+    def interrupt(self, reason: CancelReason = "turn_detected") -> bool:
+        """Cancel the response that is being sent or played, since the user speaks, or for another
+        `reason`. Returns True if it can be resumed after a false alarm.
 
         A response that was cancelled before and is still being played cannot be resumed.
         """
@@ -311,8 +316,9 @@ class ResponseManager:
             return False
         played = response.playhead.position(now)
         response.stop_resending()
+        self._context.connection.clear_audio()
         if response.is_active:
-            self._cancel(response, "turn_detected", played)
+            self._cancel(response, reason, played)
         else:
             # Words that an earlier cut removed stay removed.
             response.truncate_text(min(played, response.played_samples))
@@ -388,11 +394,9 @@ class ResponseManager:
             self._out_of_band[response.id] = response
         response.start()
 
-    def _cancel(self, response: ResponseStream, reason: str, played: int) -> None:
+    def _cancel(self, response: ResponseStream, reason: CancelReason, played: int) -> None:
         self.limit.count(self._clock.now())
-        response.cancel(
-            "turn_detected" if reason == "turn_detected" else "client_cancelled", played
-        )
+        response.cancel(reason, played)
 
     def _generate(
         self, messages: Sequence[Message], settings: Settings, plan: ResponsePlan

@@ -18,7 +18,7 @@ from fleet.processing.voice_onset import FirstVoicedClock
 from web.gateway.answer import BYTES_PER_SAMPLE
 from web.gateway.ignored_fields import warning_of
 from web.http.errors import error_type
-from web.realtime.audio.formats import OUTPUT_RATE_HZ
+from web.realtime.audio.formats import OUTPUT_RATE_HZ, AudioFormat
 from web.realtime.audio.playhead import Playhead
 from web.realtime.call_delivery import CallDelivery
 from web.realtime.context import EventQueue, SessionContext
@@ -38,6 +38,7 @@ are sent only if no more is ready; `MAX_PIECE_SAMPLES` is the longest.
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES
 CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "incomplete"
 Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
+CancelReason = Literal["turn_detected", "client_cancelled"]
 
 
 class Milestone(Enum):
@@ -85,7 +86,6 @@ class ResponseStream:
             voice=plan.voice,
             skip_chars=plan.skip_chars,
             skip_samples=plan.skip_samples,
-            form=plan.form,
             rate=context.shared.rate,
         )
         self._calls = CallDelivery(context, self.id, in_conversation=plan.in_conversation)
@@ -109,6 +109,11 @@ class ResponseStream:
     @property
     def text(self) -> str:
         return self.generation.text[self.plan.skip_chars :]
+
+    @property
+    def form(self) -> AudioFormat:
+        """Format in which the client gets the audio now."""
+        return self._context.connection.form(self.plan.form)
 
     @property
     def num_samples(self) -> int:
@@ -156,7 +161,7 @@ class ResponseStream:
             self.outcome = COMPLETED
             self._happened(ResponseInput.ENDED)
 
-    def cancel(self, reason: Literal["turn_detected", "client_cancelled"], played: int) -> None:
+    def cancel(self, reason: CancelReason, played: int) -> None:
         """End the response and its generation; its item keeps the words within the first `played`
         samples.
         """
@@ -207,8 +212,10 @@ class ResponseStream:
         """Send the audio from `sample` on, counted as the client receives it, to a client that
         reconnected, even if the response has ended.
         """
-        sample *= self.plan.form.stride
         self._num_words_sent = 0
+        sample *= self.form.stride
+        # Another connection may continue it in the format of the plan.
+        sample -= sample % self.plan.form.stride
         self.playhead.rewind(min(sample, self.num_samples) if self.generation.is_ended else sample)
         if self.is_active:
             self.generation.wake()
@@ -299,15 +306,17 @@ class ResponseStream:
 
     def _send_audio(self) -> float | None:
         """Send the next piece of audio if the client needs it. Returns the seconds until the next
-        piece is due; None if more must be generated first, or the client is not connected.
+        piece is due; None if more must be generated first, or the client takes no audio.
         """
-        if not self._context.connection.is_attached:
+        connection = self._context.connection
+        if not connection.takes_audio:
             return None
         now = self._clock.now()
-        ready = self._delivered.num_ready(self.playhead.sent)
+        ready = self._delivered.num_ready(self.playhead.sent, self.form)
         if ready <= 0:
             return None
-        room = self.playhead.room(self._context.gateway.config.voice.send_ahead_s, now)
+        ahead_s = connection.ahead_s(self._context.gateway.config.voice.send_ahead_s)
+        room = self.playhead.room(ahead_s, now)
         room -= room % GROUP_SAMPLES
         wanted = min(ready, FRAME_SAMPLES)
         if room < wanted:
@@ -317,9 +326,9 @@ class ResponseStream:
 
     def _send_samples(self, num_samples: int, now: float) -> None:
         self._open_item()
-        first, form = self.playhead.sent, self.plan.form
+        first, form = self.playhead.sent, self.form
         last = first + num_samples
-        audio = self._delivered.client_audio(first, last)
+        audio = self._delivered.client_audio(first, last, form)
         self.playhead.send(num_samples, now)
         self.generation.release((self.plan.skip_samples + last) * BYTES_PER_SAMPLE)
         self._context.connection.send_audio(
@@ -332,7 +341,7 @@ class ResponseStream:
     def _send_word_ends(self, sent: int) -> None:
         """Send the ends of the words within the first `sent` samples, each once a connection."""
         ends = (self._delivered.word_ends() or ())[self._num_words_sent :]
-        stride = self.plan.form.stride
+        stride = self.form.stride
         fresh = [(chars, end // stride) for chars, end in ends if end <= sent]
         self._num_words_sent += len(fresh)
         if fresh:
@@ -356,7 +365,7 @@ class ResponseStream:
         self._voice.add(fresh, now)
         if self._voice.sample is not None:
             self.timestamps.first_voiced = self._voice.at_s
-            sample = self._voice.sample // self.plan.form.stride
+            sample = self._voice.sample // self.form.stride
             self._context.send(server.Voiced(response_id=self.id, sample=sample))
             self._events.emit((self, Milestone.VOICED))
 

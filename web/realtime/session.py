@@ -193,11 +193,7 @@ class Session:
             case client.Played():
                 self.record_playback(event)
             case client.OutputClear():
-                message = (
-                    "type: output_audio_buffer.clear is for WebRTC; stop playing and "
-                    "truncate the item"
-                )
-                raise UnsupportedValue(message, param="type")
+                self._clear_output()
 
     async def _create_response(self, patch: client.ResponsePatch, *, is_large: bool) -> None:
         conversation = None
@@ -240,6 +236,26 @@ class Session:
             self._logged_fields.add(name)
             log.warning("session %s: %s", shown_id(self.id), warning_of(name))
 
+    def _clear_output(self) -> None:
+        """Cancel what is being spoken, and discard the audio that has not been played. Raises:
+        UnsupportedValue for a client that plays the audio itself.
+        """
+        if not self.connection.plays:
+            message = (
+                "type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item"
+            )
+            raise UnsupportedValue(message, param="type")
+        current = self.responses.current
+        if current is not None and current.plan.spoken:
+            self.responses.interrupt("client_cancelled")
+            self.responses.forget_interrupted()
+        self.connection.clear_audio()
+
+    def take_audio(self) -> None:
+        """Send the audio that waits for the client to take it."""
+        if self.responses.current is not None:
+            self.responses.current.generation.wake()
+
     def record_playback(self, event: client.Played) -> None:
         """Record how much of a response the client has played."""
         response = self.responses.find(event.response_id)
@@ -247,7 +263,7 @@ class Session:
         self.stats.underruns += underruns
         self._gateway.metrics.count_underruns(underruns)
         if response is not None:
-            played = event.samples * response.plan.form.stride
+            played = event.samples * response.form.stride
             response.playhead.report(played, self._clock.now())
             response.generation.wake()
             # The request's trace holds positions in the audio as the stages generated it.

@@ -313,6 +313,11 @@ class SessionRegistry:
         if session.connection.is_attached_to(writer):
             self.end(session.id)
 
+    def owner_of(self, session_id: str) -> str | None:
+        """Return the owner of a session of this gateway; None if there is none with this id."""
+        entry = self._entries.get(session_id)
+        return entry.owner if entry is not None else None
+
     def end(self, session_id: str, *, by_operator: bool = False) -> bool:
         """End a session of this gateway; return False if there is none with this id. If
         `by_operator` is True, a client that reconnects is sent an error that an operator ended the

@@ -133,9 +133,7 @@ class TurnManager:
 
         Raises: InputTooLarge.
         """
-        new_s = self.buffer.seconds(audio)
-        retained_s = self.buffer.retained_ms / 1000 if self.buffer.detector is None else 0.0
-        if retained_s + new_s > self._max_s:
+        if not self.has_room(audio):
             raise InputTooLarge(
                 f"audio: the buffer would hold more than {self._max_s:g} s; commit or clear it",
                 param="audio",
@@ -152,6 +150,12 @@ class TurnManager:
                     self.partials.add(self.buffer.position)
                 self.buffer.drop_silence()
         return is_changed
+
+    def has_room(self, audio: bytes) -> bool:
+        """Return True if the buffer can take `audio`; with turn detection it always has room."""
+        new_s = self.buffer.seconds(audio)
+        retained_s = self.buffer.retained_ms / 1000 if self.buffer.detector is None else 0.0
+        return retained_s + new_s <= self._max_s
 
     async def _classify_frames(self) -> bool:
         is_changed = False

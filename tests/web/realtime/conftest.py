@@ -36,6 +36,12 @@ async def client(gateway: ServedGateway) -> AsyncIterator[SocketClient]:
         yield client
 
 
+@pytest.fixture
+def only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both sides of calls use loopback, so that the tests need no network."""
+    monkeypatch.setattr("aioice.ice.get_host_addresses", lambda **_: ["127.0.0.1"])
+
+
 @pytest.fixture(params=["shared_gateway", "shared_cascade"])
 def any_gateway(request: pytest.FixtureRequest) -> ServedGateway:
     """The gateway of a graph that hears by itself, and that of a graph with a recogniser, with

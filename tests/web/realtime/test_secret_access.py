@@ -31,6 +31,7 @@ from tests.web.conftest import Loaded
 from tests.web.realtime.socket_client import SocketClient, message
 from web.app import create_app
 from web.http.guard import LOGIN_PATH, OPEN_PATHS
+from web.http.origins import CALLS_PATH
 from web.realtime import session_records
 from web.serve import Server, uvicorn_config
 
@@ -407,11 +408,14 @@ def addresses(app: Starlette) -> set[tuple[str, str]]:
     }
 
 
-async def test_secret_reaches_no_address_but_the_voice_socket(first: HttpxGateway) -> None:
+async def test_secret_reaches_no_address_but_the_voice_socket_and_new_calls(
+    first: HttpxGateway,
+) -> None:
     secret = await first.secret()
     headers = {"authorization": f"Bearer {secret}"}
-    tried = addresses(first.app)
+    tried = addresses(first.app) - {("POST", CALLS_PATH)}
     assert {
+        ("POST", f"{CALLS_PATH}/any/hangup"),
         ("DELETE", "/v1/fleet/sessions/any"),
         ("GET", "/v1/fleet/requests/any"),
         ("WS", "/console/ws"),

@@ -42,6 +42,8 @@ class BoundedClient:
 
     events: list[ServerEvent] = field(default_factory=list[ServerEvent])
     closed: tuple[int, str] | None = None
+    plays: bool = False
+    takes_audio: bool = True
 
     def send(self, event: ServerEvent) -> None:
         self.events.append(event)
@@ -49,6 +51,9 @@ class BoundedClient:
     def send_audio(
         self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
     ) -> None:
+        return
+
+    def clear_audio(self) -> None:
         return
 
     def close(self, code: int, reason: str) -> None:

@@ -72,7 +72,7 @@ class BufferClear(ClientEvent):
 
 
 class OutputClear(ClientEvent):
-    """Event `output_audio_buffer.clear`, which is for WebRTC and is refused."""
+    """Event `output_audio_buffer.clear`, which is for WebRTC and is refused elsewhere."""
 
     type: Literal["output_audio_buffer.clear"]
 

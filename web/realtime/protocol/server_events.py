@@ -185,6 +185,24 @@ class Cleared(ServerEvent, tag="input_audio_buffer.cleared", kw_only=True):
     pass
 
 
+class OutputEvent(ServerEvent, kw_only=True):
+    """Base of the events about the audio that the server plays over WebRTC."""
+
+    response_id: str
+
+
+class OutputStarted(OutputEvent, tag="output_audio_buffer.started", kw_only=True):
+    pass
+
+
+class OutputStopped(OutputEvent, tag="output_audio_buffer.stopped", kw_only=True):
+    pass
+
+
+class OutputCleared(OutputEvent, tag="output_audio_buffer.cleared", kw_only=True):
+    pass
+
+
 class TimeoutTriggered(ServerEvent, tag="input_audio_buffer.timeout_triggered", kw_only=True):
     audio_start_ms: int
     audio_end_ms: int

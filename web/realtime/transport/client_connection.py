@@ -7,9 +7,13 @@ Knows no protocol: a writer turns events and audio into frames.
 from collections import deque
 from typing import Protocol
 
-from web.realtime.audio.formats import AudioFormat
+from web.realtime.audio.formats import AudioFormat, PcmFormat
 from web.realtime.protocol.server_events import ServerEvent, State
 
+PLAYED_AHEAD_S = 0.4
+"""How far ahead of playback a writer that plays gets its audio: enough for a loop that stands still
+for a moment.
+"""
 MAX_MISSED = 2000
 """Limit of the events stored for a disconnected client; enough for minutes of transcript, since
 audio is not stored.
@@ -19,13 +23,26 @@ audio is not stored.
 class ClientWriter(Protocol):
     """Interface of the output to one socket. Its methods never wait: a client that reads too slowly
     is disconnected, and may reconnect.
+
+    `plays` is True for a writer that sends audio at the speed of playback: what it has not sent can
+    still be taken back. Such a writer gets PCM16 whatever the session's format. `takes_audio` is
+    False while a writer cannot play.
     """
+
+    @property
+    def plays(self) -> bool: ...
+
+    @property
+    def takes_audio(self) -> bool: ...
 
     def send(self, event: ServerEvent) -> None: ...
 
     def send_audio(
         self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
     ) -> None: ...
+
+    def clear_audio(self) -> None:
+        """Discard the audio that has not been played yet, if the writer plays it."""
 
     def close(self, code: int, reason: str) -> None: ...
 
@@ -38,6 +55,23 @@ class ClientConnection:
     @property
     def is_attached(self) -> bool:
         return self._writer is not None
+
+    @property
+    def takes_audio(self) -> bool:
+        return self._writer is not None and self._writer.takes_audio
+
+    @property
+    def plays(self) -> bool:
+        """Return True if audio that was sent can still be taken back by `clear_audio`."""
+        return self._writer is not None and self._writer.plays
+
+    def form(self, requested: AudioFormat) -> AudioFormat:
+        """Return the format in which audio is sent, where the response has the one requested."""
+        return PcmFormat() if self.plays else requested
+
+    def ahead_s(self, limit_s: float) -> float:
+        """Return how far ahead of playback audio may be sent; at most `limit_s`."""
+        return min(limit_s, PLAYED_AHEAD_S) if self.plays else limit_s
 
     def attach(self, writer: ClientWriter) -> None:
         """Send to the socket of `writer` from now on, and close the former socket."""
@@ -72,3 +106,7 @@ class ClientConnection:
         """Send audio of a response in the format `form`, from `first_sample` on in its samples."""
         if self._writer is not None:
             self._writer.send_audio(response_id, item_id, first_sample, audio, form)
+
+    def clear_audio(self) -> None:
+        if self._writer is not None:
+            self._writer.clear_audio()

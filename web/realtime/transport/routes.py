@@ -1,11 +1,11 @@
-"""Routes of the voice sessions: the two WebSockets, client secrets, and the list of live sessions.
-Knows no event.
+"""Routes of the voice sessions: the two WebSockets, calls, client secrets, and the list of live
+sessions. Knows no event.
 """
 
 from dataclasses import replace
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 from fleet.core.errors import FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
-from web.http.callers import ANYONE, acting_as, caller_of
+from web.http.callers import ANYONE, acting_as, caller_of, current_caller
 from web.http.errors import (
     Unauthorized,
     UnknownSocket,
@@ -32,10 +32,11 @@ from web.realtime.protocol.transcription_session import TRANSCRIPTION, only_tran
 from web.realtime.session_registry import SessionRegistry
 from web.realtime.session_views import SessionView, decode_view, read_views
 from web.realtime.telephone.call import CallRoute
-from web.realtime.transport.client_secrets import Credential, Secrets, expired
+from web.realtime.transport.client_secrets import Credential, Secrets, expired, key_name
 from web.realtime.transport.refusal import accept, log_refusal, refuse_socket
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
+from web.realtime.webrtc.routes import WebRtcRoutes
 from web.schema.fields.realtime import QUERY
 
 ON = ("1", "true", "yes")
@@ -68,6 +69,7 @@ class VoiceRoutes:
         self._lines = lines
         self._secrets = Secrets(gateway, keys)
         self._call = CallRoute(gateway, self.registry, self._secrets, keys, self._on_refused)
+        self._webrtc = WebRtcRoutes(gateway, self.registry, self.authenticate, self.end_session)
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -76,16 +78,23 @@ class VoiceRoutes:
             WebSocketRoute("/console/ws", self.console),
             WebSocketRoute(TELEPHONE_PATH, self._call.serve),
             Route("/v1/realtime/client_secrets", self._secrets.create, methods=["POST"]),
+            *self._webrtc.routes(),
             Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
             Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),
             WebSocketRoute("/{path:path}", self.no_such_socket),
         ]
 
+    async def calls_left(self) -> None:
+        """Wait until this gateway, which stops, has left its calls, so that their clients can
+        continue them elsewhere at once.
+        """
+        await self._webrtc.left()
+
     async def realtime(self, websocket: WebSocket) -> None:
         try:
-            credential = await self._credential(websocket)
+            credential = await self.authenticate(websocket)
         except FleetError as error:
-            await refuse_socket(websocket, self._counted(websocket, error), self._lines)
+            await refuse_socket(websocket, error, self._lines)
             return
         await accept(websocket)
         fleet = websocket.query_params.get("fleet", "").lower() in ON
@@ -120,46 +129,56 @@ class VoiceRoutes:
         log_refusal(self._lines, websocket.scope, counted)
         return counted
 
-    def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
+    def _counted(self, client: HTTPConnection, error: FleetError) -> FleetError:
         """Return the error with which to refuse a client. A wrong client secret counts as a wrong
         key, and becomes TooManyWrongKeys during a back-off.
         """
         return (
-            self._wrong_keys.refusal(websocket.scope, error)
+            self._wrong_keys.refusal(client.scope, error)
             if isinstance(error, Unauthorized)
             else error
         )
 
-    def _credential_of(self, websocket: WebSocket) -> Credential:
+    def _credential_of(self, client: HTTPConnection) -> Credential:
         """Return the credential of a client that has sent an API key, or needs none."""
-        caller = caller_of(websocket.scope) or ANYONE
+        caller = caller_of(client.scope) or ANYONE
         return Credential(
             owner=caller.name,
             settings=default_settings(self._gateway),
             caller=caller.in_session(),
         )
 
-    async def _credential(self, websocket: WebSocket) -> Credential:
+    async def authenticate(self, client: HTTPConnection) -> Credential:
+        """Return the credential of a client; a wrong client secret is counted as a wrong key.
+
+        Raises: TooManyWrongKeys, and the errors of `_credential`.
+        """
+        try:
+            return await self._credential(client)
+        except Unauthorized as error:
+            raise self._counted(client, error) from None
+
+    async def _credential(self, client: HTTPConnection) -> Credential:
         """Return the credential of a client, after checking its key and then its query, so that a
         client without a key learns nothing of this server. An expired secret can only continue its
         session.
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
-        key = client_key(websocket.scope)
-        credential = self._credential_of(websocket)
+        key = client_key(client.scope)
+        credential = self._credential_of(client)
         if key is not None and key.startswith(CLIENT_SECRET_PREFIX):
             credential = await self._secrets.credential(key)
         if credential.settings is None:
-            if not websocket.query_params.get("session"):
+            if not client.query_params.get("session"):
                 raise expired()
             return credential
-        QUERY.check(websocket.query_params)
-        intent = websocket.query_params.get("intent", "")
+        QUERY.check(client.query_params)
+        intent = client.query_params.get("intent", "")
         if intent not in INTENTS:
             message = f"{intent[:80]!r} is not served; use conversation or transcription"
             raise UnsupportedValue(f"intent: {message}", param="intent")
-        self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
+        self._gateway.check_model(client.query_params.get("model") or self._gateway.model)
         if intent != TRANSCRIPTION:
             return credential
         if not self._gateway.hears:
@@ -176,20 +195,28 @@ class VoiceRoutes:
         under way.
         """
         session_id = str(request.path_params["session_id"])
-        if not self.registry.end(session_id, by_operator=True):
-            await self._end_elsewhere(session_id)
+        await self.end_session(session_id, "session_id")
         return json_response(SessionEnded(id=session_id))
 
-    async def _end_elsewhere(self, session_id: str) -> None:
-        """Record in Redis the end of another gateway's session, which that gateway closes at its
-        next write; and abort the request of its response.
+    async def end_session(self, session_id: str, param: str) -> None:
+        """End a session of any gateway, with the scope `operate` any, otherwise one of the caller's
+        key. `param` is the parameter that names it, for the error.
+
+        Another gateway closes its session at its next write; the request of its response is aborted
+        here. Raises: NotFound, also for sessions of other keys; RedisUnreachable.
         """
-        client = self._gateway.client
-        raw = (await client.voice.views()).get(session_id)
-        if not await client.voice.end(session_id):
+        client, view = self._gateway.client, None
+        owner = self.registry.owner_of(session_id)
+        key = key_name(owner) if owner is not None else None
+        if owner is None and (raw := (await client.voice.views()).get(session_id)) is not None:
+            view = decode_view(raw)
+            key = view.key
+        may_end = current_caller().may("operate") or key == current_caller().name
+        if may_end and self.registry.end(session_id, by_operator=True):
+            return
+        if not may_end or not await client.voice.end(session_id):
             raise NotFound(
-                f"no session {quoted(session_id)}; it never existed, or is over", param="session_id"
+                f"no session {quoted(session_id)}; it never existed, or is over", param=param
             )
-        request_id = decode_view(raw).request_id if raw is not None else None
-        if request_id is not None:
-            await client.requests.abort(RequestId(request_id))
+        if view is not None and view.request_id is not None:
+            await client.requests.abort(RequestId(view.request_id))

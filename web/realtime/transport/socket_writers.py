@@ -39,8 +39,11 @@ response's audio.
 
 class SocketWriter:
     """Writer of OpenAI's frames, a `client_connection.ClientWriter`. If `fleet` is True, Fleet's
-    extensions (events `fleet.*`) are sent too.
+    extensions (events `fleet.*`) are sent too. Clients play the audio themselves.
     """
+
+    plays = False
+    takes_audio = True
 
     def __init__(self, websocket: WebSocket, *, fleet: bool) -> None:
         self._websocket = websocket
@@ -63,6 +66,9 @@ class SocketWriter:
                 response_id=response_id, item_id=item_id, delta=b64encode(audio).decode("ascii")
             )
         )
+
+    def clear_audio(self) -> None:
+        """Do nothing: the client discards what it has not played."""
 
     def send_position(self, position: int) -> None:
         """Send the client's position in the queue: as the event `fleet.queue`, or without

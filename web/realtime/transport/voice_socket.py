@@ -13,6 +13,7 @@ from starlette.websockets import WebSocket
 from fleet.core.errors import BadInput, FleetError, NotFound
 from web.realtime.session import Session
 from web.realtime.session_registry import Received, SessionRegistry
+from web.realtime.transport.client_connection import ClientWriter
 from web.realtime.transport.client_secrets import Credential, expired
 from web.realtime.transport.refusal import close_code, close_reason, error_event
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
@@ -36,6 +37,35 @@ def _count(query: QueryParams, name: str) -> int | None:
     if not (value.isdecimal() and len(value) < 12):
         raise BadInput(f"{name}: a whole number of {name} is expected", param=name)
     return int(value)
+
+
+async def open_session(
+    registry: SessionRegistry,
+    writer: ClientWriter,
+    credential: Credential,
+    query: QueryParams,
+    on_position: Callable[[int], None],
+) -> Session:
+    """Open a session, or resume the one that the query names. `on_position` is called with each new
+    position in the queue.
+
+    Raises: BadInput, and the errors of `SessionRegistry.enter` and `resume`.
+    """
+    session_id, samples, chars = (
+        query.get("session"),
+        _count(query, "samples"),
+        _count(query, "chars"),
+    )
+    if not session_id:
+        assert credential.settings is not None, "a secret that has expired names its session"
+        return await registry.enter(writer, credential.settings, credential.owner, on_position)
+    try:
+        received = Received(response_id=query.get("response") or None, samples=samples, chars=chars)
+        return await registry.resume(session_id, writer, received, credential.owner)
+    except NotFound as error:
+        # A secret that expired and has no such session is refused as unknown: its bearer learns of
+        # no other session.
+        raise error if credential.settings is not None else expired() from error
 
 
 class VoiceSocket:
@@ -65,7 +95,15 @@ class VoiceSocket:
         self._early_bytes = 0
 
     async def run(self, credential: Credential) -> None:
-        entering = asyncio.create_task(self._enter(credential))
+        entering = asyncio.create_task(
+            open_session(
+                self._registry,
+                self._writer,
+                credential,
+                self._websocket.query_params,
+                self._writer.send_position,
+            )
+        )
         code = 1006
         try:
             code = await self._read(entering)
@@ -73,28 +111,6 @@ class VoiceSocket:
             self._refuse(error)
         finally:
             await self._leave(entering, code)
-
-    async def _enter(self, credential: Credential) -> Session:
-        query = self._websocket.query_params
-        session_id, samples, chars = (
-            query.get("session"),
-            _count(query, "samples"),
-            _count(query, "chars"),
-        )
-        if not session_id:
-            assert credential.settings is not None, "a secret that has expired names its session"
-            return await self._registry.enter(
-                self._writer, credential.settings, credential.owner, self._writer.send_position
-            )
-        try:
-            received = Received(
-                response_id=query.get("response") or None, samples=samples, chars=chars
-            )
-            return await self._registry.resume(session_id, self._writer, received, credential.owner)
-        except NotFound as error:
-            # A secret that expired and has no such session is refused as unknown: its bearer learns
-            # of no other session.
-            raise error if credential.settings is not None else expired() from error
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:
         """Read and handle frames until the client disconnects; return the close code. `entering` is

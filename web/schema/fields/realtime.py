@@ -132,6 +132,11 @@ SECRET = FieldTable(
     served("expires_after expires_after.anchor expires_after.seconds session"),
     under("session", _SESSION, _CONSTRAINTS),
 )
+WEBRTC = FieldTable(
+    "POST /v1/realtime/calls",
+    served("sdp"),
+    served("session", "as in session.update"),
+)
 EVENTS: dict[str, FieldTable] = {
     kind: FieldTable(kind, _EVENT, rows)
     for kind, rows in {
@@ -164,6 +169,6 @@ QUERY = FieldTable(
     served("session response samples chars", "resume a session"),
     served("fleet", "1: extensions are sent"),
     served("intent", "conversation, or transcription for a session of that type"),
-    refused("call_id", "calls over WebRTC and SIP are not served; connect without it"),
+    refused("call_id", "a call has its events in its own data channel; connect without it"),
     ignored("api-version", "names the version of Azure's API; the events here have one"),
 )
