@@ -118,9 +118,13 @@ def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": names})
 
+    async def no_calls() -> None:
+        return None
+
     app = Starlette(routes=[Mount("/", tell_headers)])
     app.state.closing = asyncio.Event()
     app.state.detach_all = app.state.close = lambda: None
+    app.state.calls_left = no_calls
     with serving_app(app, loaded.config) as served, AttackTarget.of(served.url).connect() as wire:
         wire.sendall(
             b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: "

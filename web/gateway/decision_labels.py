@@ -57,7 +57,7 @@ class OptionLabels:
 
 
 def probabilities(labels: Sequence[OptionLabel], logprobs: dict[int, float]) -> list[float]:
-    """Return the probability of each label if the answer is one of them. `logprobs`: log
+    """Return the probability of each label, given that the answer is a label. `logprobs`: log
     probability of every token of the labels.
     """
     scores = [_log_sum([logprobs[token] for token in label.ids]) for label in labels]

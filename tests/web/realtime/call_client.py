@@ -138,14 +138,14 @@ class CallClient:
         return event
 
     async def until_heard(self, seconds: float) -> None:
-        """Wait until so much sound was heard."""
+        """Wait until `seconds` of sound were heard."""
         async with asyncio.timeout(PATIENCE_S):
             while self.loud_s() < seconds:
                 self._hears.clear()
                 await self._hears.wait()
 
     async def until_said(self, num_frames: int) -> None:
-        """Wait until the microphone has sent so many frames more."""
+        """Wait until the microphone has sent `num_frames` more."""
         last = self.microphone.num_frames + num_frames
 
         async def is_said() -> bool:

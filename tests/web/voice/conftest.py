@@ -36,6 +36,7 @@ def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
     app = Starlette(routes=[WebSocketRoute("/console/ws", server.endpoint), Mount("/", inner)])
     app.state.closing = inner.state.closing
     app.state.detach_all = inner.state.detach_all
+    app.state.calls_left = inner.state.calls_left
     app.state.close = inner.state.close
     with serving_app(app, config) as served:
         yield Site(url=served.url, server=server)
