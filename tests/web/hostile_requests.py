@@ -41,6 +41,11 @@ BASES: dict[str, dict[str, object]] = {
         "model": MODEL,
         "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
     },
+    "/v1/decisions": {
+        "model": MODEL,
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+        "questions": [{"type": "predicate", "instructions": "It is a greeting."}],
+    },
     "/v1/completions": {"model": MODEL, "prompt": "hi"},
     "/v1/audio/speech": {"model": MODEL, "input": "hi"},
     "/v1/batches": {
