@@ -98,6 +98,7 @@ SLOWEST_FIRST = (
     "vllm",
     "oracle",
     "e2e",
+    "clients",
     "control",
     "fundamentals",
     "train",

@@ -289,6 +289,9 @@ class PromptFrontend:
             else:
                 before = ""
                 parts.append({"type": "audio", "audio": "clip"})
+        # Templates add tools to the system message as to a string, even if they read parts.
+        if message.role == "system" and all(part["type"] == "text" for part in parts):
+            return "\n".join(part["text"] for part in parts)
         return parts
 
 

@@ -32,6 +32,7 @@ PAGES = (
     REPO / "deploy/README.md",
     *sorted(DOCS.rglob("*.md")),
     REPO / "tests" / "split_behaviours.md",
+    REPO / "tests" / "clients" / "README.md",
 )
 FIELDS = DOCS / "fields.md"
 """Documentation page of the request fields, some of which look like configuration keys: `voice.id`.

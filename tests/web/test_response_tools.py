@@ -18,10 +18,10 @@ from openai.types.responses import (
 
 from fleet.core.ids import call_id
 from fleet.core.request import RequestSpec, ToolUse
+from tests.clients.environments import AGENTS, run_client
 from tests.tool_template import ARGUMENTS, NOW, WEATHER, call_text
 from tests.web.conftest import Loaded, ServedGateway, chat, serving
 from tests.web.fake_client import Script
-from tests.web.realtime.clients.install import AGENTS, run_client
 from tests.web.test_responses import EVENT, MAIN, PATH, prompt_of, respond, spec_of
 
 SAID = "One moment."

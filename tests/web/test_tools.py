@@ -120,6 +120,17 @@ def test_result_follows_its_call_in_the_prompt(caller: ServedGateway) -> None:
     assert "<tool_response>25 C</tool_response>" in prompt
 
 
+def test_system_message_in_parts_is_that_in_a_string(caller: ServedGateway) -> None:
+    """Some clients send every text as a list of parts; templates add tools to a string."""
+    parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
+    for content in ("Be brief.\nBe kind.", parts):
+        messages = [{"role": "system", "content": content}, *HELLO]
+        answer = chat(caller, messages=messages, tools=[WEATHER])
+        assert answer.status_code == 200, answer.text
+    first, second = (spec.prompt_ids for spec, _ in caller.client.submitted)
+    assert first == second
+
+
 @pytest.mark.parametrize("arguments", ["[" * 300, '{"a": "\\ud800"}', '{"a": NaN}', '{"a": '])
 def test_arguments_that_are_no_json_are_shown_as_they_are(
     caller: ServedGateway, arguments: str

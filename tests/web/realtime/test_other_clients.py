@@ -1,5 +1,5 @@
 """Unmodified third-party clients of the Realtime API, each in the environment that
-`clients/install.py` made.
+`tests/clients/environments.py` made.
 """
 
 import wave
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.environments import AGENTS, LIVEKIT, PIPECAT, run_client
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
-from tests.web.realtime.clients.install import AGENTS, LIVEKIT, PIPECAT, run_client
 from tests.web.realtime.speech_samples import QUESTION, RATE_HZ, speech
 
 pytestmark = pytest.mark.one_file_in(2, "voice sockets")

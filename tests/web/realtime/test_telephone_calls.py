@@ -14,10 +14,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Origin
 
+from tests.clients.environments import REQUIREMENTS
 from tests.support import wait_until
 from tests.web.conftest import KEY, Loaded, ServedGateway, serving
 from tests.web.fake_client import RATE_HZ, Script
-from tests.web.realtime.clients.install import REQUIREMENTS
 from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.speech_samples import QUESTION, question, silence, speech
 from tests.web.realtime.test_other_clients import question as spoken_question

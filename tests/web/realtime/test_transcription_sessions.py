@@ -6,10 +6,10 @@ import pytest
 from openai import AsyncOpenAI
 from openai.types.realtime import ClientSecretCreateResponse
 
+from tests.clients.environments import REQUIREMENTS
 from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import AUDIO, Script
-from tests.web.realtime.clients.install import REQUIREMENTS
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import Event, SocketClient, message, opened
 from tests.web.realtime.speech_samples import question, silence

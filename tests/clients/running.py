@@ -1,0 +1,135 @@
+"""Runs the scripts of third-party clients against a gateway of a fake fleet, whose model answers
+what each request asks for: a call, JSON, or a sentence. Knows no client by name.
+"""
+
+import json
+import os
+import subprocess
+import wave
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.config.schema import FleetConfig, Limits, WebConfig
+from fleet.core.request import RequestSpec
+from fleet.processing import load_frontend
+from fleet.processing.tokenizer import load_tokenizer
+from tests.clients.environments import SCRIPTS, ThirdPartyClient, environment_of, node_folder
+from tests.tool_template import ARGUMENTS, call_text, write_tool_template
+from tests.web.checkpoint import write_frontend_files
+from tests.web.conftest import Loaded, serving
+from tests.web.fake_client import FakeClient, FakeStream, Script
+from tests.web.realtime.speech_samples import QUESTION, RATE_HZ, speech
+
+SAID, HEARD = Script().text, "What day comes after Monday?"
+MODEL, RUN_S = "omni", 600
+LATER_CALLS = ("final", "transfer")
+"""Beginnings of the names of functions that a client wants called after the others' results."""
+RESULTS = ("<tool_response>", "Observation:")
+"""Beginnings of results of functions: of the chat template, and of clients that send them as a
+user's message.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureOutcome:
+    """Outcome of one feature. `why`: the client's error, empty if `ok`."""
+
+    feature: str
+    ok: bool
+    why: str
+
+
+class ObligingFleet(FakeClient):
+    """A control plane in memory whose model answers as each request asks it to."""
+
+    def start(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
+        prompt = self.tokenizer.decode(list(spec.prompt_ids), skip_special_tokens=False)
+        text = answer_to(spec, prompt.rpartition("<|im_start|>user")[2])
+        self.script = Script(text=text, heard=HEARD)
+        return super().start(spec, blob)
+
+
+def answer_to(spec: RequestSpec, last: str) -> str:
+    """Return a call of a function, JSON that follows the rule of the answer, or a sentence.
+
+    `last`: end of the prompt from the user's last message, or from results of functions. A function
+    named as in `LATER_CALLS` is called after results, or if there is no other function.
+    """
+    names = spec.tools.names if spec.tools is not None and spec.kind != "voice" else ()
+    later = [name for name in names if name.startswith(LATER_CALLS)]
+    first = [name for name in names if name not in later]
+    if first and not any(mark in last for mark in RESULTS):
+        return call_text(first[0])
+    if later:
+        return call_text(later[0], arguments_of(later[0]))
+    rules = [sampling.constraint for sampling in spec.sampling.values()]
+    bound = any(rule is not None and rule.kind == "json" for rule in rules)
+    return ARGUMENTS if bound else SAID
+
+
+def arguments_of(name: str) -> str:
+    if name.startswith("transfer"):
+        return "{}"
+    return json.dumps({"answer": SAID}) if name == "final_answer" else ARGUMENTS
+
+
+def load(folder: Path) -> Loaded:
+    """Write a tiny checkpoint whose template writes tools; prompts of agents fit its limits."""
+    checkpoint = write_tool_template(write_frontend_files(folder / "checkpoint"))
+    config = FleetConfig(
+        limits=Limits(max_prompt_tokens=60_000),
+        web=WebConfig(model_name=MODEL),
+        data_dir=folder / "data",
+    )
+    frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
+    return Loaded(checkpoint=checkpoint, config=config, frontend=frontend)
+
+
+@contextmanager
+def gateway_url(folder: Path) -> Iterator[str]:
+    """Run a gateway of the obliging fleet; `folder` gets its files."""
+    loaded = load(folder)
+    graph, tokenizer = loaded.config.graph_declaration(), load_tokenizer(loaded.checkpoint)
+    with serving(loaded, client=ObligingFleet(graph, tokenizer)) as gateway:
+        yield gateway.url
+
+
+def write_question(path: Path) -> Path:
+    """Write a spoken question as a WAV file: 24 kHz, mono, 16 bit."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE_HZ)
+        file.writeframes(speech(QUESTION))
+    return path
+
+
+def results_of(
+    client: ThirdPartyClient, url: str, question: Path, home: Path
+) -> list[FeatureOutcome]:
+    """Run the client's script; return a result for each feature that it reported.
+
+    `home`: empty folder that the client may take for the user's home.
+    """
+    environment = environment_of(client.requirement)
+    if client.path.suffix == ".mjs":
+        command = [node_folder() / "bin" / "node", client.path, environment]
+    else:
+        command = [environment / "bin" / "python", SCRIPTS / "drive.script", client.path]
+    done = subprocess.run(
+        [*command, url, MODEL, question],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+        env={
+            "PATH": os.defpath,
+            "HOME": str(home),
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"feature"')]
+    return [FeatureOutcome(**json.loads(line)) for line in lines]
