@@ -289,9 +289,10 @@ class PromptFrontend:
             else:
                 before = ""
                 parts.append({"type": "audio", "audio": "clip"})
-        # Templates add tools to the system message as to a string, even if they read parts.
+        # Templates add tools to the system message as to a string, even if they read parts, which
+        # they put together without a separator.
         if message.role == "system" and all(part["type"] == "text" for part in parts):
-            return "\n".join(part["text"] for part in parts)
+            return "".join(part["text"] for part in parts)
         return parts
 
 

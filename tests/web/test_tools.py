@@ -123,7 +123,7 @@ def test_result_follows_its_call_in_the_prompt(caller: ServedGateway) -> None:
 def test_system_message_in_parts_is_that_in_a_string(caller: ServedGateway) -> None:
     """Some clients send every text as a list of parts; templates add tools to a string."""
     parts = [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]
-    for content in ("Be brief.\nBe kind.", parts):
+    for content in ("Be brief.Be kind.", parts):
         messages = [{"role": "system", "content": content}, *HELLO]
         answer = chat(caller, messages=messages, tools=[WEATHER])
         assert answer.status_code == 200, answer.text
