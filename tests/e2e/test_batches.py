@@ -115,6 +115,7 @@ def kill_job(fleet: ProcessFleet, output: Path) -> bytes:
     return written[: written.rfind(b"\n") + 1]
 
 
+@pytest.mark.timeout(1800)  # for the thousand lines of a thorough run
 def test_killed_job_worker_and_worker_cost_no_line_and_answer_none_twice(
     fleet: ProcessFleet, control: redis.Redis, client: OpenAI, tmp_path: Path, thorough: bool
 ) -> None:
