@@ -22,7 +22,7 @@ from fleet.models.qwen3_omni.tiny_tokenizer import write_json
 from fleet.processing import Frontend, load_frontend, open_frontend
 from fleet.processing.tokenizer import load_tokenizer
 from tests.support import wait_until
-from tests.tool_template import write_tool_template
+from tests.tool_template import call_text, write_tool_template
 from tests.web.attacks import AttackTarget
 from tests.web.checkpoint import write_frontend_files
 from tests.web.fake_client import FakeClient
@@ -41,6 +41,8 @@ LIMITS = Limits(
 
 
 KEY = "secret"
+SAID = "One moment."
+"""What `caller` says before its call."""
 HELLO = [{"role": "user", "content": "hello"}]
 ASK: dict[str, object] = {"model": "omni", "messages": HELLO}
 """JSON body of a chat request."""
@@ -251,6 +253,21 @@ def gateway(shared_gateway: ServedGateway) -> ServedGateway:
     """The shared gateway, with its fake control plane reset."""
     shared_gateway.client.reset()
     return shared_gateway
+
+
+@pytest.fixture(scope="session")
+def shared_caller(tooled: Loaded) -> Iterator[ServedGateway]:
+    """A gateway of a model that calls functions."""
+    with serving(tooled) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def caller(shared_caller: ServedGateway) -> ServedGateway:
+    """The shared gateway of a model that calls functions, whose next answer is text and a call."""
+    shared_caller.client.reset()
+    shared_caller.client.script.text = f"{SAID}\n{call_text()}"
+    return shared_caller
 
 
 @pytest.fixture

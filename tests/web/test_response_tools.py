@@ -4,7 +4,7 @@ and conversations of stored responses with calls.
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 import openai
@@ -20,11 +20,10 @@ from fleet.core.ids import call_id
 from fleet.core.request import RequestSpec, ToolUse
 from tests.clients.environments import AGENTS, run_client
 from tests.tool_template import ARGUMENTS, NOW, WEATHER, call_text
-from tests.web.conftest import Loaded, ServedGateway, chat, serving
+from tests.web.conftest import SAID, Loaded, ServedGateway, chat, serving
 from tests.web.fake_client import Script
 from tests.web.test_responses import EVENT, MAIN, PATH, prompt_of, respond, spec_of
 
-SAID = "One moment."
 WRITTEN = f'{SAID}<tool_call>{{"name": "get_weather", "arguments": {ARGUMENTS}}}</tool_call>'
 
 
@@ -50,20 +49,6 @@ CALL = {
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "25 C"}
 USER = {"role": "user", "content": "hello"}
 NOW_CALL = {"type": "function_call", "call_id": "c2", "name": "now", "arguments": "{}"}
-
-
-@pytest.fixture(scope="module")
-def shared(tooled: Loaded) -> Iterator[ServedGateway]:
-    with serving(tooled) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def caller(shared: ServedGateway) -> ServedGateway:
-    """A gateway of a model that calls functions, whose next answer is text and a call."""
-    shared.client.reset()
-    shared.client.script.text = f"{SAID}\n{call_text()}"
-    return shared
 
 
 def call_of(response: Response) -> ResponseFunctionToolCall:

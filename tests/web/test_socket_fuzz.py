@@ -24,7 +24,7 @@ from websockets.frames import CloseCode
 from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.fake_client import Script
-from tests.web.realtime.test_fuzz import BROKEN, SCALARS, live
+from tests.web.realtime.test_fuzz import BROKEN, live, random_value
 from tests.web.realtime.test_telephone_calls import MULAW, PATH
 from web.http.protocol.bounds import MAX_DISCARDED_BYTES
 from web.realtime.session import Session
@@ -84,19 +84,8 @@ class FrameFuzzer:
         if chance < 0.7:
             made = dict(self._random.choice(self._likely))
         for _ in range(self._random.randrange(3)):
-            made[self._random.choice(self._names)] = self._value()
+            made[self._random.choice(self._names)] = random_value(self._random, self._names)
         return json.dumps(made)
-
-    def _value(self, depth: int = 0) -> object:
-        chance = self._random.random()
-        if depth > 3 or chance < 0.7:
-            return self._random.choice(SCALARS)
-        if chance < 0.9:
-            return {
-                self._random.choice(self._names): self._value(depth + 1)
-                for _ in range(self._random.randrange(3))
-            }
-        return [self._value(depth + 1) for _ in range(self._random.randrange(3))]
 
 
 def speech_frames(seed: int) -> FrameFuzzer:

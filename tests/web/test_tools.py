@@ -3,7 +3,6 @@ of required calls, and models that call no functions.
 """
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ from tests.tool_template import ARGUMENTS, NOW, WEATHER, call_text, function
 from tests.web.conftest import (
     ASK,
     HELLO,
+    SAID,
     Loaded,
     ServedGateway,
     bounded,
@@ -23,24 +23,9 @@ from tests.web.conftest import (
     serving,
 )
 
-SAID = "One moment."
 CALL = {"name": "get_weather", "arguments": ARGUMENTS}
 AUDIO: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
 ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
-
-
-@pytest.fixture(scope="module")
-def shared(tooled: Loaded) -> Iterator[ServedGateway]:
-    with serving(tooled) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def caller(shared: ServedGateway) -> ServedGateway:
-    """A gateway of a model that calls functions, whose next answer is text and a call."""
-    shared.client.reset()
-    shared.client.script.text = f"{SAID}\n{call_text()}"
-    return shared
 
 
 def spec_of(gateway: ServedGateway) -> RequestSpec:

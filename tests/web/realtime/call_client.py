@@ -190,17 +190,22 @@ class CallOffer:
     sdp: str
 
 
-async def make_offer(label: str = "oai-events") -> CallOffer:
+@asynccontextmanager
+async def offered() -> AsyncIterator[CallOffer]:
+    """Make an offer, and close its client at the end."""
     peer = RTCPeerConnection(RTCConfiguration(iceServers=[]))
-    client = CallClient(peer, peer.createDataChannel(label), Microphone())
+    client = CallClient(peer, peer.createDataChannel("oai-events"), Microphone())
     peer.addTrack(client.microphone)
     client.channel.on("message", client.on_message)
     client.channel.on("close", client.closed.set)
     peer.on("connectionstatechange", client.on_state)
     (receiver,) = peer.getReceivers()
     setattr(receiver, JITTER_BUFFER, CallEar(client.on_heard))
-    await peer.setLocalDescription(await peer.createOffer())
-    return CallOffer(client, peer.localDescription.sdp)
+    try:
+        await peer.setLocalDescription(await peer.createOffer())
+        yield CallOffer(client, peer.localDescription.sdp)
+    finally:
+        await peer.close()
 
 
 async def post_offer(
@@ -229,17 +234,14 @@ async def called(
     query: Mapping[str, str] | None = None,
 ) -> AsyncIterator[CallClient]:
     """Open a call, and close it at the end."""
-    offer = await make_offer()
-    client = offer.client
-    try:
+    async with offered() as offer:
+        client = offer.client
         answer = await post_offer(gateway, offer.sdp, key, session_settings, query)
         assert answer.status_code == 201, answer.text
         client.call_id = answer.headers["location"].removeprefix("/v1/realtime/calls/")
         await client.peer.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
         client.session = (await client.until("session.created"))["session"]
         yield client
-    finally:
-        await client.peer.close()
 
 
 def sessions(gateway: ServedGateway) -> set[str]:

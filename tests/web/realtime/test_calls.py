@@ -29,7 +29,7 @@ from tests.web.realtime.call_client import (
     HEARD_HZ,
     called,
     drop_packets,
-    make_offer,
+    offered,
     post_offer,
     sessions,
     until_away,
@@ -155,16 +155,15 @@ async def test_closing_the_connection_ends_the_session(gateway: ServedGateway) -
 
 
 async def test_settings_arrive_with_the_offer(gateway: ServedGateway) -> None:
-    offer = await make_offer()
     session: Any = {"type": "realtime", "instructions": "Be brief.", "max_output_tokens": 7}
-    answer = await asyncio.to_thread(
-        lambda: gateway.openai().realtime.calls.create(sdp=offer.sdp, session=session)
-    )
-    assert answer.response.status_code == 201
-    await offer.client.peer.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
-    created = (await offer.client.until("session.created"))["session"]
-    assert (created["instructions"], created["max_output_tokens"]) == ("Be brief.", 7)
-    await offer.client.peer.close()
+    async with offered() as offer:
+        answer = await asyncio.to_thread(
+            lambda: gateway.openai().realtime.calls.create(sdp=offer.sdp, session=session)
+        )
+        assert answer.response.status_code == 201
+        await offer.client.peer.setRemoteDescription(RTCSessionDescription(answer.text, "answer"))
+        created = (await offer.client.until("session.created"))["session"]
+        assert (created["instructions"], created["max_output_tokens"]) == ("Be brief.", 7)
 
 
 async def test_client_secret_opens_a_call_from_any_page(locked: ServedGateway) -> None:
@@ -186,8 +185,8 @@ async def test_full_gateway_refuses_a_call_instead_of_letting_it_wait(loaded: Lo
     voice = loaded.config.voice.model_copy(update={"max_sessions": 1})
     full = replace(loaded, config=loaded.config.model_copy(update={"voice": voice}))
     with serving(full) as gateway:
-        async with called(gateway) as client:
-            refused = await post_offer(gateway, (await make_offer()).sdp)
+        async with called(gateway) as client, offered() as offer:
+            refused = await post_offer(gateway, offer.sdp)
             assert refused.status_code == 429 and "try again" in refused.json()["error"]["message"]
             assert sessions(gateway) == {client.session["id"]}
         await until_over(gateway, client.session["id"])
@@ -214,15 +213,18 @@ def refusal(answer: httpx.Response) -> tuple[int, str | None]:
 async def test_offer_that_cannot_be_served_is_refused(
     gateway: ServedGateway, before: str, after: str
 ) -> None:
-    sdp, held = (await make_offer()).sdp, sessions(gateway)
-    assert before in sdp
-    assert refusal(await post_offer(gateway, sdp.replace(before, after))) == (400, "sdp")
+    held = sessions(gateway)
+    async with offered() as offer:
+        assert before in offer.sdp
+        refused = await post_offer(gateway, offer.sdp.replace(before, after))
+    assert refusal(refused) == (400, "sdp")
     assert sessions(gateway) <= held
 
 
 async def test_body_that_is_no_offer_is_refused(gateway: ServedGateway) -> None:
-    path, sdp = "/v1/realtime/calls", (await make_offer()).sdp
-    post, held = gateway.http.post, sessions(gateway)
+    path, post, held = "/v1/realtime/calls", gateway.http.post, sessions(gateway)
+    async with offered() as offer:
+        sdp = offer.sdp
     assert refusal(post(path, json={"sdp": sdp})) == (400, None)
     assert refusal(post(path, files={"session": (None, "{}")})) == (400, "sdp")
     wrong = {"sdp": (None, sdp), "session": (None, json.dumps({"instructions": 1}))}
@@ -368,5 +370,6 @@ async def test_key_hangs_up_its_own_calls_and_with_operate_those_of_others(
 
 async def test_call_needs_the_scope_talk(keyed: Loaded) -> None:
     with serving(keyed, KEY) as gateway:
-        refused = await post_offer(gateway, (await make_offer()).sdp, "watcher")
+        async with offered() as offer:
+            refused = await post_offer(gateway, offer.sdp, "watcher")
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "missing_scope"

@@ -2,7 +2,7 @@
 move to another gateway.
 """
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,31 +11,24 @@ from fleet.core.ids import StageName, call_id
 from tests.support import await_until
 from tests.tool_template import ARGUMENTS, call_text
 from tests.tool_template import WEATHER as NESTED
-from tests.web.conftest import Loaded, ServedGateway, bounded, serving
+from tests.web.conftest import SAID, Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import FRAME_SAMPLES, Script
 from tests.web.realtime.socket_client import Event, SocketClient, opened
 from web.realtime.snapshot import STATE
 
 WEATHER = {"type": "function", **NESTED["function"]}
 NOW = {"type": "function", "name": "now"}
-SAID = "One moment."
 CALLING = Script(text=f"{SAID}\n{call_text()}", num_samples=2 * FRAME_SAMPLES)
 TEXT = {"output_modalities": ["text"]}
 ARGUMENT_EVENT = "response.function_call_arguments"
 
 
-@pytest.fixture(scope="module")
-def caller_gateway(tooled: Loaded) -> Iterator[ServedGateway]:
-    with serving(tooled) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-async def caller(caller_gateway: ServedGateway) -> AsyncIterator[SocketClient]:
+async def caller(shared_caller: ServedGateway) -> AsyncIterator[SocketClient]:
     """A client of a session with two tools, whose next response is words and a call."""
-    caller_gateway.client.reset()
-    caller_gateway.client.script = CALLING
-    async with opened(caller_gateway, "/v1/realtime") as client:
+    shared_caller.client.reset()
+    shared_caller.client.script = CALLING
+    async with opened(shared_caller, "/v1/realtime") as client:
         errors, now = await client.update(tools=[WEATHER, NOW])
         assert not errors and [tool["name"] for tool in now["tools"]] == ["get_weather", "now"]
         yield client
@@ -63,7 +56,7 @@ async def result(client: SocketClient, call: str, output: str = "25 C") -> None:
 
 @pytest.mark.parametrize("response", [{}, TEXT])
 async def test_call_has_its_events_after_the_words(
-    caller: SocketClient, caller_gateway: ServedGateway, response: dict[str, Any]
+    caller: SocketClient, shared_caller: ServedGateway, response: dict[str, Any]
 ) -> None:
     done = await caller.complete("hello", **response)
     words, call = done["output"]
@@ -74,7 +67,7 @@ async def test_call_has_its_events_after_the_words(
         ARGUMENTS,
         "completed",
     )
-    spec, _ = caller_gateway.client.submitted[-1]
+    spec, _ = shared_caller.client.submitted[-1]
     assert call["call_id"] == call_id(spec.id, 0)
     events = of_calls(caller)
     assert [event["type"] for event in events if not event["type"].endswith("delta")] == [
@@ -92,16 +85,16 @@ async def test_call_has_its_events_after_the_words(
 
 
 async def test_next_response_sees_call_and_result(
-    caller: SocketClient, caller_gateway: ServedGateway
+    caller: SocketClient, shared_caller: ServedGateway
 ) -> None:
     call = (await caller.complete("hello"))["output"][1]
-    caller_gateway.client.script = Script(text="It is warm.", num_samples=FRAME_SAMPLES)
+    shared_caller.client.script = Script(text="It is warm.", num_samples=FRAME_SAMPLES)
     await result(caller, call["call_id"])
     added = (await caller.until("conversation.item.done"))["item"]
     assert (added["type"], added["output"]) == ("function_call_output", "25 C")
     done = await caller.complete()
     assert [item["type"] for item in done["output"]] == ["message"]
-    prompt = prompt_of(caller_gateway)
+    prompt = prompt_of(shared_caller)
     written = f'{SAID}<tool_call>{{"name": "get_weather", "arguments": {ARGUMENTS}}}</tool_call>'
     assert f"{written}<|im_end|>\n<|im_start|>user\n<tool_response>25 C<" in prompt
 
@@ -119,47 +112,47 @@ async def test_result_counts_once_and_only_for_a_known_call(caller: SocketClient
 
 
 async def test_client_may_write_calls_and_results(
-    caller: SocketClient, caller_gateway: ServedGateway
+    caller: SocketClient, shared_caller: ServedGateway
 ) -> None:
     item = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{}"}
     await caller.send("conversation.item.create", item=item)
     await result(caller, "c1", "noon")
     await caller.complete("hello", **TEXT)
-    prompt = prompt_of(caller_gateway)
+    prompt = prompt_of(shared_caller)
     assert '<tool_call>{"name": "now", "arguments": {}}</tool_call>' in prompt
     assert "<tool_response>noon</tool_response>" in prompt
 
 
 @pytest.mark.parametrize("in_session", [True, False])
 async def test_required_call_is_a_rule_of_the_response(
-    caller: SocketClient, caller_gateway: ServedGateway, *, in_session: bool
+    caller: SocketClient, shared_caller: ServedGateway, *, in_session: bool
 ) -> None:
     choice = {"type": "function", "name": "now"}
     if in_session:
         _, now = await caller.update(tool_choice=choice)
         assert now["tool_choice"] == choice
     await caller.complete("hello", **({} if in_session else {"tool_choice": choice}), **TEXT)
-    spec, _ = caller_gateway.client.submitted[-1]
+    spec, _ = shared_caller.client.submitted[-1]
     assert spec.tools is not None and spec.tools.names == ("now",) and spec.tools.max_calls == 1
     constraint = spec.sampling[StageName("thinker")].constraint
     assert constraint is not None and "get_weather" not in constraint.text
 
 
 async def test_response_may_have_tools_of_its_own(
-    caller: SocketClient, caller_gateway: ServedGateway
+    caller: SocketClient, shared_caller: ServedGateway
 ) -> None:
     await caller.complete("hello", tools=[NOW], tool_choice="auto", **TEXT)
-    spec, _ = caller_gateway.client.submitted[-1]
+    spec, _ = shared_caller.client.submitted[-1]
     assert spec.tools is not None and spec.tools.names == ("now",)
     done = await caller.complete("hello", tool_choice="none", **TEXT)
     assert [item["type"] for item in done["output"]] == ["message"]
-    assert caller_gateway.client.submitted[-1][0].tools is None
+    assert shared_caller.client.submitted[-1][0].tools is None
 
 
 async def test_cancelled_response_cuts_its_call(
-    caller: SocketClient, caller_gateway: ServedGateway
+    caller: SocketClient, shared_caller: ServedGateway
 ) -> None:
-    caller_gateway.client.script = Script(text=call_text(), num_samples=0, stall_at=-8)
+    shared_caller.client.script = Script(text=call_text(), num_samples=0, stall_at=-8)
     await caller.ask("hello")
     await caller.until(f"{ARGUMENT_EVENT}.delta")
     await caller.send("response.cancel")
@@ -168,9 +161,9 @@ async def test_cancelled_response_cuts_its_call(
     (call,) = done["output"]
     assert call["status"] == "incomplete" and call["call_id"]
     assert of_calls(caller)[-3]["type"] == f"{ARGUMENT_EVENT}.done"
-    caller_gateway.client.script = Script(text="Well.", num_samples=0)
+    shared_caller.client.script = Script(text="Well.", num_samples=0)
     await caller.complete("hello", **TEXT)
-    prompt = prompt_of(caller_gateway)
+    prompt = prompt_of(shared_caller)
     assert '<tool_call>{"name": "get_weather"' not in prompt, "a cut call is no part of the prompt"
 
 

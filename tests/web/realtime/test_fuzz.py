@@ -10,7 +10,7 @@ import gc
 import json
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from fleet.core.errors import BadInput
 from tests.support import await_until
 from tests.tool_template import WEATHER
-from tests.web.conftest import Loaded, ServedGateway, serving
+from tests.web.conftest import ServedGateway
 from tests.web.fake_client import Script
 from tests.web.realtime.socket_client import opened
 from web.http.errors import status_of
@@ -152,20 +152,24 @@ BROKEN = (
 )
 
 
+def random_value(source: random.Random, fields: Sequence[str], depth: int = 0) -> object:
+    chance = source.random()
+    if depth > 3 or chance < 0.55:
+        return source.choice(SCALARS)
+    if chance < 0.85:
+        return {
+            source.choice(fields): random_value(source, fields, depth + 1)
+            for _ in range(source.randrange(4))
+        }
+    return [random_value(source, fields, depth + 1) for _ in range(source.randrange(4))]
+
+
 class Fuzzer:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def value(self, depth: int = 0) -> object:
-        chance = self._random.random()
-        if depth > 3 or chance < 0.55:
-            return self._random.choice(SCALARS)
-        if chance < 0.85:
-            return {
-                self._random.choice(FIELDS): self.value(depth + 1)
-                for _ in range(self._random.randrange(4))
-            }
-        return [self.value(depth + 1) for _ in range(self._random.randrange(4))]
+    def value(self) -> object:
+        return random_value(self._random, FIELDS)
 
     def frame(self) -> str | bytes:
         chance = self._random.random()
@@ -262,22 +266,15 @@ def live(kind: type) -> int:
     return sum(1 for thing in gc.get_objects() if type(thing) is kind)
 
 
-@pytest.fixture(scope="module")
-def caller(tooled: Loaded) -> Iterator[ServedGateway]:
-    """A gateway of a model that calls functions."""
-    with serving(tooled) as gateway:
-        yield gateway
-
-
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "path",
     ["/v1/realtime", "/console/ws", "/v1/realtime?fleet=1", "/v1/realtime?intent=transcription"],
 )
 async def test_random_invalid_events_leave_other_sessions_undisturbed(
-    caller: ServedGateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
+    shared_caller: ServedGateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gateway = caller
+    gateway = shared_caller
     gateway.client.reset()
     gateway.client.script = Script(num_samples=4_800)
     before, held, fuzzer = live(Session), set(gateway.client.voice.held), Fuzzer(1)
