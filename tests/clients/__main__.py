@@ -1,5 +1,5 @@
-"""`python -m tests.clients [--only NAME]`: install third-party clients, run their scripts, and
-write the page of results. With `--only`, one client is run, and the page is left as it is.
+"""`python -m tests.clients [--only NAME ...]`: install third-party clients, run their scripts, and
+write the page of results. With `--only`, the named clients are run, and other rows stay.
 """
 
 import argparse
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.clients.environments import CLIENTS, ThirdPartyClient, install
 from tests.clients.page import write_page
-from tests.clients.running import FeatureOutcome, gateway_url, results_of, write_question
+from tests.clients.running import FeatureOutcome, gateway_of, load, results_of, write_question
 
 
 def run(clients: Sequence[ThirdPartyClient], folder: Path) -> dict[str, list[FeatureOutcome]]:
@@ -22,8 +22,9 @@ def run(clients: Sequence[ThirdPartyClient], folder: Path) -> dict[str, list[Fea
     results: dict[str, list[FeatureOutcome]] = {}
     for client in clients:
         install(client.requirement)
-        with gateway_url(folder / client.name) as url:
-            results[client.name] = results_of(client, url, question, home)
+        loaded = load(folder / client.name)
+        with gateway_of(loaded) as url:
+            results[client.name] = results_of(client, url, question, home, loaded.checkpoint)
         for result in results[client.name]:
             print(json.dumps({"client": client.name, **asdict(result)}), flush=True)
     return results
@@ -31,13 +32,11 @@ def run(clients: Sequence[ThirdPartyClient], folder: Path) -> dict[str, list[Fea
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=[client.name for client in CLIENTS])
+    names = [client.name for client in CLIENTS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
     only = parser.parse_args().only
     with tempfile.TemporaryDirectory() as folder:
-        if only is None:
-            write_page(run(CLIENTS, Path(folder)))
-        else:
-            run([client for client in CLIENTS if client.name == only], Path(folder))
+        write_page(run([client for client in CLIENTS if client.name in only], Path(folder)))
 
 
 if __name__ == "__main__":

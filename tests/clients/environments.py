@@ -6,9 +6,9 @@ Clients that are installed already are left as they are.
 """
 
 import importlib.util
+import shutil
 import subprocess
 import sys
-import venv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,21 @@ LIVEKIT = "livekit-plugins-openai==1.8.9"
 PIPECAT = "pipecat-ai==1.14.0"
 REQUIREMENTS = (AGENTS, LIVEKIT, PIPECAT)
 """Clients of the ordinary tests."""
+AI_SDK, WYOMING = "ai@7.0.173", "wyoming-openai==0.8.0"
+GUIDELLM, SGLANG = "guidellm==0.8.1", "sglang==0.5.9"
+TOOL_OF_SGLANG = ("aiohttp", "datasets", "numpy", "pillow", "pybase64", "requests", "transformers")
+BESIDE = {
+    AI_SDK: ("@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
+    GUIDELLM: ("torch==2.13.0",),
+    SGLANG: TOOL_OF_SGLANG,
+}
+"""Packages that are installed with a client, by its requirement."""
+BARE = (SGLANG,)
+"""Clients without their dependencies, which are gigabytes of CUDA: their load tool needs what
+`BESIDE` lists.
+"""
+MINIMUM_PYTHON = {WYOMING: (3, 12)}
+"""Oldest Python of a client that refuses older ones, by its requirement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +60,25 @@ CLIENTS = tuple(
     for name, title, requirement, suffix in (
         ("openai", "OpenAI, Python", "openai[realtime]==3.57.0", "script"),
         ("openai_node", "OpenAI, Node", "openai@7.59.0", "mjs"),
+        ("ai_sdk", "Vercel AI SDK", AI_SDK, "mjs"),
         ("litellm", "LiteLLM SDK", "litellm==1.110.2", "script"),
+        # The newest release whose proxy can be installed from PyPI.
+        ("litellm_proxy", "LiteLLM proxy", "litellm[proxy]==1.108.7", "script"),
         ("langchain", "LangChain", "langchain-openai==1.7.4", "script"),
         ("llama_index", "LlamaIndex", "llama-index-llms-openai-like==0.8.1", "script"),
         ("instructor", "Instructor", "instructor==1.17.0", "script"),
         ("pydantic_ai", "Pydantic AI", "pydantic-ai-slim[openai]==2.68.0", "script"),
         ("smolagents", "smolagents", "smolagents[openai]==1.26.0", "script"),
         ("llm", "llm", "llm==0.36", "script"),
+        ("aider", "aider", "aider-chat==0.86.2", "script"),
         ("agents", "OpenAI Agents", AGENTS, "script"),
         ("livekit", "LiveKit", LIVEKIT, "script"),
         ("pipecat", "Pipecat", PIPECAT, "script"),
+        ("wyoming", "Wyoming", WYOMING, "script"),
+        ("guidellm", "GuideLLM", GUIDELLM, "script"),
+        ("aiperf", "AIPerf", "aiperf==0.13.0", "script"),
+        # The newest release whose load tool runs without its engine.
+        ("sglang", "SGLang's bench_serving", SGLANG, "script"),
     )
 )
 
@@ -73,9 +97,29 @@ def node_folder() -> Path:
     return Path(found.origin).parent
 
 
+def interpreter(requirement: str) -> str:
+    """Return a Python of this machine that is new enough for `requirement`.
+
+    Raises: LookupError if there is none.
+    """
+    wanted = MINIMUM_PYTHON.get(requirement, (3, 11))
+    if sys.version_info >= wanted:
+        return sys.executable
+    names = [f"python3.{minor}" for minor in range(wanted[1], 20)]
+    on_path = [found for found in map(shutil.which, names) if found is not None]
+    beside = sorted(map(str, Path(sys.base_prefix).parent.glob("3.*/bin/python3.[0-9]*")))
+    code = f"import sys; sys.exit(sys.version_info < {wanted})"
+    for python in (*on_path, *(path for path in beside if Path(path).name in names)):
+        if subprocess.run([python, "-c", code], capture_output=True, check=False).returncode == 0:
+            return python
+    raise LookupError(f"{requirement} needs Python {'.'.join(map(str, wanted))}; install one")
+
+
 def install(requirement: str) -> None:
-    home = environment_of(requirement)
-    if (home / "ready").exists():
+    """Install the client and the packages beside it, unless exactly these are there."""
+    home, wanted = environment_of(requirement), (requirement, *BESIDE.get(requirement, ()))
+    ready, others = home / "ready", " ".join(wanted[1:])
+    if ready.exists() and ready.read_text() == others:
         return
     print(f"installing {requirement}", flush=True)
     if "@" in requirement:
@@ -83,13 +127,16 @@ def install(requirement: str) -> None:
         npm = node_folder() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
         options = ["--silent", "--no-audit", "--no-fund", "--prefix", home]
         node = node_folder() / "bin" / "node"
-        subprocess.run([node, npm, "install", *options, requirement], check=True)
+        subprocess.run([node, npm, "install", *options, *wanted], check=True)
     else:
-        venv.create(home, with_pip=True, clear=True)
+        subprocess.run([interpreter(requirement), "-m", "venv", "--clear", home], check=True)
         # Of thousands of modules, tests import a few: these are compiled then.
-        pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile", requirement]
-        subprocess.run(pip, check=True)
-    (home / "ready").touch()
+        pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
+        if requirement in BARE:
+            subprocess.run([*pip, "--no-deps", requirement], check=True)
+            wanted = wanted[1:]
+        subprocess.run([*pip, *wanted], check=True)
+    ready.write_text(others)
 
 
 def run_client(script: str, requirement: str, *arguments: str) -> str:

@@ -17,11 +17,17 @@ INTRODUCTION = """\
 
 Unmodified clients, each at a pinned release in an environment of its own, against a gateway. The
 fleet behind it is in memory: its model does at once what a request asks for, by a call of a
-function, JSON or a sentence. A feature passes if the client gives its user exactly that.
+function, JSON, an edit or a sentence. A feature passes if the client gives its user exactly that.
 
 `python -m tests.clients` installs the clients, runs their scripts in `scripts/`, and writes this
-page. `python -m tests.clients --only NAME` prints the results of one, where NAME is that of its
-script.
+page. `python -m tests.clients --only NAME ...` runs some, by the names of their scripts, and
+replaces their rows. Wyoming's bridge needs Python 3.12 or later on the machine.
+
+Not run, since they bring several gigabytes, most of them CUDA:
+
+* Open WebUI 0.12.4. `tests/web/test_open_webui.py` sends what it sends.
+* `vllm bench serve` and vLLM-Omni's, and SGLang's after 0.5.9, whose load tools import their
+  engines. `tests/web/test_load_tools.py` sends their requests and reads answers as they do.
 
 | client | version | feature | result |
 |---|---|---|---|
@@ -52,8 +58,17 @@ def outcome(result: FeatureOutcome | None) -> str:
 
 
 def write_page(results: Mapping[str, Sequence[FeatureOutcome]]) -> None:
-    """Write the page from the results of every client, by name."""
-    rows = [row for client in CLIENTS for row in rows_of(client, results[client.name])]
+    """Write the page from the results of clients, by name; rows of others stay as they are."""
+    shown = rows_shown()
+    rows = [
+        row
+        for client in CLIENTS
+        for row in (
+            rows_of(client, results[client.name])
+            if client.name in results
+            else [row for row in shown if row[0] == client.title]
+        )
+    ]
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     PAGE.write_text(INTRODUCTION + lines)
 

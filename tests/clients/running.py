@@ -1,5 +1,5 @@
 """Runs the scripts of third-party clients against a gateway of a fake fleet, whose model answers
-what each request asks for: a call, JSON, or a sentence. Knows no client by name.
+what each request asks for: a call, JSON, an edit, or a sentence. Knows no client by name.
 """
 
 import json
@@ -23,7 +23,21 @@ from tests.web.fake_client import FakeClient, FakeStream, Script
 from tests.web.realtime.speech_samples import QUESTION, RATE_HZ, speech
 
 SAID, HEARD = Script().text, "What day comes after Monday?"
-MODEL, RUN_S = "omni", 600
+MODEL, RUN_S = "omni", 900
+USER = "<|im_start|>user"
+EDITS = "*SEARCH/REPLACE block*"
+"""A form of edits, as a programming assistant's prompt names it."""
+EDIT = """\
+hello.py
+```
+<<<<<<< SEARCH
+print("hello")
+=======
+print("goodbye")
+>>>>>>> REPLACE
+```
+"""
+"""An edit of this form."""
 LATER_CALLS = ("final", "transfer")
 """Beginnings of the names of functions that a client wants called after the others' results."""
 RESULTS = ("<tool_response>", "Observation:")
@@ -46,7 +60,7 @@ class ObligingFleet(FakeClient):
 
     def start(self, spec: RequestSpec, blob: bytes | None) -> FakeStream:
         prompt = self.tokenizer.decode(list(spec.prompt_ids), skip_special_tokens=False)
-        text = answer_to(spec, prompt.rpartition("<|im_start|>user")[2])
+        text = EDIT if EDITS in prompt else answer_to(spec, prompt.rpartition(USER)[2])
         self.script = Script(text=text, heard=HEARD)
         return super().start(spec, blob)
 
@@ -88,9 +102,8 @@ def load(folder: Path) -> Loaded:
 
 
 @contextmanager
-def gateway_url(folder: Path) -> Iterator[str]:
-    """Run a gateway of the obliging fleet; `folder` gets its files."""
-    loaded = load(folder)
+def gateway_of(loaded: Loaded) -> Iterator[str]:
+    """Run a gateway of the obliging fleet; yield its URL."""
     graph, tokenizer = loaded.config.graph_declaration(), load_tokenizer(loaded.checkpoint)
     with serving(loaded, client=ObligingFleet(graph, tokenizer)) as gateway:
         yield gateway.url
@@ -107,22 +120,24 @@ def write_question(path: Path) -> Path:
 
 
 def results_of(
-    client: ThirdPartyClient, url: str, question: Path, home: Path
+    client: ThirdPartyClient, url: str, question: Path, home: Path, tokenizer: Path
 ) -> list[FeatureOutcome]:
     """Run the client's script; return a result for each feature that it reported.
 
-    `home`: empty folder that the client may take for the user's home.
+    `home`: empty folder that the client may take for the user's home. `tokenizer`: folder of the
+    model's tokenizer, by which load tools count.
     """
     environment = environment_of(client.requirement)
     if client.path.suffix == ".mjs":
         command = [node_folder() / "bin" / "node", client.path, environment]
     else:
         command = [environment / "bin" / "python", SCRIPTS / "drive.script", client.path]
+    # Unlike subprocess, it ends the programs that the script started too, and keeps its results.
+    bounded = ["timeout", str(RUN_S), *command]
     done = subprocess.run(
-        [*command, url, MODEL, question],
+        [*bounded, url, MODEL, question, tokenizer],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=RUN_S,
         check=False,
         env={
             "PATH": os.defpath,

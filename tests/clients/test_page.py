@@ -19,7 +19,7 @@ def test_page_has_a_row_for_each_feature_of_each_pinned_client() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_clients_do_what_the_page_says(tmp_path: Path) -> None:
     results = run(CLIENTS, tmp_path)
     rows = [row for client in CLIENTS for row in rows_of(client, results[client.name])]

@@ -168,6 +168,24 @@ def test_vllm_omni_reads_text_and_audio(gateway: ServedGateway) -> None:
     assert text_only.text == Script().text and text_only.num_audio == 0
 
 
+def test_vllm_omni_reads_speech_as_raw_samples(gateway: ServedGateway) -> None:
+    fields = {"stream": True, "stream_format": "audio", "response_format": "pcm"}
+    body = {"model": "omni", "input": "Hello.", "voice": "ethan", **fields}
+    answer = gateway.http.post("/v1/audio/speech", json=body)
+    assert answer.content == sine(Script().num_samples).tobytes()
+
+
+def test_vllm_continues_a_text_with_its_fields(gateway: ServedGateway) -> None:
+    fields = {"repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None, "ignore_eos": True}
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    body = {"model": "omni", "prompt": "Once", **fields, **usage}
+    answer = gateway.http.post("/v1/completions", json=body)
+    read = list(events(line for line in answer.text.split("\n\n") if line))
+    said = [data["choices"][0]["text"] for data in read if data["choices"]]
+    assert Script().text.startswith("".join(said)) and said
+    assert read[-1]["usage"]["completion_tokens"] > 0
+
+
 @pytest.mark.parametrize("tool", [vllm, vllm_omni, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_a_stream_with_pauses(
     gateway: ServedGateway,

@@ -1,10 +1,12 @@
-"""Runs a script of this folder that is a whole session of its own, for the scripts that list it as
-a feature.
+"""Runs, for the scripts that list them as features, a script of this folder that is a whole session
+of its own, and programs that clients install.
 """
 
 import subprocess
 import sys
 from pathlib import Path
+
+TOOL_S = 280
 
 
 def printed_by(script: str, *arguments: str) -> list[str]:
@@ -13,3 +15,13 @@ def printed_by(script: str, *arguments: str) -> list[str]:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-300:]
     return done.stdout.splitlines()
+
+
+def run_tool(program: str, *arguments: str) -> None:
+    """Run a program of the client's environment.
+
+    Raises: AssertionError with the end of what it printed, if it fails.
+    """
+    command = [str(Path(sys.executable).with_name(program)), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_S, cwd=Path.home())
+    assert done.returncode == 0, (done.stdout + done.stderr)[-300:]

@@ -234,5 +234,6 @@ def test_pipecats_serializer_talks_with_the_gateway(
 ) -> None:
     """Pipecat encodes the caller's audio and decodes the answer's, both at 24 kHz."""
     gateway.client.script = COUNT
-    printed = run_client("pipecat_call.script", REQUIREMENTS[2], gateway.url, spoken_question)
-    assert printed.strip() == f"{len(whole_audio())} bytes, of which all were decoded"
+    wanted, arguments = len(whole_audio()), (gateway.url, spoken_question)
+    printed = run_client("pipecat_call.script", REQUIREMENTS[2], *arguments, str(wanted))
+    assert printed.strip() == f"{wanted} bytes, of which all were decoded"
