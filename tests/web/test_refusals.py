@@ -280,7 +280,7 @@ def test_required_tool_is_refused(gateway: ServedGateway, choice: object) -> Non
 def test_unserved_route_is_refused_with_alternative(
     gateway: ServedGateway, method: str, path: str, advice: str
 ) -> None:
-    assert advice in refusal(gateway.http.request(method, gateway.url + path), 404)["message"]
+    assert advice in refusal(gateway.http.request(method, gateway.url + path))["message"]
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def test_translations_are_not_served(gateway: ServedGateway) -> None:
     answer = gateway.http.post(
         "/v1/audio/translations", data={"model": "omni"}, files={"file": ("a.wav", sound())}
     )
-    assert "translations are not served" in str(error_of(answer, 404)["message"])
+    assert "translations are not served" in str(error_of(answer, 400)["message"])
 
 
 @QUICK

@@ -91,10 +91,6 @@ class SessionIdle(BadInput):
     code = "session_idle"
 
 
-class UnservedRoute(UnsupportedValue):
-    """Error: the path is a route of OpenAI's API that this server does not have."""
-
-
 class BodiesTooLarge(Overloaded):
     """The bodies of all running requests together have reached their memory limit."""
 
@@ -124,7 +120,6 @@ STATUSES: dict[type[FleetError], int] = {
     errors.ModelNotFound: 404,
     errors.NotFound: 404,
     UnknownSocket: 404,
-    UnservedRoute: 404,
     errors.Aborted: 409,
     errors.Conflict: 409,
     errors.ResumedElsewhere: 409,
@@ -210,17 +205,21 @@ async def on_fleet_error(_request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """Return the response to an error of Starlette's router: unknown path, wrong method."""
+    """Return the response to an error of Starlette's router: unknown path, wrong method.
+
+    Known routes that are not served are refused with 400: from 404, proxies conclude that the model
+    is gone, and send no more requests for a while.
+    """
     assert isinstance(error, HTTPException)
-    code, reason = _CODES.get(error.status_code, "http_error"), error.detail
+    status, reason = error.status_code, error.detail
+    code = _CODES.get(status, "http_error")
     allowed = Headers(error.headers).get("allow")
-    if error.status_code == HTTPStatus.NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         code, advice = advice_for_path(request.url.path)
+        status = HTTPStatus.BAD_REQUEST if code == UnsupportedValue.code else status
         reason = f"no such route; {advice}" if advice else "no such route"
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
         reason = f"this route takes {allowed} only"
     path = request.url.path[:MAX_SHOWN_PATH]
-    body = ErrorBody(
-        message=f"{request.method} {path}: {reason}", type=type_of(error.status_code), code=code
-    )
-    return error_response(ErrorEnvelope(body), error.status_code, error.headers)
+    body = ErrorBody(message=f"{request.method} {path}: {reason}", type=type_of(status), code=code)
+    return error_response(ErrorEnvelope(body), status, error.headers)

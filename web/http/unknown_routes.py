@@ -1,5 +1,5 @@
-"""Advice in the 404 of an unknown path: what to use instead, or how to correct the client's base
-URL.
+"""Advice in the refusal of an unknown path: what to use instead, or how to correct the client's
+base URL.
 """
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
@@ -80,7 +80,7 @@ _AZURE_PREFIXES = frozenset({"deployments", "engines"})
 
 
 def advice_for_path(path: str) -> tuple[str, str]:
-    """Return the error code and the advice for the 404 of a path without a route."""
+    """Return the error code and the advice for a path without a route."""
     pieces = [piece for piece in path.split("/") if piece]
     if (
         pieces[:1] == ["api"]

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from fleet.core.errors import UnsupportedValue
 from web.gateway.gateway import Gateway
-from web.http.errors import UnservedRoute
 from web.http.json_response import json_response
 from web.openai.capabilities import capabilities_of, context_tokens
 from web.schema.responses import (
@@ -62,7 +62,7 @@ class ModelRoutes:
         )
 
     async def translations(self, _request: Request) -> Response:
-        raise UnservedRoute(
+        raise UnsupportedValue(
             "translations are not served; /v1/audio/transcriptions transcribes speech in its "
             "own language"
         )

@@ -112,7 +112,7 @@ OPERATIONS: tuple[Operation, ...] = (
             "after": "id of the last item of the previous page",
         },
     ),
-    Operation("POST", "/v1/responses/{response_id}/cancel", "Not served: always 404", statuses=()),
+    Operation("POST", "/v1/responses/{response_id}/cancel", "Not served: always 400", statuses=()),
     Operation(
         "POST",
         "/v1/decisions",
@@ -144,7 +144,7 @@ OPERATIONS: tuple[Operation, ...] = (
         others=(VerboseTranscription,),
         media=(TEXT, EVENTS),
     ),
-    Operation("POST", "/v1/audio/translations", "Not served: always 404", statuses=()),
+    Operation("POST", "/v1/audio/translations", "Not served: always 400", statuses=()),
     Operation("GET", "/v1/realtime", "A WebSocket; over plain HTTP always 426", statuses=()),
     Operation(
         "GET", "/v1/audio/speech/stream", "A WebSocket; over plain HTTP always 426", statuses=()

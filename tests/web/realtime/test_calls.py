@@ -244,7 +244,7 @@ async def test_missing_package_is_named(
 ) -> None:
     monkeypatch.setattr(routes, "find_spec", lambda _: None)
     answer = await post_offer(gateway, "v=0")
-    assert answer.status_code == 404
+    assert answer.status_code == 400
     assert "pip install 'fleet-serving[webrtc]'" in answer.json()["error"]["message"]
 
 

@@ -4,9 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fleet.core.errors import BadInput
+from fleet.core.errors import BadInput, UnsupportedValue
 from web.gateway.gateway import Gateway
-from web.http.errors import UnservedRoute
 from web.http.guard import owner_of
 from web.http.json_response import json_response
 from web.openai.responses.conversation import load_response, response_not_found
@@ -49,7 +48,7 @@ class StoredResponseRoutes:
         return json_response(_page(items, _limit(request), request.query_params.get("after")))
 
     async def cancel(self, _request: Request) -> Response:
-        raise UnservedRoute(
+        raise UnsupportedValue(
             "responses are not computed in the background, so none can be cancelled by its id; "
             "close the connection of a running one"
         )

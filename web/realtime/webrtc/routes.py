@@ -14,12 +14,11 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fleet.core.errors import BadInput, Overloaded
+from fleet.core.errors import BadInput, Overloaded, UnsupportedValue
 from fleet.process.background import start
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.callers import acting_as
-from web.http.errors import UnservedRoute
 from web.http.forms import open_form
 from web.http.offload import parse_body
 from web.http.origins import CALLS_PATH
@@ -155,10 +154,10 @@ class WebRtcRoutes:
 
 def _call_class() -> "type[WebRtcCall]":
     """Return the class of calls; the first time it is imported, which takes half a second. Raises:
-    UnservedRoute without aiortc.
+    UnsupportedValue without aiortc.
     """
     if find_spec("aiortc") is None:
-        raise UnservedRoute(
+        raise UnsupportedValue(
             "calls over WebRTC need a package that is not installed here: pip install "
             "'fleet-serving[webrtc]'; or open a WebSocket at /v1/realtime?model=MODEL"
         )
