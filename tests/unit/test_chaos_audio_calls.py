@@ -77,7 +77,7 @@ def serving(*gateways: AudioGateway) -> Iterator[list[str]]:
 
 def send_all(*gateways: AudioGateway, faults: list[str]) -> list[AudioOutcome]:
     """Send a speech and a transcription call, undisturbed and then with `faults` at the last
-    gateway; return the first outcome of each, that of speech first.
+    gateway; return the first outcome of each, speech before transcription.
     """
     calls = [AudioCall(text="Hi.", seed=3), AudioCall(clip=wav())]
     with serving(*gateways) as urls:
