@@ -155,7 +155,7 @@ def last_request(client: SocketClient) -> str:
     )
 
 
-async def called(client: SocketClient) -> Event:
+async def ask_for_call(client: SocketClient) -> Event:
     """Speak the question; return the call that answers it."""
     await client.append(question())
     (call,) = (await client.completed())["output"]
@@ -182,7 +182,7 @@ def text_of(client: SocketClient) -> str:
     return "".join(event["delta"] for event in client.events if event["type"] == kind)
 
 
-async def first(client: SocketClient, kind: str) -> Event:
+async def first_event(client: SocketClient, kind: str) -> Event:
     """Return the first event of this type, now or once it arrives."""
     while kind not in client.kinds():
         await client.next()
@@ -206,7 +206,7 @@ async def test_spoken_call_and_answer_survive_worker_and_gateway(fleet: VoiceFle
             await client.until("session.created")
             errors, _ = await client.update(**ASKED)
             assert not errors
-            call = await called(client)
+            call = await ask_for_call(client)
             killed = kill_model(fleet)
             assert model_of(fleet, last_request(client)) == killed, "it made the call"
             await send_result(client, call)
@@ -227,8 +227,8 @@ async def test_spoken_call_and_answer_survive_worker_and_gateway(fleet: VoiceFle
         again = SocketClient(socket)
         await again.until("session.created")
         await send_result(again, call)
-        answer = (await first(again, "response.done"))["response"]
-        error = (await first(again, "error"))["error"]
+        answer = (await first_event(again, "response.done"))["response"]
+        error = (await first_event(again, "error"))["error"]
         assert error["param"] == "item.call_id" and "already" in error["message"]
         assert answer["id"] == response and answer["status"] in ENDED, answer
         assert model_of(fleet, request) not in ("", killed)
@@ -238,7 +238,7 @@ async def test_spoken_call_and_answer_survive_worker_and_gateway(fleet: VoiceFle
         heard = len(audio_of(again))
         assert heard, "the gateway was killed within the answer"
 
-        other = await called(again)
+        other = await ask_for_call(again)
         await send_result(again, other)
         _, request = await ask_for_answer(again)
         assert (await again.done())["status"] in ENDED
@@ -274,7 +274,7 @@ def wait_for(page: Page, kind: str, num: int = 1) -> Event:
     return events_of(page, kind)[num - 1]
 
 
-def test_page_answers_a_call_and_hears_the_answer_after_both_died(
+def test_page_hears_the_whole_answer_after_worker_and_gateway_died(
     fleet: VoiceFleet, tmp_path: Path
 ) -> None:
     killed: list[str] = []
