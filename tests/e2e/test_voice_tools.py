@@ -140,7 +140,7 @@ def model_of(fleet: VoiceFleet, request: str) -> str:
 
 
 def conversation_of(fleet: VoiceFleet, request: str) -> tuple[list[str], list[str]]:
-    """Return the ids of the calls in a request's conversation, and those of the results."""
+    """Return the call ids of the calls and of the results in a request's conversation."""
     body = json.loads(fleet.get(f"/v1/fleet/requests/{request}")["body"])
     calls = [call["id"] for message in body["messages"] for call in message.get("tool_calls", [])]
     results = [message for message in body["messages"] if message["role"] == "tool"]
@@ -170,7 +170,7 @@ async def send_result(client: SocketClient, call: Event) -> None:
 
 
 async def ask_for_answer(client: SocketClient) -> tuple[str, str]:
-    """Request a response without a call; return its id and that of its request."""
+    """Request a response without a call; return its id and the id of its request."""
     await client.send("response.create", response={"tool_choice": "none"})
     response = (await client.until("response.created"))["response"]["id"]
     return response, (await client.until("fleet.request"))["request_id"]
