@@ -41,8 +41,7 @@ def build_weights(folder: Path) -> tuple[str, ...]:
     asr, lm = folder / "whisper_base", folder / "smollm2"
     if not (asr / "preprocessor_config.json").exists():
         whisper_base.build(asr)
-    if not (lm / "model.safetensors").exists():
-        smollm2.build(lm)
+    smollm2.build_once(lm)
     # SmolLM2's chat template writes no tools
     return f"stages.asr.checkpoint={asr}", f"stages.lm.checkpoint={lm}", "web.tool_format=hermes"
 

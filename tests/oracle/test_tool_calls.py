@@ -4,24 +4,26 @@ arguments keep the schema; a call is never spoken, also after the death of a wor
 
 import dataclasses
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from jsonschema import validate
+from tokenizers import Tokenizer
 
-from fleet.core.ids import EdgeName, StageName, new_request_id
+from fleet.core.ids import EdgeName, RequestId, StageName, new_request_id
 from fleet.core.request import RequestSpec, Sampling, ToolUse
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
+from fleet.processing.detokenize import IncrementalDetokenizer
 from fleet.processing.template import ChatTemplate
 from fleet.processing.tokenizer import load_tokenizer, token_ids
 from fleet.processing.tool_calls.formats import FORMATS
-from fleet.processing.tool_calls.parser import CallArguments, CallBegun, CallEnded, CallParser
 from fleet.processing.tool_calls.support import ToolSupport
 from fleet.processing.tool_calls.tools import FunctionTool
+from fleet.stages.base import BuiltStage
 from tests.harness import (
     ThreadFleet,
     answer,
@@ -35,6 +37,7 @@ from tests.oracle.cases import AUDIO, CASES, TEXT, make_frontend, spec_of
 from tests.oracle.test_given_answers import replace
 from tests.oracle.test_text_engine import PROMPTS, answers_of, stage
 from tests.tool_template import call_text
+from web.gateway.answer_calls import AnswerCalls, CallPiece, CollectedCall, collect
 
 pytestmark = pytest.mark.one_file_in(6, "engines")
 
@@ -55,7 +58,7 @@ TOOLS = (
     ),
     FunctionTool(name="now"),
 )
-NAMES = tuple(tool.name for tool in TOOLS)
+MAX_TOKENS, CALLER = 400, RequestId("r")
 
 
 @pytest.fixture(scope="module")
@@ -63,39 +66,69 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("lm"))
 
 
+def required_calls(
+    built: BuiltStage,
+    folder: Path,
+    jobs: Sequence[tuple[str, list[int]]],
+    tools: Sequence[FunctionTool],
+    max_calls: int,
+) -> list[tuple[str, str]]:
+    """Return names and arguments of all whole calls of answers that have to call `tools`, after
+    checking that the answers are calls, that the pieces of a stream are the whole calls, and that
+    all arguments keep their schema. `jobs`: form of the calls and prompt of each answer.
+    """
+    tokenizer = load_tokenizer(folder)
+    support = ToolSupport(ChatTemplate("", {}), tokenizer)
+    rules = {form: support.required(form, tools, max_calls) for form in FORMATS}
+
+    def sampling(n: int) -> Sampling:
+        rule = rules[jobs[n][0]]
+        return Sampling(max_tokens=MAX_TOKENS, temperature=1.2, seed=n, constraint=rule)
+
+    answers = answers_of(built, [prompt for _, prompt in jobs], sampling)
+    schemas = {tool.name: dict(tool.schema) for tool in tools}
+    found: list[tuple[str, str]] = []
+    for (form, _), ids in zip(jobs, answers, strict=True):
+        use = ToolUse(format=form, names=tuple(schemas))
+        calls = streamed_calls(tokenizer, ids, use)
+        assert calls == whole_calls(tokenizer.decode(ids), use)
+        assert len(calls) == 1 or (calls and not max_calls)
+        whole = [(call.name, call.arguments) for call in calls if call.is_whole]
+        assert len(whole) == len(calls) or len(ids) >= MAX_TOKENS, calls
+        for name, arguments in whole:
+            validate(json.loads(arguments), schemas[name])
+        found += whole
+    return found
+
+
+def streamed_calls(tokenizer: Tokenizer, ids: Sequence[int], use: ToolUse) -> list[CollectedCall]:
+    """Return the calls of an answer from the pieces that a client receives, one token at a time."""
+    spec = RequestSpec(id=CALLER, graph="text", prompt_ids=(0,), outputs=(), tools=use)
+    answer, text = AnswerCalls(spec), IncrementalDetokenizer(tokenizer)
+    calls: list[CollectedCall] = []
+    pieces = [piece for number in ids for piece in answer.add(text.add([number]))]
+    for piece in [*pieces, *answer.add(text.finish(), is_whole=True)]:
+        assert isinstance(piece, CallPiece), f"said: {piece}"
+        collect(calls, piece)
+    return calls
+
+
+def whole_calls(text: str, use: ToolUse) -> list[CollectedCall]:
+    """Return the calls of an answer that is read at once."""
+    spec = RequestSpec(id=CALLER, graph="text", prompt_ids=(0,), outputs=(), tools=use)
+    calls: list[CollectedCall] = []
+    for piece in AnswerCalls(spec).add(text, is_whole=True):
+        assert isinstance(piece, CallPiece), f"said: {piece}"
+        collect(calls, piece)
+    return calls
+
+
 @pytest.mark.parametrize("max_calls", [0, 1])
 def test_required_calls_are_parseable_in_every_form(folder: Path, max_calls: int) -> None:
     built = stage(folder, speculation={"drafter": "off"})
-    tokenizer = load_tokenizer(folder)
-    support = ToolSupport(ChatTemplate("", {}), tokenizer)
-    forms = [form for form in FORMATS for _ in range(3)]
-    rules = [support.required(form, TOOLS, max_calls) for form in forms]
-
-    def sampling(n: int) -> Sampling:
-        return Sampling(max_tokens=400, temperature=1.2, seed=n, constraint=rules[n])
-
-    answers = answers_of(built, [PROMPTS[n % 3] for n in range(len(forms))], sampling)
-    called: set[str] = set()
-    for form, ids in zip(forms, answers, strict=True):
-        parser = CallParser(ToolUse(format=form, names=NAMES))
-        text = tokenizer.decode(ids)
-        calls: list[tuple[str, str]] = []
-        num_ended = 0
-        for event in parser.add(text) + parser.finish():
-            assert isinstance(event, CallBegun | CallArguments | CallEnded), (text, event)
-            if isinstance(event, CallBegun):
-                calls.append((event.name, ""))
-            elif isinstance(event, CallArguments):
-                calls[event.index] = (calls[event.index][0], calls[event.index][1] + event.text)
-            else:
-                num_ended += 1
-        is_cut = len(ids) >= 400
-        assert calls and (num_ended == len(calls) or is_cut), text
-        assert len(calls) == 1 or not max_calls
-        for name, arguments in calls[:num_ended]:
-            validate(json.loads(arguments), dict(TOOLS[NAMES.index(name)].schema))
-        called |= {name for name, _ in calls}
-    assert called == set(NAMES)
+    jobs = [(form, prompt) for form in FORMATS for prompt in PROMPTS[:3]]
+    calls = required_calls(built, folder, jobs, TOOLS, max_calls)
+    assert {name for name, _ in calls} == {tool.name for tool in TOOLS}
 
 
 WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", *in_step(QWEN3_OMNI))
