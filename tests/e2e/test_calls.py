@@ -50,7 +50,7 @@ FLEET = {"fleet": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
+class GatewayProcess:
     """A gateway of its own process."""
 
     running: Running
@@ -64,10 +64,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
 
 
 @pytest.fixture
-def second(fleet: ProcessFleet) -> Iterator[Gateway]:
+def second(fleet: ProcessFleet) -> Iterator[GatewayProcess]:
     """A second gateway of the fleet, which a test may kill."""
     with another_gateway(fleet) as (running, port):
-        yield Gateway(running=running, url=f"http://127.0.0.1:{port}")
+        yield GatewayProcess(running=running, url=f"http://127.0.0.1:{port}")
 
 
 def num_frames(pcm: bytes) -> int:
@@ -91,8 +91,9 @@ def num_heard(packets: Sequence[bytes], pcm: bytes) -> int:
 
 
 def _num_before_silence(packets: Sequence[bytes], pcm: bytes, silent: set[int]) -> int | None:
-    """Return how many frames of `pcm` are in the packets, those of which are silence being
-    `silent`. None if a further one was, which is added to `silent`.
+    """Return how many frames of `pcm` are in the packets. `silent`: indices of packets of silence.
+
+    If another packet is found to be silence, its index is added, and None returned.
     """
     encoder, position = OpusEncoder(), 0
     for at, packet in enumerate(packets):
@@ -179,7 +180,7 @@ async def until_stored(fleet: ProcessFleet, session: str, request: RequestId) ->
 
 
 async def test_rest_of_an_answer_is_heard_at_another_gateway_after_kill_9(
-    fleet: ProcessFleet, second: Gateway
+    fleet: ProcessFleet, second: GatewayProcess
 ) -> None:
     whole = await spoken_over_websocket(fleet)
     async with called(second, query=FLEET) as client:

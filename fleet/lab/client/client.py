@@ -234,8 +234,8 @@ class ApiClient:
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
 
     def start_call(self, model: str, offer: str) -> str:
-        """Open a voice session over WebRTC, with latency reports; return the answer to `offer`.
-        Both are session descriptions (SDP).
+        """Open a voice session over WebRTC, with latency reports; return the answer to `offer`,
+        like this a session description (SDP).
         """
         query = urlencode({"model": model, "fleet": "1"})
         headers = {"content-type": "application/sdp"}

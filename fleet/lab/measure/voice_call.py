@@ -82,7 +82,7 @@ def _opus(mode: Literal["r", "w"], rate_hz: int) -> AudioCodecContext:
     return codec
 
 
-class CallClient(VoiceClient):
+class WebRtcClient(VoiceClient):
     """Client of one call. Plays what it hears behind a buffer of 200 ms, as browsers have one, so
     that a longer pause is an underrun.
     """

@@ -287,10 +287,10 @@ def _socket_clients(
 def _callers(
     api: ApiClient, model: str, questions: Sequence[SpokenQuestion], _options: BenchOptions
 ) -> NewClient:
-    from fleet.lab.measure.voice_call import CallClient, opus_speech
+    from fleet.lab.measure.voice_call import WebRtcClient, opus_speech
 
     speech = opus_speech(questions)
-    return lambda number: CallClient(api, speech, model, seed=number)
+    return lambda number: WebRtcClient(api, speech, model, seed=number)
 
 
 class _SessionRun:

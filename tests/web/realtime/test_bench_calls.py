@@ -11,7 +11,7 @@ from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import Context
 from fleet.lab.measure.options import parse
 from fleet.lab.measure.voice import SpokenQuestion
-from fleet.lab.measure.voice_call import CallClient, opus_speech
+from fleet.lab.measure.voice_call import WebRtcClient, opus_speech
 from fleet.lab.measure.voice_sessions import measure_voice_sessions
 from fleet.lab.report.progress import meter
 from tests.web.conftest import ServedGateway
@@ -32,10 +32,10 @@ ANSWER = Script(
 )
 
 
-def caller(gateway: ServedGateway, model: str | None = None) -> CallClient:
+def caller(gateway: ServedGateway, model: str | None = None) -> WebRtcClient:
     api = ApiClient(gateway.url)
     question = SpokenQuestion(name=QUESTION, samples=np.frombuffer(speech(QUESTION), "<i2"))
-    return CallClient(api, opus_speech([question]), model or api.model(), seed=1)
+    return WebRtcClient(api, opus_speech([question]), model or api.model(), seed=1)
 
 
 def begun() -> asyncio.Event:
