@@ -69,6 +69,7 @@ def main() -> None:
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # logs each request of a download
+    logging.getLogger("aioice").setLevel(logging.WARNING)  # logs each pair of addresses of a call
     try:
         app(prog_name="fleet")
     except FleetError as error:

@@ -102,6 +102,9 @@ def gateway() -> Iterator[CannedGateway]:
         ["--engine", "fake", "--sessions", "2", "--url", "http://x"],
         ["--sessions", "0"],
         ["--voice", "--telephone"],
+        ["--voice", "--webrtc"],
+        ["--sessions", "1", "--webrtc"],
+        ["--sessions", "2", "--webrtc", "--telephone"],
     ],
 )
 def test_bench_usage_error_exits_with_status_2(

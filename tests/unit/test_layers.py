@@ -163,7 +163,7 @@ OWN_LIBRARY = {
         "fleet.lab.faults.redis_servers",
     ),
     "nixl": ("fleet.transfer",),
-    "aiortc": ("web.realtime.webrtc",),
+    "aiortc": ("web.realtime.webrtc", "fleet.lab.measure.voice_call"),
     "vllm": (
         "fleet.engine.vllm",
         "fleet.models.qwen3_omni.vllm_plugin",
@@ -360,6 +360,7 @@ def test_imported_libraries_are_declared() -> None:
         "fleet/engine/vllm/": of_extra["vllm"],
         "fleet/models/qwen3_omni/vllm_": of_extra["vllm"],
         "fleet/lab/measure/vllm_generate.py": of_extra["vllm"],
+        "fleet/lab/measure/voice_call.py": of_extra["webrtc"],
         "fleet/engine/torch/paged_attention.py": {"triton"},
         "web/realtime/webrtc/": of_extra["webrtc"],
         "tests/": of_extra["pocket"] | of_extra["voice"] | of_extra["webrtc"] | of_extra["test"],

@@ -8,8 +8,8 @@ from fleet.lab.measure.playback import START_S, PlaybackClock
 RATE_HZ = 1_000
 
 
-def played(*pieces: tuple[float, int]) -> PlaybackClock:
-    playback = PlaybackClock(RATE_HZ)
+def played(*pieces: tuple[float, int], start_s: float = START_S) -> PlaybackClock:
+    playback = PlaybackClock(RATE_HZ, start_s)
     for at_s, num_samples in pieces:
         playback.receive(num_samples, at_s)
     return playback
@@ -28,6 +28,11 @@ def test_late_audio_is_an_underrun_and_buffers_again() -> None:
     playback = played((0.0, 500), (0.5 + START_S + 0.25, 500))
     assert playback.underruns == 1 and abs(playback.late_s[0] - 0.25) < 1e-9
     assert abs(playback.ends_s - (0.5 + START_S + 0.25 + START_S + 0.5)) < 1e-9
+
+
+def test_longer_buffer_bridges_a_longer_pause() -> None:
+    pieces = ((0.0, 500), (0.5 + 0.15, 500))
+    assert played(*pieces).underruns == 1 and played(*pieces, start_s=0.2).underruns == 0
 
 
 def test_end_of_audio_is_no_underrun() -> None:

@@ -233,6 +233,15 @@ class ApiClient:
         )
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
 
+    def start_call(self, model: str, offer: str) -> str:
+        """Open a voice session over WebRTC, with latency reports; return the answer to `offer`,
+        like this a session description (SDP).
+        """
+        query = urlencode({"model": model, "fleet": "1"})
+        headers = {"content-type": "application/sdp"}
+        path = f"/v1/realtime/calls?{query}"
+        return self._transport.call("POST", path, offer.encode(), headers).decode()
+
     def console_url(self) -> str:
         """Return the WebSocket address that the console's Voice page opens."""
         return f"{self._transport.websocket_url}/console/ws?page=bench"

@@ -51,7 +51,7 @@ class OpenResponse:
         with self._mapped_errors():
             connection.request(method, path, body, headers)
             self._response = connection.getresponse()
-            if self._response.status != 200:
+            if self._response.status not in (200, 201):
                 retry_after_s = _seconds(self._response.getheader("retry-after", ""))
                 raise ApiRefused(
                     self._url, self._response.status, _reason(self._response.read()), retry_after_s

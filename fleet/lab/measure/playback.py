@@ -15,23 +15,27 @@ class PlaybackClock:
     arrival minus due time of each piece but the first; negative if early.
     """
 
-    def __init__(self, rate_hz: int) -> None:
+    def __init__(self, rate_hz: int, start_s: float = START_S) -> None:
+        """Create the clock of an answer. `start_s`: length of audio buffered before playback starts
+        and after an underrun.
+        """
         self.num_samples = 0
         self.underruns = 0
         self.late_s: list[float] = []
         self._rate_hz = rate_hz
+        self._buffer_s = start_s
         self._start_s = 0.0
         """Start of playback, delayed by each underrun so far."""
 
     def receive(self, num_samples: int, now_s: float) -> None:
         if not self.num_samples:
-            self._start_s = now_s + START_S
+            self._start_s = now_s + self._buffer_s
         else:
             late_s = now_s - self.ends_s
             self.late_s.append(late_s)
             if late_s > 0:
                 self.underruns += 1
-                self._start_s += late_s + START_S
+                self._start_s += late_s + self._buffer_s
         self.num_samples += num_samples
 
     @property

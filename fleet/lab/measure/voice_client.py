@@ -10,12 +10,14 @@ import random
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import msgspec
 import numpy as np
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus, WebSocketException
 
 from fleet.lab.client.audio import BYTES_PER_S, BYTES_PER_SAMPLE
@@ -30,7 +32,7 @@ from fleet.lab.client.realtime import (
     encode_event,
 )
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.playback import PlaybackClock
+from fleet.lab.measure.playback import START_S, PlaybackClock
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion
 from fleet.lab.measure.voice_format import PCM, VoiceFormat
 from fleet.processing.voice_onset import FirstVoicedClock
@@ -50,11 +52,13 @@ PAUSE_S = (0.3, 1.5)
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A question and the latency and playback of its answer.
 
+    `first_audio_ms`: like `voice_to_voice_ms`, but to the first audio of the answer, voiced or not.
     `late_ms`: arrival minus due time of each piece of audio but the first; negative if early.
     `parts`: the fleet's report of its share of the latency.
     """
 
     voice_to_voice_ms: float
+    first_audio_ms: float
     parts: tuple[LatencyPart, ...]
     underruns: int
     answer_s: float
@@ -109,10 +113,21 @@ class EncodedSpeech:
         )
 
 
+class VoiceConnection(Protocol):
+    """Connection of a voice session, which yields what it receives until the server closes it."""
+
+    async def send(self, message: str | bytes, /) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[str | bytes]: ...
+
+
 class VoiceClient:
     """Client of one voice session. Events: `opened` is set once the session is admitted, `left`
     once it is closed.
     """
+
+    buffer_s: ClassVar = START_S
+    """Length of audio buffered before playback starts, and after an underrun."""
 
     def __init__(
         self,
@@ -141,6 +156,7 @@ class VoiceClient:
         self._form = speech.form
         self._voiced = FirstVoicedClock(self._form.rate_hz)
         self._playback: PlaybackClock | None = None
+        self._first_s = 0.0
         self._parts: tuple[LatencyPart, ...] = ()
         self._response = ""
         self._status = ""
@@ -154,9 +170,7 @@ class VoiceClient:
         """
         fault = ""
         try:
-            async with connect(
-                self._url, additional_headers=self._headers, max_size=None, compression=None
-            ) as socket:
+            async with self._connect() as socket:
                 await self._converse(socket, num_turns, begin)
                 self.left_s = time.perf_counter()
         except InvalidStatus as error:
@@ -173,8 +187,15 @@ class VoiceClient:
             fault=fault,
         )
 
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[VoiceConnection]:
+        async with connect(
+            self._url, additional_headers=self._headers, max_size=None, compression=None
+        ) as socket:
+            yield socket
+
     async def _converse(
-        self, socket: ClientConnection, num_turns: int, begin: asyncio.Event
+        self, socket: VoiceConnection, num_turns: int, begin: asyncio.Event
     ) -> None:
         turns = asyncio.create_task(self._take_turns(socket, num_turns, begin))
         tasks = {turns, asyncio.create_task(self._receive(socket))}
@@ -188,7 +209,7 @@ class VoiceClient:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_turns(
-        self, socket: ClientConnection, num_turns: int, begin: asyncio.Event
+        self, socket: VoiceConnection, num_turns: int, begin: asyncio.Event
     ) -> None:
         await self.opened.wait()
         await socket.send(self._settings())
@@ -219,6 +240,7 @@ class VoiceClient:
         self._turns.append(
             SessionTurn(
                 voice_to_voice_ms=round((voiced_s - self._sent_s) * 1e3, 1),
+                first_audio_ms=round((self._first_s - self._sent_s) * 1e3, 1),
                 parts=self._parts,
                 underruns=playback.underruns,
                 answer_s=playback.num_samples / self._form.rate_hz,
@@ -244,7 +266,7 @@ class VoiceClient:
         audio = {"input": heard, "output": self._form.settings()}
         return encode_event("session.update", session={"type": "realtime", "audio": audio})
 
-    async def _send_microphone(self, socket: ClientConnection) -> None:
+    async def _send_microphone(self, socket: VoiceConnection) -> None:
         """Send each audio block at the time at which a microphone would have recorded it. Every
         session has a random phase.
         """
@@ -265,7 +287,7 @@ class VoiceClient:
             number += 1
             due_s += block_s
 
-    async def _report_playhead(self, socket: ClientConnection) -> None:
+    async def _report_playhead(self, socket: VoiceConnection) -> None:
         """Report the playback position as often as the Voice page does, while audio plays."""
         now_s, playback = time.perf_counter(), self._playback
         if (
@@ -279,15 +301,16 @@ class VoiceClient:
         samples = max(0, playback.num_samples - int((playback.ends_s - now_s) * self._form.rate_hz))
         await socket.send(encode_event("fleet.played", response_id=self._response, samples=samples))
 
-    async def _receive(self, socket: ClientConnection) -> None:
+    async def _receive(self, socket: VoiceConnection) -> None:
         async for frame in socket:
             if isinstance(frame, bytes):
-                self._receive_audio(
-                    (len(frame) - SERIAL_BYTES) // BYTES_PER_SAMPLE,
-                    lambda frame=frame: frame[SERIAL_BYTES:],
-                )
+                self._on_binary(frame)
             else:
                 self._on_event(decode_event(frame))
+
+    def _on_binary(self, frame: bytes) -> None:
+        num_samples = (len(frame) - SERIAL_BYTES) // BYTES_PER_SAMPLE
+        self._receive_audio(num_samples, lambda: frame[SERIAL_BYTES:])
 
     def _receive_audio(self, num_samples: int, audio: Callable[[], bytes]) -> None:
         """Add received audio to the playback clock, and search it for the first voiced sample.
@@ -296,7 +319,9 @@ class VoiceClient:
         until a voiced sample is found, so that later audio is not decoded.
         """
         now_s = time.perf_counter()
-        self._playback = self._playback or PlaybackClock(self._form.rate_hz)
+        if self._playback is None:
+            self._first_s = now_s
+            self._playback = PlaybackClock(self._form.rate_hz, self.buffer_s)
         self._playback.receive(num_samples, now_s)
         if self._voiced.at_s is None:
             self._voiced.add(self._form.pcm(audio()), now_s)

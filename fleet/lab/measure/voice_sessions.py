@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ import uvloop
 from rich.console import Group
 from rich.text import Text
 
+from fleet.lab.client.client import ApiClient
 from fleet.lab.measure.deployment import TargetFleet, target_fleet
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import (
@@ -51,6 +53,8 @@ ANSWER_TOKENS, ANSWER_FRAMES = 16, 50
 """Length limits of an answer: four seconds of speech."""
 CONSOLE_EACH = 4
 """Every `CONSOLE_EACH`-th session uses the console's socket; the others use the API's."""
+GATEWAY = "web"
+"""Name of the gateway's process."""
 OPENING_S = 0.03
 """Time between the openings of successive sessions."""
 RECORDING = ("fleet.lab.pocket", "docs/spoken.wav")
@@ -89,12 +93,13 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
 class VoiceSessionsResult(Result, frozen=True, kw_only=True):
     """Results of all voice sessions. `cores`: mean CPU cores used by each process of the fleet
     during `seconds` with all sessions active. `client_cores`: cores used by this process.
-    `telephone`: the sessions speak and hear G.711 at 8 kHz.
+    `telephone`: the sessions speak and hear G.711 at 8 kHz. `webrtc`: they are calls over WebRTC.
     """
 
     model: str
     engine: str
     telephone: bool
+    webrtc: bool
     wanted_turns: int
     silence_ms: int
     sessions: tuple[SessionResult, ...]
@@ -130,21 +135,31 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
         return [turn.voice_to_voice_ms - self.silence_ms for turn in self.turns]
 
     @property
+    def first_audio_ms(self) -> list[float]:
+        """Time to the first audio of each answer, without the end-of-turn silence."""
+        return [turn.first_audio_ms - self.silence_ms for turn in self.turns]
+
+    @property
     def parts_ms(self) -> dict[str, list[float]]:
         parts: dict[str, list[float]] = {}
         for part in (part for turn in self.turns for part in turn.parts):
             parts.setdefault(part.name, []).append(part.ms)
         return parts
 
-    def tables(self) -> Iterator[Group | Text]:
-        console = sum(session.console for session in self.sessions)
+    @property
+    def title(self) -> str:
+        count = len(self.sessions)
+        if self.webrtc:
+            return f"{count} concurrent calls over WebRTC"
         kind = "telephone calls (G.711)" if self.telephone else "voice sessions"
-        sessions = (
-            f"{len(self.sessions)} concurrent {kind}, {console} of them on the console's socket"
-        )
+        console = sum(session.console for session in self.sessions)
+        return f"{count} concurrent {kind}, {console} of them on the console's socket"
+
+    def tables(self) -> Iterator[Group | Text]:
         table = table_of("ms", "p50", "p95", "p99", "max")
         for name, samples in (
             (f"voice to voice, without {self.silence_ms} ms of silence", self.fleet_ms),
+            ("  the same to the first audio, voiced or not", self.first_audio_ms),
             *((f"  {name}", samples) for name, samples in self.parts_ms.items()),
             ("audio after it was due (negative: before)", self.late_ms),
             ("microphones of this client late", self.mic_late_ms),
@@ -158,13 +173,15 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
         table.add_row("underruns", figure(self.underruns))
         for fault in dict.fromkeys(self.faults):
             table.add_row(f"ended early: {fault[:60]}", figure(self.faults.count(fault)))
-        yield titled(f"{sessions}; {len(self.turns)} answers of the {self.engine} engine", table)
+        yield titled(f"{self.title}; {len(self.turns)} answers of the {self.engine} engine", table)
         if self.queued is not None:
             yield Text(self.queued.line())
         cores = table_of("CPU while all sessions were active", "cores")
         for name, used in sorted(self.cores.items(), key=lambda row: -row[1]):
             cores.add_row(name, f"{used:.2f}")
         cores.add_section()
+        if (web := self.cores.get(GATEWAY)) is not None:
+            cores.add_row(f"{GATEWAY}, for each session", f"{web / len(self.sessions):.4f}")
         cores.add_row("this client", f"{self.client_cores:.2f}")
         cores.add_row(
             "background load", f"{self.others_cores:.2f}" if self.others_cores is not None else NONE
@@ -229,15 +246,51 @@ def measure_voice_sessions(context: Context) -> VoiceSessionsResult:
     """Run `--sessions` sessions; if the fleet is started here, and so admits no more, also one
     session beyond the limit.
 
-    Raises: BenchError if a session cannot be opened.
+    Raises: BenchError if a session cannot be opened, or a call needs a package that is missing.
     """
     options = context.options
+    if options.webrtc and find_spec("aiortc") is None:
+        raise BenchError(
+            "--webrtc needs a package that is not installed here: pip install "
+            "'fleet-serving[webrtc]'",
+            param="--webrtc",
+        )
     options.up = options.up or options.engine is not None
     questions = [read_question(path) for path in options.wavs] or [recorded_question()]
     own = own_overrides(context) if options.up else []
     with target_fleet(context, *own) as target:
         step = context.steps("voice sessions", options.sessions)
         return uvloop.run(_SessionRun(target, questions, options).measure(step))
+
+
+NewClient = Callable[[int], VoiceClient]
+"""Function that creates the client of a session by its number."""
+
+
+def _socket_clients(
+    api: ApiClient, model: str, questions: Sequence[SpokenQuestion], options: BenchOptions
+) -> NewClient:
+    form = TELEPHONE if options.telephone else PCM
+    speech = {
+        False: EncodedSpeech.of(questions, console=False, form=form),
+        True: EncodedSpeech.of(questions, console=True),
+    }
+
+    def client(number: int) -> VoiceClient:
+        console = not options.telephone and number % CONSOLE_EACH == CONSOLE_EACH - 1
+        url = api.console_url() if console else api.realtime_url(model)
+        return VoiceClient(url, api.headers, speech[console], model, console=console, seed=number)
+
+    return client
+
+
+def _callers(
+    api: ApiClient, model: str, questions: Sequence[SpokenQuestion], _options: BenchOptions
+) -> NewClient:
+    from fleet.lab.measure.voice_call import WebRtcClient, opus_speech
+
+    speech = opus_speech(questions)
+    return lambda number: WebRtcClient(api, speech, model, seed=number)
 
 
 class _SessionRun:
@@ -247,24 +300,13 @@ class _SessionRun:
         self, target: TargetFleet, questions: Sequence[SpokenQuestion], options: BenchOptions
     ) -> None:
         self._target, self._options = target, options
-        api = target.api
-        self._model = api.model()
+        self._model = target.api.model()
         self._begin = asyncio.Event()
-        form = TELEPHONE if options.telephone else PCM
-        speech = {
-            False: EncodedSpeech.of(questions, console=False, form=form),
-            True: EncodedSpeech.of(questions, console=True),
-        }
-
-        def client(number: int) -> VoiceClient:
-            console = not options.telephone and number % CONSOLE_EACH == CONSOLE_EACH - 1
-            url = api.console_url() if console else api.realtime_url(self._model)
-            return VoiceClient(
-                url, api.headers, speech[console], self._model, console=console, seed=number
-            )
-
+        clients = _callers if options.webrtc else _socket_clients
+        client = clients(target.api, self._model, questions, options)
         self._clients = [client(number) for number in range(options.sessions)]
-        self._extra = client(0)
+        # A call that finds the gateway full is refused; it cannot wait in line.
+        self._extra = client(0) if options.up and not options.webrtc else None
 
     async def measure(self, step: Callable[[], None]) -> VoiceSessionsResult:
         runs: list[asyncio.Task[SessionResult]] = []
@@ -275,7 +317,7 @@ class _SessionRun:
                 runs[-1].add_done_callback(lambda _run: step())
                 await asyncio.sleep(OPENING_S)
             await self._wait_until_open(runs)
-            extra = asyncio.create_task(self._try_one_more()) if self._options.up else None
+            extra = asyncio.create_task(self._try_one_more(self._extra)) if self._extra else None
             background_load, before = BackgroundLoad(), _read_cpu(self._target.pid)
             self._begin.set()
             await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
@@ -301,11 +343,10 @@ class _SessionRun:
             opened.cancel()
             first_end.cancel()
 
-    async def _try_one_more(self) -> QueuedSession:
+    async def _try_one_more(self, extra: VoiceClient) -> QueuedSession:
         """Open a session beyond the limit and return what happened: it must be admitted once
         another session has left, and then asks one question.
         """
-        extra = self._extra
         run = asyncio.create_task(extra.run(1, self._begin))
         leaving = [asyncio.create_task(client.left.wait()) for client in self._clients]
         await asyncio.wait({*leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -350,6 +391,7 @@ class _SessionRun:
             model=self._model,
             engine=self._target.config.engine,
             telephone=self._options.telephone,
+            webrtc=self._options.webrtc,
             wanted_turns=self._options.requests,
             silence_ms=SILENCE_MS,
             sessions=tuple(sessions),
@@ -393,8 +435,11 @@ def _process_name(command: Sequence[str]) -> str:
 def _conflict(options: BenchOptions) -> str:
     if options.engine and (options.url or not options.sessions):
         return "--engine fake starts a fleet for --sessions N: give that, and no --url"
-    if options.telephone and not options.sessions:
-        return "--telephone is a form of --sessions N: give that"
+    for name in ("telephone", "webrtc"):
+        if getattr(options, name) and (options.sessions or 1) == 1:
+            return f"--{name} is a form of --sessions N: give that, with at least two"
+    if options.telephone and options.webrtc:
+        return "--webrtc has Opus in both directions: leave out --telephone"
     if options.sessions and options.barge_in:
         return "--barge-in measures one session: give --sessions in a run of its own"
     return ""
@@ -424,6 +469,11 @@ MEASUREMENT = Measurement(
             "--telephone",
             action="store_true",
             help="for --sessions: all speak and hear G.711 (mu-law) at 8 kHz, as telephones do",
+        ),
+        argument(
+            "--webrtc",
+            action="store_true",
+            help="for --sessions: all are calls over WebRTC, heard behind a buffer of 200 ms",
         ),
     ),
 )

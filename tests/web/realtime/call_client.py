@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tests.support import await_until, wait_until
 from tests.web.conftest import ServedGateway, bearer
 from tests.web.realtime.openai_types import check_event
-from tests.web.realtime.socket_client import message
+from tests.web.realtime.socket_client import Addressed, message
 from tests.web.realtime.speech_samples import RATE_HZ, blocks
 from web.realtime.webrtc.speech_in import JITTER_BUFFER
 
@@ -80,7 +80,7 @@ class CallEar:
 
     capacity = 0
 
-    def __init__(self, on_heard: Callable[[NDArray[np.int16]], None]) -> None:
+    def __init__(self, on_heard: Callable[[NDArray[np.int16], list[bytes]], None]) -> None:
         self._on_heard = on_heard
         codec = CodecContext.create("libopus", "r")
         assert isinstance(codec, AudioCodecContext)
@@ -93,7 +93,8 @@ class CallEar:
         samples = frame.to_ndarray().reshape(-1).astype(np.int16)
         missing = 0 if self._due is None else (packet.sequence_number - self._due) % (1 << 16)
         assert missing < 50, "no packet is late or doubled on loopback"
-        self._on_heard(np.concatenate([np.zeros(missing * len(samples), np.int16), samples]))
+        silence = np.zeros(missing * len(samples), np.int16)
+        self._on_heard(np.concatenate([silence, samples]), [*[b""] * missing, packet.payload])
         self._due = packet.sequence_number + 1
         return False, None
 
@@ -107,6 +108,8 @@ class CallClient:
     session: Event = field(default_factory=dict[str, Any])
     events: list[Event] = field(default_factory=list[Event])
     heard: list[NDArray[np.int16]] = field(default_factory=list[NDArray[np.int16]])
+    packets: list[bytes] = field(default_factory=list[bytes])
+    """Packets of Opus that were heard, in order; a lost one is empty."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     _hears: asyncio.Event = field(default_factory=asyncio.Event)
     _arrived: asyncio.Queue[Event] = field(default_factory=asyncio.Queue[Event])
@@ -120,8 +123,9 @@ class CallClient:
         if self.peer.connectionState in ("closed", "failed"):
             self.closed.set()
 
-    def on_heard(self, samples: NDArray[np.int16]) -> None:
+    def on_heard(self, samples: NDArray[np.int16], packets: list[bytes]) -> None:
         self.heard.append(samples)
+        self.packets += packets
         self._hears.set()
 
     def send(self, kind: str, **fields: object) -> None:
@@ -209,7 +213,7 @@ async def offered() -> AsyncIterator[CallOffer]:
 
 
 async def post_offer(
-    gateway: ServedGateway,
+    gateway: Addressed,
     sdp: str,
     key: str | None = None,
     session_settings: Event | None = None,
@@ -228,7 +232,7 @@ async def post_offer(
 
 @asynccontextmanager
 async def called(
-    gateway: ServedGateway,
+    gateway: Addressed,
     key: str | None = None,
     session_settings: Event | None = None,
     query: Mapping[str, str] | None = None,

@@ -7,16 +7,22 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.web.conftest import ServedGateway
 from tests.web.realtime.openai_types import check_event
 from tests.web.realtime.speech_samples import blocks
 
 Event = dict[str, Any]
 BLOCK_MS = 100
+
+
+class Addressed(Protocol):
+    """A gateway that a client can reach at `url`."""
+
+    @property
+    def url(self) -> str: ...
 
 
 def message(
@@ -179,7 +185,7 @@ class SocketClient:
 
 @asynccontextmanager
 async def opened(
-    gateway: ServedGateway, path: str = "/console/ws", **query: object
+    gateway: Addressed, path: str = "/console/ws", **query: object
 ) -> AsyncIterator[SocketClient]:
     query_string = "&".join(f"{name}={value}" for name, value in query.items())
     async with connect(
