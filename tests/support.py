@@ -331,9 +331,13 @@ class HttpHandler(BaseHTTPRequestHandler):
     def send(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("x-request-id", "req-1")
-        self.send_header("connection", "close")
         self.end_headers()
         self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Announce the end of the connection, so that no client sends a further request on it."""
+        self.send_header("connection", "close")
+        super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
         return
