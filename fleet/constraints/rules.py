@@ -63,7 +63,9 @@ class Constraints:
     def __init__(
         self, tokenizer: Callable[[], Tokenizer], num_ids: int, end_ids: frozenset[int]
     ) -> None:
-        self._tokenizer, self._num_ids, self._end_ids = tokenizer, num_ids, end_ids
+        self._tokenizer = tokenizer
+        self._num_ids = num_ids
+        self._end_ids = end_ids
         self._compiled = lru_cache(MAX_KEPT)(self._compile)
 
     def compile(self, constraint: Constraint | None) -> Callable[[], MatchedRule] | None:

@@ -70,6 +70,19 @@ def test_layout_is_left_to_the_formatter() -> None:
     assert skips <= MAX_FMT_SKIPS
 
 
+def test_no_line_sets_three_attributes() -> None:
+    found = [
+        f"{relative(path)}:{node.lineno}"
+        for path in EVERYTHING
+        for node in nodes(path)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Tuple)
+        if sum(isinstance(each, ast.Attribute) for each in target.elts) > 2
+    ]
+    assert found == []
+
+
 def lines_of(path: Path) -> list[str]:
     return path.read_text().splitlines()
 

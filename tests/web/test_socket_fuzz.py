@@ -70,7 +70,10 @@ class FrameFuzzer:
         likely: list[Any],
     ) -> None:
         self._random = random.Random(seed)
-        self._kind, self._kinds, self._names, self._likely = kind, kinds, names, likely
+        self._kind = kind
+        self._kinds = kinds
+        self._names = names
+        self._likely = likely
 
     def frame(self) -> str | bytes:
         chance = self._random.random()

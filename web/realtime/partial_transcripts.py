@@ -92,7 +92,9 @@ class PartialTranscripts:
     def begin(self, item_id: str, start: int) -> None:
         """Begin a turn at position `start`."""
         self.stop()
-        self._item_id, self._start, self._heard_end = item_id, start, start
+        self._item_id = item_id
+        self._start = start
+        self._heard_end = start
 
     def add(self, end: int) -> None:
         """Recognise the turn up to position `end`, if enough was said since the last time. Not
@@ -123,7 +125,9 @@ class PartialTranscripts:
         whole, self._pause = self._pause, None
         if self._job is not whole:
             self._cancel()
-        self._item_id, self.latest, self._job = "", None, None
+        self._item_id = ""
+        self.latest = None
+        self._job = None
         return whole
 
     def stop(self) -> None:

@@ -78,7 +78,9 @@ def _packets(samples: np.ndarray) -> tuple[bytes, ...]:
 def _opus(mode: Literal["r", "w"], rate_hz: int) -> AudioCodecContext:
     codec = CodecContext.create("libopus", mode)
     assert isinstance(codec, AudioCodecContext)
-    codec.sample_rate, codec.format, codec.layout = rate_hz, "s16", "mono"
+    codec.sample_rate = rate_hz
+    codec.format = "s16"
+    codec.layout = "mono"
     return codec
 
 

@@ -143,7 +143,9 @@ class RecognizerTask(TaskAdapter):
     """
 
     def __init__(self, spec: RequestSpec, blob: bytes | None, vocabulary: Vocabulary) -> None:
-        self._spec, self._blob, self._vocabulary = spec, blob, vocabulary
+        self._spec = spec
+        self._blob = blob
+        self._vocabulary = vocabulary
         self._sampling = recognition_sampling(spec)
         self._languages: dict[int, str] = {}
         self._edges = [edge.name for edge in CASCADE.edges_of(spec) if edge.source == ASR]

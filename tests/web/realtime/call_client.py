@@ -84,7 +84,9 @@ class CallEar:
         self._on_heard = on_heard
         codec = CodecContext.create("libopus", "r")
         assert isinstance(codec, AudioCodecContext)
-        codec.sample_rate, codec.format, codec.layout = HEARD_HZ, "s16", "mono"
+        codec.sample_rate = HEARD_HZ
+        codec.format = "s16"
+        codec.layout = "mono"
         self._codec = codec
         self._due: int | None = None
 

@@ -39,7 +39,9 @@ class SpeechIn:
         self._order = PacketOrder()
         codec = CodecContext.create("libopus", "r")
         assert isinstance(codec, AudioCodecContext)
-        codec.sample_rate, codec.format, codec.layout = DECODED_HZ, "s16", "mono"
+        codec.sample_rate = DECODED_HZ
+        codec.format = "s16"
+        codec.layout = "mono"
         self._codec = codec
         self._last: NDArray[np.int16] = np.zeros(0, np.int16)
 
