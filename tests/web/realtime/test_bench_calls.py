@@ -16,6 +16,7 @@ from fleet.lab.measure.voice_sessions import measure_voice_sessions
 from fleet.lab.report.progress import meter
 from tests.web.conftest import ServedGateway
 from tests.web.fake_client import FRAME_SAMPLES, RATE_HZ, Script
+from tests.web.realtime.call_client import sessions
 from tests.web.realtime.speech_samples import QUESTION, speech
 
 pytestmark = [
@@ -57,10 +58,10 @@ async def test_measured_call_asks_aloud_and_hears_whole_answers(gateway: ServedG
 
 
 async def test_measured_call_that_the_gateway_ends_is_a_fault(gateway: ServedGateway) -> None:
-    client = await asyncio.to_thread(caller, gateway)
+    client, others = await asyncio.to_thread(caller, gateway), sessions(gateway)
     run = asyncio.create_task(client.run(1, asyncio.Event()))
     await asyncio.wait_for(client.opened.wait(), 20)
-    (session,) = gateway.client.voice.held
+    (session,) = sessions(gateway) - others
     call = session.replace("sess_", "rtc_")
     ended = await asyncio.to_thread(gateway.http.post, f"/v1/realtime/calls/{call}/hangup")
     assert ended.status_code == 200
