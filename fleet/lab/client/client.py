@@ -17,7 +17,10 @@ from fleet.core.ids import StageName
 from fleet.lab.client.chat import ChatAnswer, ChatCall, Piece, StreamRecording, WholeAnswer
 from fleet.lab.client.errors import ApiError, ApiSilent
 from fleet.lab.client.realtime import RealtimeSession
-from fleet.lab.client.transport import TIMEOUT_S, OpenResponse, Transport
+from fleet.lab.client.transport import TIMEOUT_S, ErrorMessage, OpenResponse, Transport
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+DATA = b"data: "
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -88,6 +91,13 @@ class SpeechCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Transcript(msgspec.Struct, frozen=True):
     text: str
+
+
+class _TranscriptEvent(msgspec.Struct, frozen=True):
+    """An event of a streamed transcript. `delta`: the next piece; "" in the last event."""
+
+    delta: str = ""
+    error: ErrorMessage | None = None
 
 
 class ApiClient:
@@ -205,19 +215,26 @@ class ApiClient:
 
     def transcribe(self, model: str, file: bytes, name: str = "audio.wav") -> str:
         """Return the transcript of an audio file. `name`: file name that is sent with it."""
-        boundary = uuid4().hex
-        parts = (('name="model"', model.encode()), (f'name="file"; filename="{name}"', file))
-        body = b"".join(
-            f"--{boundary}\r\ncontent-disposition: form-data; {disposition}\r\n\r\n".encode()
-            + content
-            + b"\r\n"
-            for disposition, content in parts
-        )
-        headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
-        raw = self._transport.call(
-            "POST", "/v1/audio/transcriptions", body + f"--{boundary}--\r\n".encode(), headers
-        )
+        body, headers = _form({"model": model}, file, name)
+        raw = self._transport.call("POST", TRANSCRIPTIONS, body, headers)
         return self._decoded(raw, _Transcript).text
+
+    def transcribed_pieces(self, model: str, file: bytes, name: str) -> Iterator[str]:
+        """Yield the transcript of an audio file in pieces, as the gateway sends them. `name`: file
+        name that is sent with it.
+        """
+        body, headers = _form({"model": model, "stream": "true"}, file, name)
+        unread = b""
+        with closing(self._transport.open("POST", TRANSCRIPTIONS, body, headers)) as response:
+            while piece := response.read():
+                *lines, unread = (unread + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(DATA):
+                        event = self._decoded(line.removeprefix(DATA), _TranscriptEvent)
+                        if event.error is not None:
+                            raise ApiError(f"{self.url}: {event.error.message}")
+                        if event.delta:
+                            yield event.delta
 
     def realtime_url(self, model: str) -> str:
         """Return the WebSocket address of a voice session with latency reports."""
@@ -273,3 +290,17 @@ class ApiClient:
             raise ApiError(
                 f"{self.url} does not answer as a fleet does ({error})", param="url"
             ) from error
+
+
+def _form(fields: dict[str, str], file: bytes, name: str) -> tuple[bytes, dict[str, str]]:
+    """Return the body and the headers of a form with a file. `name`: name of the file."""
+    boundary = uuid4().hex
+    parts = [(f'name="{field}"', value.encode()) for field, value in fields.items()]
+    body = b"".join(
+        f"--{boundary}\r\ncontent-disposition: form-data; {disposition}\r\n\r\n".encode()
+        + content
+        + b"\r\n"
+        for disposition, content in (*parts, (f'name="file"; filename="{name}"', file))
+    )
+    headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
+    return body + f"--{boundary}--\r\n".encode(), headers

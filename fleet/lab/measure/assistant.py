@@ -326,8 +326,10 @@ def _measure(context: Context) -> AssistantResult:
 def _conflict(options: BenchOptions) -> str:
     folder = recordings_folder(options)
     if folder is None:
-        lonely = options.speaker != ESPEAK or options.corpus is not None
-        return "--speaker and --corpus are for --voice --wav FOLDER" if lonely else ""
+        if options.corpus is not None:
+            return "--corpus is for --voice --wav FOLDER"
+        lonely = options.speaker != ESPEAK and not options.recording
+        return "--speaker is for --voice --wav FOLDER and for --recording" if lonely else ""
     if len(options.wavs) > 1 or options.barge_in or (options.sessions or 1) > 1:
         return f"--wav {folder} is a folder, which measures an assistant: give it alone"
     return ""
@@ -352,8 +354,8 @@ MEASUREMENT = Measurement(
             "--speaker",
             default=ESPEAK,
             metavar="VOICE",
-            help=f"for --wav FOLDER: {ESPEAK}[:NAME], the folder of a voice, FOLDER[:NAME], or a "
-            f"folder of recordings, such as that of an earlier run ({ESPEAK})",
+            help=f"for --wav FOLDER and --recording: {ESPEAK}[:NAME], the folder of a voice, "
+            f"FOLDER[:NAME], or a folder of recordings, such as that of an earlier run ({ESPEAK})",
         ),
         argument(
             "--corpus",
