@@ -51,7 +51,7 @@ TARGET_SPEED, TARGET_GROWTH, TARGET_ERRORS_PERCENT = 8.0, 1.1, 5.0
 Samples = NDArray[np.int16]
 
 
-class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+class ResidentMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of one process over a run, in MiB: half way, and at the end. `name`: first
     arguments of its command.
     """
@@ -73,7 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     pieces: tuple[str, ...]
     killed: tuple[str, ...]
-    memory: tuple[MemoryUse, ...]
+    memory: tuple[ResidentMemory, ...]
 
     @property
     def text(self) -> str:
@@ -174,13 +174,13 @@ class MemoryWatch:
             self._stopped.set()
             thread.join()
 
-    def uses(self) -> tuple[MemoryUse, ...]:
+    def uses(self) -> tuple[ResidentMemory, ...]:
         """Return the use of each process that lived from half way to the end."""
         if not self.readings:
             return ()
         half, end = self.readings[round((len(self.readings) - 1) * SETTLED)], self.readings[-1]
         return tuple(
-            MemoryUse(name=key[1], half_way_mib=half[key] / MIB, end_mib=end[key] / MIB)
+            ResidentMemory(name=key[1], half_way_mib=half[key] / MIB, end_mib=end[key] / MIB)
             for key in half.keys() & end.keys()
         )
 
