@@ -42,7 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[P
         yield fleet
 
 
-class ReferenceModel:
+class TransformersModel:
     """`transformers` with the same weights."""
 
     def __init__(self, weights: Path) -> None:
@@ -68,8 +68,8 @@ class ReferenceModel:
 
 
 @pytest.fixture(scope="module")
-def oracle(weights: Path) -> ReferenceModel:
-    return ReferenceModel(weights)
+def oracle(weights: Path) -> TransformersModel:
+    return TransformersModel(weights)
 
 
 def prompts_of(fleet: ProcessFleet, text: str) -> list[tuple[str, list[int]]]:
@@ -80,7 +80,7 @@ def prompts_of(fleet: ProcessFleet, text: str) -> list[tuple[str, list[int]]]:
 
 
 def test_probabilities_are_those_of_transformers(
-    fleet: ProcessFleet, oracle: ReferenceModel
+    fleet: ProcessFleet, oracle: TransformersModel
 ) -> None:
     questions: list[dict[str, Any]] = [
         {
