@@ -24,7 +24,7 @@ from fleet.lab.measure.growing_text import (
     TARGET_MS,
     TEXTS,
     GrowingTextResult,
-    SpokenText,
+    FirstSound,
     measure_growing_text,
     until_first_clause,
 )
@@ -97,7 +97,7 @@ class SpeechCalls(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-class Api(ApiClient):
+class SpeechApi(ApiClient):
     """Client of a fake socket, and of fake speech calls at another address."""
 
     calls: ApiClient
@@ -110,7 +110,7 @@ class Api(ApiClient):
 
 
 @contextmanager
-def serving(fake: SpeechServer) -> Iterator[tuple[Api, list[dict[str, Any]]]]:
+def serving(fake: SpeechServer) -> Iterator[tuple[SpeechApi, list[dict[str, Any]]]]:
     """Yield the client of both fakes, and the bodies of the speech calls."""
     sent = list[dict[str, Any]]()
     handler = type("Calls", (SpeechCalls,), {"sent": sent})
@@ -121,7 +121,7 @@ def serving(fake: SpeechServer) -> Iterator[tuple[Api, list[dict[str, Any]]]]:
         threads = [threading.Thread(target=each.serve_forever) for each in (socket, http)]
         for thread in threads:
             thread.start()
-        api = Api(f"http://127.0.0.1:{socket.socket.getsockname()[1]}", "key")
+        api = SpeechApi(f"http://127.0.0.1:{socket.socket.getsockname()[1]}", "key")
         api.calls = ApiClient(f"http://127.0.0.1:{http.server_address[1]}")
         try:
             yield api, sent
@@ -132,8 +132,8 @@ def serving(fake: SpeechServer) -> Iterator[tuple[Api, list[dict[str, Any]]]]:
                 thread.join()
 
 
-def spoken(transport: str, received_ms: float) -> SpokenText:
-    return SpokenText(
+def first_sound(transport: str, received_ms: float) -> FirstSound:
+    return FirstSound(
         transport=transport,
         seed=1,
         clause="a",
@@ -194,7 +194,7 @@ def test_other_errors_of_the_socket_end_the_measurement() -> None:
 def test_target_is_missed_by_the_slow_transport_alone() -> None:
     result = GrowingTextResult(
         model="m",
-        spoken=(spoken(SOCKET, TARGET_MS + 1), spoken(CALL, TARGET_MS)),
+        spoken=(first_sound(SOCKET, TARGET_MS + 1), first_sound(CALL, TARGET_MS)),
         refused={},
     )
     assert missed(result) == [f"{SOCKET}, first sound, p95"]

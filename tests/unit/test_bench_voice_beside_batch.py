@@ -12,17 +12,16 @@ from fleet.batches.lines import find_faults
 from fleet.batches.records import ENDPOINTS
 from fleet.lab.client.client import ApiClient, BatchLines, BatchState
 from fleet.lab.client.realtime import LatencyPart
-from fleet.lab.measure import voice_beside_batch
+from fleet.lab.measure import running_batches
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import parse
+from fleet.lab.measure.running_batches import RunningBatches, batch_lines
 from fleet.lab.measure.voice import SILENCE_MS
 from fleet.lab.measure.voice_beside_batch import (
     MEASUREMENT,
     MOST_RATIO,
-    RunningBatches,
     SpokenTurns,
     VoiceBesideBatch,
-    batch_lines,
 )
 from fleet.lab.measure.voice_client import SessionResult, SessionTurn
 from tests.bench_reports import missed, report_of, shown
@@ -33,14 +32,14 @@ NUM_LINES = 5
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(voice_beside_batch, "POLL_S", 0.001)
+    monkeypatch.setattr(running_batches, "POLL_S", 0.001)
     yield
 
 
 @dataclass
-class Batches:
-    """Batches of a fake fleet: each look at one answers a further line of it, up to `num_lines`.
-    `num_failed`: its lines with an error.
+class FakeBatches:
+    """Batches of a fake fleet: each look at a batch answers a further line of it, up to
+    `num_lines`. `num_failed`: number of lines with an error.
     """
 
     num_lines: int = NUM_LINES
@@ -61,8 +60,8 @@ class Batches:
         return BatchState(id=name, status=status if is_open else "cancelled", request_counts=counts)
 
 
-class Api(ApiClient):
-    def __init__(self, batches: Batches) -> None:
+class BatchApi(ApiClient):
+    def __init__(self, batches: FakeBatches) -> None:
         super().__init__("http://127.0.0.1:1")
         self.batches = batches
 
@@ -79,8 +78,8 @@ class Api(ApiClient):
 
 
 def test_ended_batch_is_followed_by_the_next_and_the_last_is_cancelled() -> None:
-    fake = Batches()
-    running = RunningBatches(Api(fake), b"lines")
+    fake = FakeBatches()
+    running = RunningBatches(BatchApi(fake), b"lines")
     with running.running():
         assert fake.answered["batch_0"] > 0, "the block begins with the first answer"
         wait_until(lambda: len(fake.answered) >= 3, "the third batch")
@@ -97,16 +96,16 @@ def test_ended_batch_is_followed_by_the_next_and_the_last_is_cancelled() -> None
 def test_batch_with_failed_lines_ends_the_measurement() -> None:
     with (
         pytest.raises(BenchError, match="2 of its lines have an error"),
-        RunningBatches(Api(Batches(num_failed=2)), b"lines").running(),
+        RunningBatches(BatchApi(FakeBatches(num_failed=2)), b"lines").running(),
     ):
         pytest.fail("no line was answered")
 
 
 def test_batch_that_no_job_runs_ends_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(voice_beside_batch, "SETTLE_S", 0.0)
+    monkeypatch.setattr(running_batches, "SETTLE_S", 0.0)
     with (
         pytest.raises(BenchError, match="does `fleet jobs` run"),
-        RunningBatches(Api(Batches(num_lines=0)), b"lines").running(),
+        RunningBatches(BatchApi(FakeBatches(num_lines=0)), b"lines").running(),
     ):
         pytest.fail("no line was answered")
 

@@ -33,8 +33,8 @@ class _SpeechFailure(ErrorMessage, frozen=True):
 
 
 class _SpeechEvent(msgspec.Struct, frozen=True):
-    """An event of the server. `error`: in an error event, the failure; at the end of a clause,
-    whether it failed.
+    """An event of the server. `error` is the failure in an error event, and True at the end of a
+    clause that failed.
     """
 
     type: str

@@ -44,11 +44,11 @@ TEXTS = (
 UNSUPPORTED = "unsupported_value"
 
 
-class SpokenText(msgspec.Struct, frozen=True, kw_only=True):
+class FirstSound(msgspec.Struct, frozen=True, kw_only=True):
     """First sound of one text. `transport`: how the text was sent. `clause`: first clause of the
-    text. `received_ms`: time from the last character of the clause to the arrival of the audio with
-    the first voiced sample; `played_ms`: to that sample, played on arrival; `first_ms`: to the
-    first audio, voiced or not.
+    text. All times begin with the last character of the clause. `first_ms` ends with the arrival of
+    the first audio, voiced or not, and `received_ms` with the arrival of the first voiced sample.
+    `played_ms` ends when that sample plays, if audio is played on arrival.
     """
 
     transport: str
@@ -65,7 +65,7 @@ class GrowingTextResult(Result, frozen=True, kw_only=True):
     """
 
     model: str
-    spoken: tuple[SpokenText, ...]
+    spoken: tuple[FirstSound, ...]
     refused: dict[str, str]
     others_cores: float | None = None
 
@@ -74,7 +74,7 @@ class GrowingTextResult(Result, frozen=True, kw_only=True):
         return list(dict.fromkeys(each.transport for each in self.spoken))
 
     def summary(self, transport: str, field: str = "received_ms") -> Summary | None:
-        """Summarise one time of a transport. `field`: name of the field of `SpokenText`."""
+        """Summarise one time of a transport. `field`: name of the field of `FirstSound`."""
         return summarise(
             [getattr(each, field) for each in self.spoken if each.transport == transport]
         )
@@ -124,7 +124,7 @@ class _Arrival:
         if self._search.found and not self._received_s:
             self._received_s = now_s
 
-    def result(self, transport: str, seed: int, clause: str) -> SpokenText:
+    def result(self, transport: str, seed: int, clause: str) -> FirstSound:
         """Return the times of the first sound. Raises: BenchError if the speech is silent."""
         if self._clock.at_s is None:
             raise BenchError(f"{transport}: the fleet speaks {clause!r} as silence")
@@ -132,7 +132,7 @@ class _Arrival:
             round((at_s - self._sent_s) * MS, 1)
             for at_s in (self._first_s, self._received_s, self._clock.at_s)
         )
-        return SpokenText(
+        return FirstSound(
             transport=transport,
             seed=seed,
             clause=clause,
@@ -154,7 +154,7 @@ def until_first_clause(text: str) -> tuple[str, str]:
     raise BenchError(f"{text!r} has one clause; a text of several is needed")
 
 
-def time_socket(api: ApiClient, _model: str, text: str, seed: int) -> SpokenText:
+def time_socket(api: ApiClient, _model: str, text: str, seed: int) -> FirstSound:
     """Speak a text on a speech socket, up to its last sample, and return the times of its first
     sound.
 
@@ -176,7 +176,7 @@ def time_socket(api: ApiClient, _model: str, text: str, seed: int) -> SpokenText
     return arrival.result(SOCKET, seed, clause)
 
 
-def time_call(api: ApiClient, model: str, text: str, seed: int) -> SpokenText:
+def time_call(api: ApiClient, model: str, text: str, seed: int) -> FirstSound:
     """Speak a text by a speech call, up to its last sample, and return the times of its first
     sound. Raises: ApiError, BenchError.
     """
@@ -192,30 +192,39 @@ def time_call(api: ApiClient, model: str, text: str, seed: int) -> SpokenText:
     return arrival.result(CALL, seed, until_first_clause(text)[1])
 
 
-TimeText = Callable[[ApiClient, str, str, int], SpokenText]
+TimeText = Callable[[ApiClient, str, str, int], FirstSound]
 TRANSPORTS: dict[str, TimeText] = {SOCKET: time_socket, CALL: time_call}
+
+
+def warm_up(api: ApiClient, model: str, text: str) -> dict[str, str]:
+    """Speak a text over each transport; return the reason for each one that the fleet refuses to
+    serve. Raises: ApiError, BenchError.
+    """
+    refused: dict[str, str] = {}
+    for transport, time_text in TRANSPORTS.items():
+        try:
+            time_text(api, model, text, 0)
+        except SpeechRefused as error:
+            if error.refusal != UNSUPPORTED:
+                raise
+            refused[transport] = error.message
+    return refused
 
 
 def measure_growing_text(
     api: ApiClient, texts: Sequence[str], num_speakers: int, step: Callable[[], None]
 ) -> GrowingTextResult:
-    """Measure one text of each speaker over each transport, after one of warm-up. Raises: ApiError,
-    BenchError.
+    """Measure one text of each speaker over each served transport, after one of warm-up. Raises:
+    ApiError, BenchError.
     """
     model = api.model()
-    served, refused = dict(TRANSPORTS), dict[str, str]()
-    spoken: list[SpokenText] = []
-    for seed in range(num_speakers + 1):
-        for transport, time_text in tuple(served.items()):
-            try:
-                found = time_text(api, model, texts[seed % len(texts)], seed)
-            except SpeechRefused as error:
-                if seed or error.refusal != UNSUPPORTED:
-                    raise
-                del served[transport]
-                refused[transport] = error.message
-                continue
-            spoken += [found] if seed else []
+    refused = warm_up(api, model, texts[0])
+    step()
+    served = [time_text for name, time_text in TRANSPORTS.items() if name not in refused]
+    spoken: list[FirstSound] = []
+    for seed in range(1, num_speakers + 1):
+        text = texts[seed % len(texts)]
+        spoken += [time_text(api, model, text, seed) for time_text in served]
         step()
     return GrowingTextResult(model=model, spoken=tuple(spoken), refused=refused)
 
