@@ -23,8 +23,8 @@ from fleet.lab.measure.growing_text import (
     SOCKET,
     TARGET_MS,
     TEXTS,
-    GrowingTextResult,
     FirstSound,
+    GrowingTextResult,
     measure_growing_text,
     until_first_clause,
 )
