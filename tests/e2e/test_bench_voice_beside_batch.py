@@ -26,7 +26,7 @@ def test_questions_alone_and_beside_a_batch_are_answered_and_lines_too(tmp_path:
         "--json",
         str(out),
         cwd=tmp_path,
-        timeout_s=110,
+        timeout_s=240,
     )
     assert done.returncode == 0, done.stderr
     found = read_result(out, VoiceBesideBatch, "voice_beside_batch")
