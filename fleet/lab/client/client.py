@@ -16,6 +16,7 @@ from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.lab.client.chat import ChatAnswer, ChatCall, Piece, StreamRecording, WholeAnswer
 from fleet.lab.client.errors import ApiError, ApiSilent
+from fleet.lab.client.growing_speech import GrowingSpeech
 from fleet.lab.client.realtime import RealtimeSession
 from fleet.lab.client.transport import TIMEOUT_S, ErrorMessage, OpenResponse, Transport
 
@@ -23,6 +24,7 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 DATA = b"data: "
 
 T = TypeVar("T", bound=msgspec.Struct)
+BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 
 
 class _ServedModel(msgspec.Struct, frozen=True):
@@ -87,6 +89,29 @@ class SpeechCall(msgspec.Struct, frozen=True, kw_only=True):
     response_format: str = "wav"
     voice: str | UnsetType = UNSET
     seed: int | UnsetType = UNSET
+
+
+class BatchLines(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of a batch's lines: those with an answer, and those with an error."""
+
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchState(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a batch that this client reads."""
+
+    id: str
+    status: str
+    request_counts: BatchLines = BatchLines()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in BATCH_ENDS
+
+
+class _StoredFile(msgspec.Struct, frozen=True):
+    id: str
 
 
 class _Transcript(msgspec.Struct, frozen=True):
@@ -213,11 +238,49 @@ class ApiClient:
         """Return the speech for a text, as an audio file."""
         return self._transport.call("POST", "/v1/audio/speech", msgspec.json.encode(call))
 
+    def open_speech(self, call: SpeechCall) -> OpenResponse:
+        """Begin the speech for a text and return its open response, an audio file that is still
+        being spoken.
+        """
+        return self._transport.open("POST", "/v1/audio/speech", msgspec.json.encode(call))
+
+    @contextmanager
+    def growing_speech(self) -> Iterator[GrowingSpeech]:
+        """Open a socket that speaks texts while they arrive, for the duration of the block. Raises:
+        ApiError if it is refused, or breaks off inside the block.
+        """
+        url = f"{self._transport.websocket_url}/v1/audio/speech/stream"
+        try:
+            with connect(url, additional_headers=self.headers, max_size=None) as socket:
+                yield GrowingSpeech(socket)
+        except InvalidStatus as error:
+            raise ApiError(
+                f"{self.url} refuses a speech socket with status {error.response.status_code}"
+            ) from error
+        except (OSError, WebSocketException) as error:
+            raise ApiError(f"the speech socket at {self.url} broke off: {error}") from error
+
     def transcribe(self, model: str, file: bytes, name: str = "audio.wav") -> str:
         """Return the transcript of an audio file. `name`: file name that is sent with it."""
         body, headers = _form({"model": model}, file, name)
         raw = self._transport.call("POST", TRANSCRIPTIONS, body, headers)
         return self._decoded(raw, _Transcript).text
+
+    def start_batch(self, lines: bytes, endpoint: str = "/v1/chat/completions") -> BatchState:
+        """Upload the lines of a batch, and start it. `endpoint`: route of all its lines."""
+        body, headers = _form({"purpose": "batch"}, lines, "in.jsonl")
+        file = self._decoded(self._transport.call("POST", "/v1/files", body, headers), _StoredFile)
+        batch = {"input_file_id": file.id, "endpoint": endpoint, "completion_window": "24h"}
+        raw = self._transport.call("POST", "/v1/batches", msgspec.json.encode(batch))
+        return self._decoded(raw, BatchState)
+
+    def batch(self, batch_id: str) -> BatchState:
+        return self._get(f"/v1/batches/{batch_id}", BatchState)
+
+    def cancel_batch(self, batch_id: str) -> BatchState:
+        """Let a batch end without the lines that have no answer yet."""
+        raw = self._transport.call("POST", f"/v1/batches/{batch_id}/cancel")
+        return self._decoded(raw, BatchState)
 
     def transcribed_pieces(self, model: str, file: bytes, name: str) -> Iterator[str]:
         """Yield the transcript of an audio file in pieces, as the gateway sends them. `name`: file

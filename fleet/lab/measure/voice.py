@@ -375,10 +375,10 @@ def recordings_folder(options: BenchOptions) -> Path | None:
 
 
 def _is_requested(options: BenchOptions) -> bool:
-    """Return True if one voice session is requested; `voice_sessions` measures several, and
-    `assistant` what they say.
+    """Return True if one voice session is requested; `voice_sessions` measures several, also
+    `voice_beside_batch`, and `assistant` what they say.
     """
-    if recordings_folder(options) is not None:
+    if recordings_folder(options) is not None or options.voice_beside_batch:
         return False
     implied = bool(options.sessions) or (bool(options.wavs) and not options.barge_in)
     return (options.voice or implied) and (options.sessions or 1) == 1

@@ -267,9 +267,10 @@ NewClient = Callable[[int], VoiceClient]
 """Function that creates the client of a session by its number."""
 
 
-def _socket_clients(
+def socket_clients(
     api: ApiClient, model: str, questions: Sequence[SpokenQuestion], options: BenchOptions
 ) -> NewClient:
+    """Return the function that creates the clients of sessions over WebSockets."""
     form = TELEPHONE if options.telephone else PCM
     speech = {
         False: EncodedSpeech.of(questions, console=False, form=form),
@@ -293,6 +294,27 @@ def _callers(
     return lambda number: WebRtcClient(api, speech, model, seed=number)
 
 
+async def await_open(
+    clients: Sequence[VoiceClient], runs: Sequence[asyncio.Task[SessionResult]]
+) -> None:
+    """Wait until every session is open. `runs`: the task of each client. Raises: BenchError."""
+    opened = asyncio.gather(*(client.opened.wait() for client in clients))
+    first_end = asyncio.create_task(asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED))
+    try:
+        await asyncio.wait(
+            [first_end, opened], return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S
+        )
+        if not opened.done():
+            faults = [run.result().fault for run in runs if run.done()]
+            raise BenchError(
+                "not every session was opened: "
+                f"{faults[0] if faults else f'waited {TIMEOUT_S:g} s'}"
+            )
+    finally:
+        opened.cancel()
+        first_end.cancel()
+
+
 class _SessionRun:
     """All voice sessions of one run, on one event loop."""
 
@@ -302,7 +324,7 @@ class _SessionRun:
         self._target, self._options = target, options
         self._model = target.api.model()
         self._begin = asyncio.Event()
-        clients = _callers if options.webrtc else _socket_clients
+        clients = _callers if options.webrtc else socket_clients
         client = clients(target.api, self._model, questions, options)
         self._clients = [client(number) for number in range(options.sessions)]
         # A call that finds the gateway full is refused; it cannot wait in line.
@@ -316,7 +338,7 @@ class _SessionRun:
                 runs.append(asyncio.create_task(client.run(self._options.requests, self._begin)))
                 runs[-1].add_done_callback(lambda _run: step())
                 await asyncio.sleep(OPENING_S)
-            await self._wait_until_open(runs)
+            await await_open(self._clients, runs)
             extra = asyncio.create_task(self._try_one_more(self._extra)) if self._extra else None
             background_load, before = BackgroundLoad(), _read_cpu(self._target.pid)
             self._begin.set()
@@ -325,23 +347,6 @@ class _SessionRun:
             sessions = await asyncio.gather(*runs)
             queued = await extra if extra is not None else None
         return self._result(sessions, queued, before, after, others)
-
-    async def _wait_until_open(self, runs: Sequence[asyncio.Task[SessionResult]]) -> None:
-        opened = asyncio.gather(*(client.opened.wait() for client in self._clients))
-        first_end = asyncio.create_task(asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED))
-        try:
-            await asyncio.wait(
-                [first_end, opened], return_when=asyncio.FIRST_COMPLETED, timeout=TIMEOUT_S
-            )
-            if not opened.done():
-                faults = [run.result().fault for run in runs if run.done()]
-                raise BenchError(
-                    "not every session was opened: "
-                    f"{faults[0] if faults else f'waited {TIMEOUT_S:g} s'}"
-                )
-        finally:
-            opened.cancel()
-            first_end.cancel()
 
     async def _try_one_more(self, extra: VoiceClient) -> QueuedSession:
         """Open a session beyond the limit and return what happened: it must be admitted once
@@ -449,7 +454,7 @@ MEASUREMENT = Measurement(
     place=140,
     key="voice_sessions",
     run=measure_voice_sessions,
-    is_requested=lambda options: (options.sessions or 1) > 1,
+    is_requested=lambda options: (options.sessions or 1) > 1 and not options.voice_beside_batch,
     conflict=_conflict,
     of_gateway=True,
     about={},
