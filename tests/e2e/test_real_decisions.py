@@ -42,7 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[P
         yield fleet
 
 
-class Oracle:
+class TransformersModel:
     """`transformers` with the same weights."""
 
     def __init__(self, weights: Path) -> None:
@@ -52,7 +52,7 @@ class Oracle:
 
     def shares(self, prompt_ids: list[int], labels: list[str]) -> list[float]:
         """Return the probability of each label as the next token, with and without a space before
-        it, given that it is one of them.
+        the label, given that the next token is a label.
         """
         torch: Any = import_module("torch")
         with torch.no_grad():
@@ -68,8 +68,8 @@ class Oracle:
 
 
 @pytest.fixture(scope="module")
-def oracle(weights: Path) -> Oracle:
-    return Oracle(weights)
+def oracle(weights: Path) -> TransformersModel:
+    return TransformersModel(weights)
 
 
 def prompts_of(fleet: ProcessFleet, text: str) -> list[tuple[str, list[int]]]:
@@ -79,7 +79,9 @@ def prompts_of(fleet: ProcessFleet, text: str) -> list[tuple[str, list[int]]]:
     return [(each["prompt"], each["prompt_ids"]) for each in traces if text in each["prompt"]]
 
 
-def test_probabilities_are_those_of_transformers(fleet: ProcessFleet, oracle: Oracle) -> None:
+def test_probabilities_are_those_of_transformers(
+    fleet: ProcessFleet, oracle: TransformersModel
+) -> None:
     questions: list[dict[str, Any]] = [
         {
             "type": "choice",

@@ -275,7 +275,7 @@ def test_folder_of_recordings_measures_an_assistant(
     for arguments, message in (
         (["--wav", str(tmp_path), "--sessions", "2"], "give it alone"),
         (["--wav", str(tmp_path), "--wav", "a.wav"], "give it alone"),
-        (["--voice", "--corpus", str(tmp_path)], "are for --voice --wav FOLDER"),
+        (["--voice", "--corpus", str(tmp_path)], "--corpus is for --voice --wav FOLDER"),
     ):
         assert run(arguments) == 2 and message in capsys.readouterr().err
 

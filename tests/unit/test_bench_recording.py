@@ -20,9 +20,9 @@ from fleet.lab.measure.assistant import QUESTIONS, SENTENCES
 from fleet.lab.measure.recording import (
     KILLED_AT,
     Assembled,
-    MemoryUse,
     RecordingResult,
     RecordingRun,
+    ResidentMemory,
     Written,
     assemble,
 )
@@ -35,7 +35,7 @@ RECORDING = Assembled(b"mp3", 40.0, "".join(PIECES))
 
 
 @dataclass(slots=True)
-class ScriptedGateway:
+class RecordingGateway:
     """A gateway whose busiest worker is the last of `processes`, one less at each listing."""
 
     processes: list["subprocess.Popen[bytes]"]
@@ -71,12 +71,12 @@ def test_busiest_worker_is_killed_at_each_moment(
     processes: list["subprocess.Popen[bytes]"],
 ) -> None:
     events: list[dict[str, object]] = [{"delta": piece} for piece in PIECES]
-    gateway = ScriptedGateway(processes, [*events, {"text": "".join(PIECES)}])
+    gateway = RecordingGateway(processes, [*events, {"text": "".join(PIECES)}])
     with serve_http(gateway.answer) as url:
         run = RecordingRun(api=ApiClient(url), model="voice", pid=1, recording=RECORDING)
         written = run.write_down(lambda: None, KILLED_AT)
     assert written.pieces == PIECES and written.text == RECORDING.said
-    assert [process.wait(timeout=10) for process in processes[1:]] == [-signal.SIGKILL] * 2
+    assert [process.wait(timeout=60) for process in processes[1:]] == [-signal.SIGKILL] * 2
     assert processes[0].poll() is None
     assert written.killed == tuple(f"asr@host:{p.pid}:1" for p in reversed(processes[1:]))
     assert b'name="stream"\r\n\r\ntrue\r\n' in gateway.forms[0]
@@ -86,7 +86,7 @@ def test_failure_in_the_middle_of_a_transcript_is_an_error(
     processes: list["subprocess.Popen[bytes]"],
 ) -> None:
     failed: list[dict[str, object]] = [{"delta": "a"}, {"error": {"message": "no worker of asr"}}]
-    gateway = ScriptedGateway(processes, failed)
+    gateway = RecordingGateway(processes, failed)
     with serve_http(gateway.answer) as url, pytest.raises(ApiError, match="no worker of asr"):
         list(ApiClient(url).transcribed_pieces("voice", b"mp3", "a.mp3"))
 
@@ -104,7 +104,7 @@ def test_recording_has_each_sentence_and_the_wanted_length() -> None:
 
 
 def test_targets_tell_a_transcript_that_differs_from_an_equal_one() -> None:
-    use = MemoryUse(name="fleet worker asr", half_way_mib=100.0, end_mib=120.0)
+    use = ResidentMemory(name="fleet worker asr", half_way_mib=100.0, end_mib=120.0)
     calm = Written(took_s=4.0, pieces=PIECES, killed=(), memory=(use,))
     other = Written(took_s=8.0, pieces=(*PIECES, "twice"), killed=("a", "b"), memory=())
     result = RecordingResult(

@@ -224,17 +224,13 @@ class ApiClient:
         name that is sent with it.
         """
         body, headers = _form({"model": model, "stream": "true"}, file, name)
-        unread = b""
         with closing(self._transport.open("POST", TRANSCRIPTIONS, body, headers)) as response:
-            while piece := response.read():
-                *lines, unread = (unread + piece).split(b"\n")
-                for line in lines:
-                    if line.startswith(DATA):
-                        event = self._decoded(line.removeprefix(DATA), _TranscriptEvent)
-                        if event.error is not None:
-                            raise ApiError(f"{self.url}: {event.error.message}")
-                        if event.delta:
-                            yield event.delta
+            for line in _lines(response):
+                event = self._decoded(line.removeprefix(DATA), _TranscriptEvent)
+                if event.error is not None:
+                    raise ApiError(f"{self.url}: {event.error.message}")
+                if event.delta:
+                    yield event.delta
 
     def realtime_url(self, model: str) -> str:
         """Return the WebSocket address of a voice session with latency reports."""
@@ -304,3 +300,11 @@ def _form(fields: dict[str, str], file: bytes, name: str) -> tuple[bytes, dict[s
     )
     headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
     return body + f"--{boundary}--\r\n".encode(), headers
+
+
+def _lines(response: OpenResponse) -> Iterator[bytes]:
+    """Yield the lines of a stream that carry data."""
+    unread = b""
+    while piece := response.read():
+        *lines, unread = (unread + piece).split(b"\n")
+        yield from (line for line in lines if line.startswith(DATA))

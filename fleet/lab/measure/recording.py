@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -51,9 +52,9 @@ TARGET_SPEED, TARGET_GROWTH, TARGET_ERRORS_PERCENT = 8.0, 1.1, 5.0
 Samples = NDArray[np.int16]
 
 
-class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Resident memory of one process over a run, in MiB: half way, and at the end. `name`: first
-    arguments of its command.
+class ResidentMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Resident memory of one process over a run, in MiB: half way, and at the end. `name`: its
+    command.
     """
 
     name: str
@@ -73,7 +74,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float
     pieces: tuple[str, ...]
     killed: tuple[str, ...]
-    memory: tuple[MemoryUse, ...]
+    memory: tuple[ResidentMemory, ...]
 
     @property
     def text(self) -> str:
@@ -174,13 +175,13 @@ class MemoryWatch:
             self._stopped.set()
             thread.join()
 
-    def uses(self) -> tuple[MemoryUse, ...]:
+    def uses(self) -> tuple[ResidentMemory, ...]:
         """Return the use of each process that lived from half way to the end."""
         if not self.readings:
             return ()
         half, end = self.readings[round((len(self.readings) - 1) * SETTLED)], self.readings[-1]
         return tuple(
-            MemoryUse(name=key[1], half_way_mib=half[key] / MIB, end_mib=end[key] / MIB)
+            ResidentMemory(name=key[1], half_way_mib=half[key] / MIB, end_mib=end[key] / MIB)
             for key in half.keys() & end.keys()
         )
 
@@ -191,10 +192,17 @@ class MemoryWatch:
     def _sizes(self) -> Iterator[tuple[tuple[int, str], int]]:
         for process in psutil.Process(self.pid).children(recursive=True):
             try:
-                name = " ".join(process.cmdline()[:3])
-                yield (process.pid, name), process.memory_info().rss
+                name, size = _name_of(process.cmdline()), process.memory_info().rss
+                yield (process.pid, name), size
             except psutil.NoSuchProcess:
                 continue  # it ended meanwhile
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """Return the command without its interpreter and options."""
+    words = [word for word in command if not word.startswith("-") and "=" not in word]
+    start = words.index("fleet.cli") + 1 if "fleet.cli" in words else 0
+    return " ".join(Path(word).name for word in words[start : start + 2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
