@@ -1,6 +1,4 @@
-"""The choice of the answers to keep, from the fleet's events as they come. Pure: knows no clock but
-that of the events.
-"""
+"""The choice of the answers to keep, from the fleet's events, which bring their time. Pure."""
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
@@ -17,8 +15,8 @@ from fleet.core.ids import EdgeName, RequestId
 from fleet.telemetry.views import FeedEntry
 
 REASONS = ("failed", "interrupted", "slow", "dropouts", "pinned")
-"""Why an answer is kept: it failed; a worker or gateway died over it; its first output came later
-than that of 99 of 100 others; its player ran dry; a person pinned it.
+"""Why an answer is kept: it failed; a worker or gateway died over it; 99 of 100 others began sooner;
+its player ran dry; a person pinned it.
 """
 MAX_OPEN = 20_000
 """Requests that are followed at one time; of more, the oldest are forgotten."""
@@ -93,9 +91,7 @@ class AnswerChoice:
         return (event.request, why) if why else None
 
     def _is_slow(self, known: _Open) -> bool:
-        """Compare the first output with those of earlier answers with the same outputs, and add it
-        to them.
-        """
+        """Compare the first output with the earlier answers of the same kind, which it joins."""
         if known.first_ms is None or not known.began_ms:
             return False
         earlier = self._earlier_ms.setdefault(known.outputs, deque(maxlen=NUM_COMPARED))

@@ -11,7 +11,7 @@ AUDIO, INNER = EdgeName("audio"), EdgeName("codes")
 BEGAN_MS = 1_800_000_000_000
 
 
-class Feed:
+class FleetEvents:
     """Events of requests, fed to a choice. `kept`: what it has chosen."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def many(number: int) -> Iterator[str]:
 
 
 def test_ordinary_answers_are_not_kept() -> None:
-    feed = Feed()
+    feed = FleetEvents()
     for name in many(2 * MIN_COMPARED):
         feed.answer(name, 200 + hash(name) % 50, "finished")
     assert len(feed.kept) <= 0.05 * MIN_COMPARED, "only the slowest of those that differ"
@@ -62,7 +62,7 @@ def test_ordinary_answers_are_not_kept() -> None:
 
 
 def test_failed_and_interrupted_answers_are_kept() -> None:
-    feed = Feed()
+    feed = FleetEvents()
     feed.answer("a", state="failed")
     feed.answer("b", lost=True)
     feed.answer("c", state="failed", lost=True)
@@ -75,7 +75,7 @@ def test_failed_and_interrupted_answers_are_kept() -> None:
 
 
 def test_slowest_of_a_hundred_is_kept_and_only_among_its_kind() -> None:
-    feed = Feed()
+    feed = FleetEvents()
     for index, name in enumerate(many(MIN_COMPARED)):
         feed.answer(name, 1000 - index)
     assert not feed.kept
@@ -87,7 +87,7 @@ def test_slowest_of_a_hundred_is_kept_and_only_among_its_kind() -> None:
 
 
 def test_interruption_of_a_request_from_before_is_kept() -> None:
-    feed = Feed()
+    feed = FleetEvents()
     request = RequestId("before")
     feed.say(TaskLost(request=request, stage=StageName("lm"), epoch=Epoch(1)))
     feed.say(RequestEnded(request=request, state="finished"))
@@ -95,7 +95,7 @@ def test_interruption_of_a_request_from_before_is_kept() -> None:
 
 
 def test_missed_events_forget_what_was_open() -> None:
-    feed = Feed()
+    feed = FleetEvents()
     request = RequestId("a")
     feed.say(TaskLost(request=request, stage=StageName("lm"), epoch=Epoch(1)))
     feed.say(None)

@@ -121,7 +121,9 @@ async def read_logs_without_audio(
     are large.
     """
     names = [edge.name for edge in trace.edges if edge.name != gateway.edges.audio]
-    logs = {name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names}
+    logs: dict[str, Sequence[Chunk]] = {
+        name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names
+    }
     if any(logs.values()) or not trace.ended_us:
         return logs
     kept = await gateway.history.read(trace.id)
