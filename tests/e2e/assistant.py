@@ -42,8 +42,14 @@ def build_weights(folder: Path) -> tuple[str, ...]:
     if not (asr / "preprocessor_config.json").exists():
         whisper_base.build(asr)
     smollm2.build_once(lm)
-    # SmolLM2's chat template writes no tools
-    return f"stages.asr.checkpoint={asr}", f"stages.lm.checkpoint={lm}", "web.tool_format=hermes"
+    return (
+        f"stages.asr.checkpoint={asr}",
+        f"stages.lm.checkpoint={lm}",
+        # its first word is nearly a tie, which the precision that is fastest here may turn
+        "stages.lm.extra.precision=float32",
+        # its chat template writes no tools
+        "web.tool_format=hermes",
+    )
 
 
 @contextmanager

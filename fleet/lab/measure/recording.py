@@ -53,8 +53,8 @@ Samples = NDArray[np.int16]
 
 
 class ResidentMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Resident memory of one process over a run, in MiB: half way, and at the end. `name`: its
-    command.
+    """Resident memory of one process over a run, in MiB, half way and at the end. `name`: command
+    of the process.
     """
 
     name: str
@@ -67,8 +67,8 @@ class ResidentMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A transcript of the recording. `pieces`: its pieces in the order of arrival. `killed`: ids of
-    the workers that were killed meanwhile.
+    """A transcript of the recording. `pieces`: parts of the text in the order of arrival. `killed`:
+    ids of the workers that were killed meanwhile.
     """
 
     took_s: float
