@@ -15,7 +15,7 @@ from fleet.core.ids import EdgeName, RequestId
 from fleet.telemetry.views import FeedEntry
 
 REASONS = ("failed", "interrupted", "slow", "dropouts", "pinned")
-"""Why an answer is kept: it failed; a worker or gateway died over it; 99 of 100 others began sooner;
+"""Why an answer is kept: it failed; a worker or gateway died over it; 99 of 100 began sooner;
 its player ran dry; a person pinned it.
 """
 MAX_OPEN = 20_000
