@@ -14,7 +14,9 @@ from web.console.error_pages import ErrorPages
 from web.console.login import LoginPages
 from web.console.routes import console_routes
 from web.console.templating import Templates
+from web.fleet_api.answer_keeper import AnswerKeeper
 from web.fleet_api.health import HealthRoutes
+from web.fleet_api.history import HistoryApi
 from web.fleet_api.resume import ResumeEndpoint
 from web.fleet_api.routes import FleetApi
 from web.gateway.fleet_port import FleetPort
@@ -64,6 +66,7 @@ def create_app(
     any origin are allowed without a key, or if `web.keys_file` cannot be read.
     """
     gateway = Gateway(config, client, frontend)
+    keeper = AnswerKeeper(gateway)
     keys = KeyRing(api_key, config.web.keys_file)
     has_key = keys.is_required
     origins = AllowedOrigins(config.web, has_key=has_key)
@@ -77,7 +80,7 @@ def create_app(
     login = LoginPages(gateway, keys, logins, wrong_keys, templates)
     voice = VoiceRoutes(gateway, keys, wrong_keys, lines, clock)
     routes = [
-        *_routes(gateway, voice),
+        *_routes(gateway, voice, keeper),
         *console_routes(gateway, login, templates),
     ]
     require_scopes(routes, refuse, lines)
@@ -101,10 +104,11 @@ def create_app(
     app.state.detach_all = client.requests.detach_all
     app.state.close = gateway.close
     app.state.stop_captures = gateway.captures.stop
+    app.state.keeper = keeper
     return app
 
 
-def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
+def _routes(gateway: Gateway, voice: VoiceRoutes, keeper: AnswerKeeper) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/responses", ResponseEndpoint(gateway), methods=["POST"]),
@@ -119,6 +123,7 @@ def _routes(gateway: Gateway, voice: VoiceRoutes) -> list[BaseRoute]:
         *BatchRoutes(gateway).routes(),
         Route("/v1/fleet/requests/{request_id}/stream", ResumeEndpoint(gateway), methods=["GET"]),
         *FleetApi(gateway).routes(),
+        *HistoryApi(gateway, keeper).routes(),
         *HealthRoutes(gateway).routes(),
         Route("/openapi.json", OpenApi(gateway).describe),
         *voice.routes(),

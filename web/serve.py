@@ -147,10 +147,12 @@ async def serve(
         listener.listen(BACKLOG)
         _announce(config, listener)
         beating = start(_beat_regularly(), "the gateway's beat")
+        app.state.keeper.start()
         await server.serve([listener])
         beating.cancel()
     finally:
         beat(LEAVING_S, LEAVING_S)
+        await app.state.keeper.stop()
         await app.state.stop_captures()
         await client.stop()
 

@@ -15,7 +15,7 @@ from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, 
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
-from fleet.config.web_schema import BatchConfig, VoiceConfig, WebConfig
+from fleet.config.web_schema import BatchConfig, HistoryConfig, VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
@@ -238,6 +238,7 @@ class FleetConfig(Strict):
     web: WebConfig = WebConfig()
     voice: VoiceConfig = VoiceConfig()
     batches: BatchConfig = BatchConfig()
+    history: HistoryConfig = HistoryConfig()
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()
@@ -253,6 +254,11 @@ class FleetConfig(Strict):
     def batches_dir(self) -> Path:
         """The folder of files and batches, which gateways and job workers share."""
         return (self.batches.folder or self.data_dir / "batches").absolute()
+
+    @property
+    def history_dir(self) -> Path:
+        """The folder of the answers that are kept, which the gateways of a host share."""
+        return (self.history.folder or self.data_dir / "history").absolute()
 
     @property
     def sockets_dir(self) -> Path:

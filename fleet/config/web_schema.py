@@ -112,6 +112,21 @@ class BatchConfig(Strict):
     concurrency: Annotated[int, Whole(1, 256)] = 4
 
 
+class HistoryConfig(Strict):
+    """Settings of the answers that are kept beyond `retention_s`: failed, interrupted by a death,
+    slow, with dropouts, or pinned.
+
+    `folder`: folder of their file, which the gateways of a host share; None: `history` in the data
+    folder. `max_mib`: size of all of them, 0 to keep none. `days`: how long they are kept.
+    `sound`: True to keep their audio too.
+    """
+
+    folder: Folder | None = None
+    max_mib: Annotated[int, Whole(0, 1024 * 1024)] = 256
+    days: Annotated[int, Whole(1, 3650)] = 14
+    sound: Switch = False
+
+
 class VoiceConfig(Strict):
     """Settings of the voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting`
     clients wait in a queue; further clients are refused.

@@ -31,6 +31,7 @@ BELOW_WEB = (
     "fleet.constraints",
     "fleet.drafts.capture",
     "fleet.batches",
+    "fleet.history",
 )
 OFFLOAD = ("web.http.offload", "web.http.refused_work", "web.http.priority", "web.http.callers")
 BELOW_ENDPOINTS = (
@@ -49,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.drafts.figures": ("fleet.core",),
     "fleet.telemetry": ("fleet.core", "fleet.spans.protocol", "fleet.drafts.figures"),
     "fleet.constraints": ("fleet.core",),
+    "fleet.history": ("fleet.core", "fleet.process", "fleet.telemetry"),
     # The stage and edge names in a deployment file are checked against the declaration.
     "fleet.config": NOUNS,
     # The scripts enforce the conductor's table of states.

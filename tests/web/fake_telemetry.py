@@ -93,6 +93,11 @@ class FakeTelemetry(Telemetry):
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _loop: asyncio.AbstractEventLoop | None = None
 
+    @property
+    def is_followed(self) -> bool:
+        """True once somebody has followed the events."""
+        return self._loop is not None
+
     def say(self, *entries: FeedEntry) -> None:
         """Append feed entries from any thread; followers wake in the gateway's thread."""
         self.feed += entries

@@ -3,15 +3,19 @@ logs of its edges. Knows no stage.
 """
 
 import asyncio
+import io
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
+import soundfile
 
 from fleet.core.chunk import Chunk
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
 from fleet.processing.prompt import audio_mark
 from fleet.telemetry.trace import RequestTrace
+from fleet.telemetry.views import LogLine
 from web.gateway.answer import transcripts_of
 from web.gateway.gateway import Gateway
 from web.http.callers import current_caller
@@ -32,11 +36,23 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     audio_rate_hz: int = 0
 
 
+class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of an answer. `logs`: chunks by edge, without the audio edge's. `lines`: log
+    lines that name the request, oldest first.
+    """
+
+    detail: RequestDetail
+    logs: dict[str, tuple[Chunk, ...]] = {}
+    lines: tuple[LogLine, ...] = ()
+
+
 async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDetail:
-    """Return the details of a request. Raises: NotFound, RedisUnreachable."""
+    """Return the details of a request, as they are stored or as they were kept. Raises: NotFound,
+    RedisUnreachable.
+    """
     trace = await gateway.client.telemetry.trace(request)
     if trace is None:
-        raise request_not_found(request)
+        return (await read_record(gateway, request)).detail
     ids = _joined(
         await gateway.client.telemetry.edge_log(request, gateway.edges.text), "ids", "<i4"
     )
@@ -53,28 +69,49 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
     )
 
 
+async def read_record(gateway: Gateway, request: RequestId) -> AnswerRecord:
+    """Return the record of a kept answer. Raises: NotFound."""
+    kept = await gateway.history.read(request)
+    if kept is None:
+        raise request_not_found(request)
+    try:
+        return msgspec.msgpack.decode(kept.record, type=AnswerRecord)
+    except msgspec.DecodeError:
+        raise NotFound(
+            f"request {quoted(request)} was kept by another version of Fleet, which this one "
+            "cannot read",
+            param="request_id",
+        ) from None
+
+
+async def pcm_of(gateway: Gateway, request: RequestId) -> bytes:
+    """Return the audio that a request has produced so far, mono PCM16; b"" if there is none, or if
+    it is no longer stored.
+    """
+    edge = gateway.edges.audio
+    if edge is None:
+        return b""
+    return _joined(await gateway.client.telemetry.edge_log(request, edge), "pcm", "<i2").tobytes()
+
+
 async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
     """Return the audio that a request has produced so far, as a WAV file.
 
     Raises: NotFound if there is no audio, or it is no longer stored.
     """
-    edge = gateway.edges.audio
-    samples = (
-        _joined(await gateway.client.telemetry.edge_log(request, edge), "pcm", "<i2")
-        if edge is not None
-        else _NOTHING
-    )
-    if not len(samples):
-        if await gateway.client.telemetry.trace(request) is None:
+    pcm = await pcm_of(gateway, request)
+    if not pcm:
+        kept = await gateway.history.read(request)
+        if kept is not None and kept.sound:
+            return await asyncio.to_thread(_as_wav, kept.sound)
+        if kept is None and await gateway.client.telemetry.trace(request) is None:
             raise request_not_found(request)
         raise NotFound(
             f"request {request} has no audio, or it is no longer stored: audio is deleted a "
-            "minute after the end",
+            "minute after the end, unless history.sound keeps it",
             param="request_id",
         )
-    return await asyncio.to_thread(
-        encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav"
-    )
+    return await asyncio.to_thread(encode_whole, pcm, gateway.frontend.sample_rate_hz, "wav")
 
 
 async def read_logs_without_audio(
@@ -84,7 +121,13 @@ async def read_logs_without_audio(
     are large.
     """
     names = [edge.name for edge in trace.edges if edge.name != gateway.edges.audio]
-    return {name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names}
+    logs: dict[str, Sequence[Chunk]] = {
+        name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names
+    }
+    if any(logs.values()) or not trace.ended_us:
+        return logs
+    kept = await gateway.history.read(trace.id)
+    return {**(await read_record(gateway, trace.id)).logs} if kept is not None else logs
 
 
 async def check_owner(gateway: Gateway, request: RequestId) -> None:
@@ -106,7 +149,9 @@ def request_not_found(request: str) -> NotFound:
     )
 
 
-_NOTHING = np.empty(0, "<i2")
+def _as_wav(sound: bytes) -> bytes:
+    samples, rate_hz = soundfile.read(io.BytesIO(sound), dtype="int16")
+    return encode_whole(samples.tobytes(), rate_hz, "wav")
 
 
 async def _heard(gateway: Gateway, trace: RequestTrace) -> list[str]:

@@ -253,9 +253,7 @@ class FleetApi:
     async def trace(self, request: Request) -> Response:
         """Send a request's trace in Chrome's trace format, which Perfetto opens."""
         request_id = _request_id(request)
-        found = await self._client.telemetry.trace(request_id)
-        if found is None:
-            raise request_not_found(request_id)
+        found = await read_request_detail(self._gateway, request_id)
         trace = chrome_trace_of(
             found, self._gateway.graph, await read_logs_without_audio(self._gateway, found)
         )

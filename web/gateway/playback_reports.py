@@ -4,6 +4,7 @@ once a second for each request.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
@@ -17,11 +18,13 @@ WRITE_INTERVAL_S = 1.0
 
 class PlaybackReports:
     """Pending playback reports of one gateway. `note` never waits: reports are written in the
-    background, and a failed write only makes the trace less accurate.
+    background, and a failed write only makes the trace less accurate. `on_dropout` is called for
+    each report with underruns.
     """
 
     def __init__(self, client: FleetPort) -> None:
         self._client = client
+        self.on_dropout: Callable[[RequestId], None] = lambda _request: None
         self._latest: dict[RequestId, tuple[int, int]] = {}
         self._writing: dict[RequestId, asyncio.Task[None]] = {}
 
@@ -29,6 +32,8 @@ class PlaybackReports:
         """Record how many samples a client has played, and the number of underruns since its last
         report.
         """
+        if underruns:
+            self.on_dropout(request)
         before = self._latest.get(request, (0, 0))
         self._latest[request] = (played_samples, before[1] + underruns)
         if request not in self._writing:

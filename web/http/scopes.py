@@ -59,10 +59,13 @@ TALK    POST    /v1/batches/{batch_id}/cancel
 OWN     GET     /v1/fleet/requests/{request_id}/stream
 OWN     DELETE  /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests
+WATCH   GET     /v1/fleet/kept
 WATCH   GET     /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests/{request_id}/audio
 WATCH   GET     /v1/fleet/requests/{request_id}/trace
 OPERATE POST    /v1/fleet/requests/{request_id}/retry
+OPERATE POST    /v1/fleet/requests/{request_id}/pin
+OPERATE DELETE  /v1/fleet/requests/{request_id}/pin
 OPERATE POST    /v1/fleet/requests/{request_id}/tasks/{stage}/redeliver
 WATCH   GET     /v1/fleet/workers
 OPERATE POST    /v1/fleet/workers/{worker_id}/{order}

@@ -13,6 +13,7 @@ from fleet.drafts.figures.training import TrainingState
 from fleet.telemetry.routes import SpanRoutes
 from fleet.telemetry.views import Job, Transfers
 from web.fleet_api.health import Health, Readiness
+from web.fleet_api.history import KeptList, PinResult
 from web.fleet_api.request_detail import RequestDetail
 from web.fleet_api.routes import (
     AbortResult,
@@ -255,6 +256,24 @@ OPERATIONS: tuple[Operation, ...] = (
         "Submit the same request again",
         answer=RetryResult,
         statuses=(201,),
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/kept",
+        "Answers that are kept for days, newest first",
+        answer=KeptList,
+        query={
+            "why": "kept for this reason",
+            "limit": "rows",
+            "before": "`next` of the previous page",
+        },
+    ),
+    Operation("POST", "/v1/fleet/requests/{request_id}/pin", "Keep an answer", answer=PinResult),
+    Operation(
+        "DELETE",
+        "/v1/fleet/requests/{request_id}/pin",
+        "Keep an answer no longer than others",
+        answer=PinResult,
     ),
     Operation(
         "POST",

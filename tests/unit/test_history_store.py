@@ -1,0 +1,123 @@
+"""The file of kept answers: what is kept, for how long, and within which budget."""
+
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from fleet.core.ids import RequestId
+from fleet.history.store import DAY_US, FILE, HistoryStore, KeptAnswer
+
+NOW_US = 1_800_000_000_000_000
+MANY = 1 << 30
+
+
+def answer(
+    name: str, *why: str, at_us: int = NOW_US, pinned: bool = False, record: bytes = b"record"
+) -> KeptAnswer:
+    return KeptAnswer(
+        request=RequestId(name),
+        kept_us=at_us,
+        why=why or ("failed",),
+        pinned=pinned,
+        record=record,
+        sound=b"fLaC",
+    )
+
+
+def names(store: HistoryStore) -> list[str]:
+    return [kept.request for kept in store.newest(100)]
+
+
+def test_kept_answer_is_read_as_it_was(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path / "history", MANY, 14)
+    store.keep(answer("req-1", "failed", "interrupted", record=b"r" * 10_000))
+    assert HistoryStore(tmp_path / "history", MANY, 14).read(RequestId("req-1")) == answer(
+        "req-1", "failed", "interrupted", record=b"r" * 10_000
+    )
+    assert store.read(RequestId("req-2")) is None
+    assert 0 < store.size() < 1000, "records are compressed"
+
+
+def test_nothing_is_made_before_the_first_answer(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path / "history", MANY, 14)
+    assert store.read(RequestId("req-1")) is None and not store.newest(5) and store.size() == 0
+    assert not store.pin(RequestId("req-1"), pinned=True)
+    assert not (tmp_path / "history").exists()
+    store.keep(answer("req-1"))
+    assert (tmp_path / "history").stat().st_mode & 0o077 == 0
+
+
+def test_answer_kept_twice_has_both_reasons_and_the_newer_record(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path, MANY, 14)
+    store.keep(answer("req-1", "slow", pinned=True))
+    store.keep(answer("req-1", "dropouts", "slow", record=b"newer"))
+    kept = store.read(RequestId("req-1"))
+    assert kept is not None and kept.why == ("slow", "dropouts")
+    assert kept.record == b"newer" and kept.pinned
+
+
+def test_answers_are_removed_after_their_days_unless_pinned(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path, MANY, 2)
+    store.keep(answer("old"))
+    store.keep(answer("pinned", pinned=True))
+    store.keep(answer("new", at_us=NOW_US + 2 * DAY_US))
+    assert names(store) == ["new", "pinned", "old"] or set(names(store)) == {"new", "pinned", "old"}
+    store.keep(answer("newest", at_us=NOW_US + 2 * DAY_US + 1))
+    assert set(names(store)) == {"newest", "new", "pinned"}
+    assert store.pin(RequestId("pinned"), pinned=False)
+    store.keep(answer("last", at_us=NOW_US + 2 * DAY_US + 2))
+    assert set(names(store)) == {"last", "newest", "new"}
+
+
+def test_budget_removes_the_oldest_and_pinned_ones_last(tmp_path: Path) -> None:
+    budget = 100_000
+    store = HistoryStore(tmp_path, budget, 14)
+    store.keep(answer("pinned", pinned=True, record=os.urandom(20_000)))
+    for number in range(40):
+        store.keep(answer(f"req-{number}", at_us=NOW_US + number, record=os.urandom(10_000)))
+        assert store.size() <= budget
+    assert names(store)[0] == "req-39" and "pinned" in names(store) and "req-0" not in names(store)
+    for number in range(8):
+        store.keep(
+            answer(f"pin-{number}", pinned=True, at_us=NOW_US + 99, record=os.urandom(20_000))
+        )
+    assert store.size() <= budget and "pinned" not in names(store)
+
+
+def test_list_is_filtered_by_reason_and_paged_by_time(tmp_path: Path) -> None:
+    store = HistoryStore(tmp_path, MANY, 14)
+    for number in range(6):
+        why = ("slow",) if number % 2 else ("failed", "interrupted")
+        store.keep(answer(f"req-{number}", *why, at_us=NOW_US + number))
+    page = store.newest(2, why="interrupted")
+    assert [kept.request for kept in page] == ["req-4", "req-2"]
+    rest = store.newest(2, why="interrupted", before_us=page[-1].kept_us)
+    assert [kept.request for kept in rest] == ["req-0"]
+    assert not store.newest(5, why="interrupt")
+
+
+def test_several_writers_share_the_file(tmp_path: Path) -> None:
+    stores = [HistoryStore(tmp_path, MANY, 14) for _ in range(4)]
+
+    def write(store: HistoryStore, reason: str) -> None:
+        for number in range(20):
+            store.keep(answer(f"req-{number}", reason))
+
+    reasons = ("failed", "slow", "dropouts", "interrupted")
+    threads = [
+        threading.Thread(target=write, args=pair) for pair in zip(stores, reasons, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [set(kept.why) for kept in stores[0].newest(100)] == [set(reasons)] * 20
+
+
+def test_damaged_file_is_an_error_of_sqlite(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"not a database" * 100)
+    with pytest.raises(sqlite3.Error):
+        HistoryStore(tmp_path, MANY, 14).keep(answer("req-1"))

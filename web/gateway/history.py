@@ -1,0 +1,60 @@
+"""The kept answers, as the gateway reads and writes them: off the event loop, and never a reason to
+fail a request. Knows no route.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from fleet.config import FleetConfig
+from fleet.core.ids import RequestId
+from fleet.history.store import HistoryStore, KeptAnswer
+
+log = logging.getLogger("fleet.web")
+
+MIB = 1 << 20
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AnswerHistory:
+    """Kept answers of this host. A file that cannot be read or written is logged, and counts as
+    one without answers. Disabled by `history.max_mib: 0`.
+    """
+
+    def __init__(self, config: FleetConfig) -> None:
+        settings = config.history
+        self.folder = config.history_dir
+        self.keeps_sound = settings.sound
+        self.is_enabled = settings.max_mib > 0
+        self._store = HistoryStore(self.folder, settings.max_mib * MIB, settings.days)
+
+    async def keep(self, answer: KeptAnswer) -> None:
+        await self._call(None, self._store.keep, answer)
+
+    async def read(self, request: RequestId) -> KeptAnswer | None:
+        """Return a kept answer with its record, or None."""
+        return await self._call(None, self._store.read, request)
+
+    async def newest(
+        self, limit: int, *, before_us: int = 0, why: str = ""
+    ) -> Sequence[KeptAnswer]:
+        """Return kept answers as `HistoryStore.newest` does."""
+        return await self._call([], self._store.newest, limit, before_us=before_us, why=why)
+
+    async def pin(self, request: RequestId, *, pinned: bool) -> bool:
+        """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
+        return await self._call(False, self._store.pin, request, pinned=pinned)
+
+    async def _call(
+        self, otherwise: T, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if not self.is_enabled:
+            return otherwise
+        try:
+            return await asyncio.to_thread(work, *args, **kwargs)
+        except (OSError, sqlite3.Error) as error:
+            log.warning("the kept answers in %s cannot be used: %s", self.folder, error)
+            return otherwise
