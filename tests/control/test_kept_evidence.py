@@ -2,11 +2,14 @@
 last hour, and the records of processes that have ended.
 """
 
+import socket
+import subprocess
 from typing import Any, cast
 
 import pytest
 import redis
 
+from fleet.cli.supervise import fence_process
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect_async
@@ -140,3 +143,20 @@ async def test_steps_of_an_hour_are_points_and_those_that_are_over_are_read_once
         assert sum(point.underruns for point in await reader.points()) == 7
         assert len(await reader.read(13)) == 13
         assert sum(point.underruns for point in await reader.points()) == 7
+
+
+def test_death_is_not_counted_for_an_earlier_process_of_the_same_pid(
+    control: Control, redis_url: str
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    worker = WorkerId(f"{ROLE}@{socket.gethostname()}:{ended.pid}:a")
+    control.register(worker)
+    control.leave(worker)
+    ended_us = int(control.client.zscore(keys.GONE, worker) or 0)
+    control.client.zadd(keys.GONE, {worker: ended_us - DAY_US})
+    assert not fence_process(redis_url, ended.pid, "worker", "SIGKILL", ROLE)
+    assert control.client.hget(keys.gone(worker), "cause") == b"", "another process had the pid"
+    control.client.zadd(keys.GONE, {worker: ended_us})
+    assert fence_process(redis_url, ended.pid, "worker", "SIGKILL", ROLE)
+    assert control.client.hget(keys.gone(worker), "cause") == b"SIGKILL"

@@ -4,9 +4,9 @@
 -- notifies the worker. After drain or stop it is not expected to serve again. An order already in
 -- force is sent again and changes nothing. A dump is only recorded: the answer to the next lease
 -- renewal carries it, since the loop that reads the inbox may be what hangs. An order that changes
--- anything is logged, and entered in the journal. A span worker whose layers an anchor uses may leave only if another one is
--- free, or if its anchor has recorded that others can have its layers ("needed" otherwise, and
--- why).
+-- anything is logged, and entered in the journal. A span worker whose layers an anchor uses may
+-- leave only if another one is free, or if its anchor has recorded that others can have its layers
+-- ("needed" otherwise, and why).
 -- ARGV: worker, order, by (name of the API key that orders it; "" unknown)
 local worker, order, by = unpack(ARGV)
 pass_when_full()

@@ -285,7 +285,7 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 
 def record_metrics(gateway: WorkerId, counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
-    `seen`, which have the same value at all gateways. Refusals are also entered in the journal, as
-    those of `gateway`.
+    `seen`, which have the same value at all gateways. Refusals are also entered in the journal of
+    the fleet, under `gateway`.
     """
     return Call.of("record_metrics", gateway, len(counted), counted, seen)
