@@ -4,6 +4,7 @@ bounded size, escaped data.
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import msgspec
 import pytest
@@ -207,12 +208,22 @@ def test_page_of_a_dead_worker_shows_what_it_held_and_who_has_it(gateway: Served
     rows = re.findall(r'<tr id="h-(.+?)-thinker">(.*?)</tr>', page, re.DOTALL)
     held = {request: re.sub(r"<[^>]+>|\s+", " ", row) for request, row in rows}
     assert list(held) == [first.id, second.id, expired]
-    assert f'href="/requests/{first.id}"' in page and f'href="/workers/{present}"' in page
+    assert f'href="/requests/{first.id}"' in page and f'href="/workers/{quote(present)}"' in page
     assert "742 ms" in held[first.id] and present in held[first.id] and "finished" in held[first.id]
     assert "ms" not in held[second.id].split(present)[1], "nobody claimed it again"
     assert "no longer stored" in held[expired]
     assert "SIGKILL" in page and "613" in page and "kept for 14 days" in page
     assert "Last requests" not in page and "Drain" not in page
+
+
+def test_page_of_a_dead_worker_with_all_its_tasks_is_bounded(gateway: ServedGateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    held = tuple(TaskRef(request=row.id, stage=StageName("code2wav")) for row in telemetry.rows)
+    dead = build_worker("code2wav", 79, state="died", ended_us=now_us(), held=held[:100])
+    telemetry.ended_long_ago = [dead]
+    telemetry.lines = [msgspec.structs.replace(line, worker=dead.id) for line in telemetry.lines]
+    assert page_of(gateway, f"/workers/{dead.id}").count('<tr id="h-') == 100
 
 
 def test_page_of_an_ended_worker_without_tasks_says_so(gateway: ServedGateway) -> None:
