@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from fleet.control import keys, scripts
+from fleet.control.connect import text
 from fleet.control.lua_source import read
 from fleet.control.telemetry.journal import entry_of
 from fleet.core.errors import KeyAtLimit, NoWorker, Overloaded
@@ -262,8 +263,8 @@ def test_held_tasks_are_bounded_in_number(control: Control) -> None:
     for number in range(120):
         control.submit(f"req-many{number:03}", bound=300)
     control.leave(GATEWAY, died=True)
-    held = control.client.hget(keys.gone(GATEWAY), "held")
-    assert held is not None and held.count(b'"client"') == 100
+    held = text(control.client.hget(keys.gone(GATEWAY), "held"))
+    assert held.count('"client"') == 100
     control.leave(WORKER)
     assert control.client.hget(keys.gone(WORKER), "held") == b"[]"
 

@@ -237,7 +237,7 @@ async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:
                 await wait_ended(client, spec.id)
                 client.telemetry.record_underruns(3)
                 client.telemetry.record_rtf(0.5)
-                await client.telemetry.write_series()
+                await client.telemetry.write_series(client.id)
             points = await one.telemetry.series()
         async with gateway(fleet) as third:
             assert sum(point.underruns for point in await third.telemetry.series()) == 6, (

@@ -257,7 +257,7 @@ def test_journal_is_filtered_by_time_and_kind(gateway: ServedGateway, fleet: Fak
         for n in range(1, 11)
     ]
 
-    def listed(**params: object) -> tuple[list[str], bool]:
+    def listed(**params: str | int) -> tuple[list[str], bool]:
         page = gateway.http.get("/v1/fleet/journal", params=params).json()
         return [entry["id"] for entry in page["data"]], page["more"]
 
