@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 import psutil
@@ -34,6 +35,7 @@ from fleet.control.starting import place_here
 from fleet.core.ids import RoleName, WorkerId, place_of, stage_of
 from fleet.core.log_labels import Labels
 from fleet.process.beat import START_S, UNBOUNDED_S
+from fleet.telemetry.views import GONE_LISTED_S, MAX_GONE_LISTED
 
 FENCE_TIMEOUT_S = 2.0
 PYTHON_START_S = 20.0
@@ -146,14 +148,16 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
         return False
     place = (socket.gethostname(), pid)
     with connect_for_a_call(redis_url, FENCE_TIMEOUT_S) as client:
-        listed, ended, leads = exchange(
+        listed, ended, leads, time = exchange(
             client,
             (),
             ("ZRANGE", keys.WORKERS, 0, -1),
-            ("ZREVRANGE", keys.GONE, 0, -1),
+            ("ZREVRANGE", keys.GONE, 0, MAX_GONE_LISTED - 1, "WITHSCORES"),
             ("GET", keys.CONDUCTOR),
+            ("TIME",),
         )
-        workers, ended_before = _of_process(listed, place), _of_process(ended, place)[:1]
+        workers = _of_process(listed, place)
+        ended_before = _of_process(_ended_lately(ended, time), place)[:1]
         if not workers and ended_before and not client.hget(keys.gone(ended_before[0]), "cause"):
             workers = ended_before  # its lease lapsed before its end was seen, or it had left
         calls = [scripts.fence_worker("", worker, died=True, cause=cause) for worker in workers]
@@ -177,6 +181,20 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
             message = f"process {pid} of {place[0]}, `{command}`, died ({cause}); {held}"
             add_line(client, Labels(process, stage=stage_of(role)), message, level="warning")
         return led or bool(calls)
+
+
+def _ended_lately(ended: object, time: object) -> list[bytes]:
+    """Return the ids of the processes that ended in the last `GONE_LISTED_S` seconds: an older one
+    of the same pid is another process. `ended`: ids and times of the end (us) in turn. `time`:
+    Redis's reply to TIME.
+    """
+    ids_and_times = cast("list[bytes]", ended)
+    since_us = (int(cast("list[bytes]", time)[0]) - GONE_LISTED_S) * 1_000_000
+    return [
+        worker
+        for worker, ended_us in zip(ids_and_times[::2], ids_and_times[1::2], strict=True)
+        if float(ended_us) >= since_us
+    ]
 
 
 def _of_process(workers: object, place: tuple[str, int]) -> list[WorkerId]:

@@ -3,7 +3,8 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, cast
 
@@ -20,6 +21,7 @@ from fleet.control.waiting import Applicant, WaitingRequests
 from fleet.core.errors import (
     AlreadySubmitted,
     FleetError,
+    GatewayStopping,
     KeyAtLimit,
     NoWorker,
     Overloaded,
@@ -31,6 +33,8 @@ from fleet.core.ids import RequestId, RoleName, WorkerId
 log = logging.getLogger("fleet.control.client")
 
 REFUSAL_PAUSE_S = 10.0
+REFUSALS = (Overloaded, NoWorker, GatewayStopping, RedisUnreachable)
+"""Errors with which a request is not admitted, through no fault of its own."""
 
 
 class MakeCall(Protocol):
@@ -89,7 +93,8 @@ def key_refusal(answer: Sequence[str], key: str, limits: KeyLimits) -> KeyAtLimi
 
 class RequestAdmission:
     """Admission of requests at one gateway: runs the scripts `submit` and `admission`, and raises
-    the errors of refused requests. `waiting`: the requests that wait for a place.
+    the errors of refused requests. `waiting`: the requests that wait for a place. `on_refusal`:
+    function that is called with each of these errors.
 
     Refusals of one kind are logged once per `REFUSAL_PAUSE_S`, so that many requests do not fill
     the log.
@@ -101,11 +106,13 @@ class RequestAdmission:
         config: FleetConfig,
         membership: Membership,
         status: RedisStatus,
+        on_refusal: Callable[[FleetError], None],
     ) -> None:
         self._redis = client
         self._config = config
         self._membership = membership
         self._status = status
+        self._on_refusal = on_refusal
         self.waiting = WaitingRequests(client, config, membership)
         self._run_id = ""
         self._unlogged_until_s: dict[str, float] = {}
@@ -130,23 +137,34 @@ class RequestAdmission:
         Raises: NoWorker, Overloaded, KeyAtLimit, AlreadySubmitted, RedisUnreachable, and the errors
         of `run`.
         """
-        if applicant is None:
-            gateway, answer = await self._call(partial(call, waits=""), run)
-        else:
-            applicant.roles = tuple(roles)
-            try:
-                gateway, answer = await self._call_in_turn(request, applicant, call, run)
-            finally:
-                self.waiting.leave(applicant)
-        if answer[0] == "key_limit":
-            assert applicant is not None, "only a client's requests count towards a key"
-            raise key_refusal(answer, applicant.key, applicant.limits)
-        if answer[0] != "ok":
-            error = refusal_of(answer, self._config.limits.max_requests)
-            if isinstance(error, NoWorker):
-                self._log(request, error)
-            raise error
-        return gateway, answer
+        with self._counting_refusals():
+            if applicant is None:
+                gateway, answer = await self._call(partial(call, waits=""), run)
+            else:
+                applicant.roles = tuple(roles)
+                try:
+                    gateway, answer = await self._call_in_turn(request, applicant, call, run)
+                finally:
+                    self.waiting.leave(applicant)
+            if answer[0] == "key_limit":
+                assert applicant is not None, "only a client's requests count towards a key"
+                raise key_refusal(answer, applicant.key, applicant.limits)
+            if answer[0] != "ok":
+                error = refusal_of(answer, self._config.limits.max_requests)
+                if isinstance(error, NoWorker):
+                    self._log(request, error)
+                raise error
+            return gateway, answer
+
+    @contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        """Count the refusal with which this context ends, if it does."""
+        try:
+            yield
+        except REFUSALS as error:
+            if not isinstance(error, AlreadySubmitted):  # it was admitted before
+                self._on_refusal(error)
+            raise
 
     async def _call_in_turn(
         self,
@@ -173,8 +191,9 @@ class RequestAdmission:
         """Wait until it may be the turn of `applicant`. Raises: Overloaded with `cause`, if the
         queue has no room or its time is over; GatewayStopping.
         """
-        if not await self.waiting.wait(applicant):
-            raise await self._refusal(request, cause)
+        with self._counting_refusals():
+            if not await self.waiting.wait(applicant):
+                raise await self._refusal(request, cause)
 
     async def _refusal(self, request: RequestId, cause: str) -> Overloaded:
         error = await self.waiting.refusal(cause)

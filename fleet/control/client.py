@@ -84,8 +84,14 @@ class FleetClient:
         self.config = config
         self._membership = Membership(self._redis, self._reader, config)
         self._status = RedisStatus(self._reader, config.limits.max_redis_memory_percent)
-        self.requests = GatewayRequests(self._redis, config, self._membership, self._status)
         self.telemetry = Telemetry(self._redis, self._reader, config, self._status)
+        self.requests = GatewayRequests(
+            self._redis,
+            config,
+            self._membership,
+            self._status,
+            on_refusal=self.telemetry.record_refusal,
+        )
         self.operations = Operations(self._redis, config, self.requests.submit_without_client)
         self.jobs = JobClient(url, config.data_dir)
         self.voice = VoiceStore(self._redis, config.voice, self._membership)
@@ -136,7 +142,7 @@ class FleetClient:
                 self._poll, SLOW_POLL_S, polling, early=self._returned
             ),
             "the time series": lambda: self._repeat(
-                self.telemetry.write_series, SERIES_STEP_S, series
+                lambda: self.telemetry.write_series(self.id), SERIES_STEP_S, series
             ),
         }
         self._loops = [

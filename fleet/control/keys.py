@@ -49,6 +49,7 @@ STATUSES = ("accepting", "leaving", "ordered_off", "standby")
 LOGS = PREFIX + "logs"
 FACTS = PREFIX + "logs:facts"
 LOGS_DROPPED = PREFIX + "logs:dropped"
+JOURNAL = PREFIX + "journal"
 INDEX_ALL = PREFIX + "index:all"
 VOICES = PREFIX + "voices"
 LOGINS = PREFIX + "logins"
@@ -259,11 +260,12 @@ index:{which} | zset | forever | submit
     ids of retained requests: all, by state, and by expiry, us; bounded, pruned when requests
     end
 series:{step} | hash | retention | all scripts
-    counts of five seconds, durations by bucket; and numbers of running and waiting tasks
+    counts of five seconds, durations by bucket, refusals by code; and numbers of running and
+    waiting tasks; of the last hour
 gone | zset | forever | fence_worker
-    former workers -> time of the end, us
+    workers and gateways that ended in the last 14 days -> time of the end, us; bounded
 gone:{id} | hash | retention | fence_worker
-    last content of worker:{id}
+    last content of worker:{id}, how it ended, and the first hundred tasks that it held
 gone:{id}:tasks | hash | retention | fence_worker, suspect_task
     request|stage for which a process was silent -> chunks appended before, and whether it ran
     alone; counts against the task once the end of the process is observed
@@ -281,6 +283,9 @@ logs | stream | forever | all processes
 logs:facts | stream | forever | scripts that log a fact
     deaths, dead letters, drains and refused workers under their ids in `logs`, which keeps them
     for less long; trimmed
+journal | stream | forever | fence_worker, register, order, drain, lead, claim, fail, record_metrics
+    what happened to processes, roles and answers: ends, joins, orders, lost and recovered tasks,
+    failures, refusals; trimmed
 logs:dropped | string | forever | all processes
     number of lost log lines
 req:{r}:task:{stage} | hash | retention | submit

@@ -119,11 +119,12 @@ class Operations:
         await self._submit(again, blob)
         return again.id
 
-    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
+    async def order_worker(self, worker: str, order: WorkerOrder, *, by: str = "") -> None:
         """Order a worker to drain, resume, stop or dump its threads. Repeating an order is not a
-        conflict.
+        conflict. `by`: name of the API key that orders it, for the journal.
         """
-        raw = await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order)))
+        call = scripts.order(WorkerId(worker), order, by)
+        raw = await answer_of(run_async(self._redis, call))
         answer, *reasons = texts(raw) if isinstance(raw, list) else [text(cast(bytes, raw))]
         if answer == "ok":
             return

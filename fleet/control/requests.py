@@ -4,6 +4,7 @@ of their answers arrive as notices.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
 from redis.asyncio import Redis
@@ -54,7 +55,8 @@ RESUME_PAUSE_S = 0.1
 
 class GatewayRequests:
     """Requests whose client edges this gateway reads, each with its `ClientStream`. Any public
-    method may raise RedisUnreachable.
+    method may raise RedisUnreachable. `on_refusal`: function that is called with the error of each
+    request that is not admitted.
     """
 
     def __init__(
@@ -63,11 +65,12 @@ class GatewayRequests:
         config: FleetConfig,
         membership: Membership,
         status: RedisStatus,
+        on_refusal: Callable[[FleetError], None],
     ) -> None:
         self._redis = client
         self._config = config
         self._membership = membership
-        self._admission = RequestAdmission(client, config, membership, status)
+        self._admission = RequestAdmission(client, config, membership, status, on_refusal)
         self._calls = SubmissionCalls(config)
         self._held = HeldStreams()
         self._held.on_end = self._admission.waiting.wake

@@ -16,6 +16,10 @@ from fleet.spans.protocol.figures import SpanPart
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
+GONE_LISTED_S, MAX_GONE_LISTED = 600, 200
+"""Seconds for which a process that has ended is listed, and the number of such processes."""
+GONE_KEPT_DAYS, MAX_GONE_KEPT = 14, 1000
+"""Days for which the record of a process that has ended is kept, and the number of such records."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -68,14 +72,15 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker or gateway process (`role` is "" for a gateway), listed for some minutes after it
-    has ended, with the statistics of its last lease renewal.
+    """A worker or gateway process (`role` is "" for a gateway), listed for `GONE_LISTED_S` after it
+    has ended and kept for `GONE_KEPT_DAYS`, with the statistics of its last lease renewal.
 
     `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have),
     late (its lease has lapsed, and it is not fenced yet), left (it deregistered), died (its keeper
     saw the process end), lapsed (fenced after its lease).
     `cause`: signal or exit status of a process that died. `hop_p50_us`, `hop_p95_us`: chunk latency
     since the process joined; None before the first chunk. `tasks`: tasks that the worker owns.
+    `held`: tasks that a process held when it ended, the first hundred of them.
     `part`: layers of a divided model that the worker has. `speculation`: statistics of a worker
     that can verify draft tokens.
     Units: `lease_left_s`: 0 after the end of the process. `memory_bytes`: memory of the process.
@@ -116,6 +121,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     hop_p50_us: int | None = None
     hop_p95_us: int | None = None
     tasks: tuple[TaskRef, ...] = ()
+    held: tuple[TaskRef, ...] = ()
     transfer: WorkerTransfer | None = None
     part: SpanPart | None = None
     speculation: SpeculationFigures | None = None
@@ -219,7 +225,8 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of the whole fleet for one step of `SERIES_STEP_S` seconds that begins at `at_us`.
 
-    `submitted`: number of new requests. `ended`: number of ended requests, by end state. `running`,
+    `submitted`: number of new requests. `ended`: number of ended requests, by end state. `refused`:
+    number of requests and voice sessions that were not admitted, by error code. `running`,
     `waiting`: number of tasks by role, as last seen. `task_*_ms`: task duration by stage.
     `rtf_p95`: real-time factor (seconds to compute a second of audio). Latencies are None in a step
     without a measurement.
@@ -228,6 +235,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
     submitted: int = 0
     ended: dict[str, int] = {}
+    refused: dict[str, int] = {}
     first_text_p50_ms: float | None = None
     first_text_p95_ms: float | None = None
     first_audio_p50_ms: float | None = None
@@ -241,7 +249,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SERIES_STEP_S = 5
-SERIES_KEPT_S = 15 * 60
+SERIES_KEPT_S = 3600
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ def sample(
         sent=sent,
         redis_bytes=int(redis_mib * MIB),
         keys=keys + 50,
-        series_keys=50,
+        history_keys=50,
         processes=(process,),
     )
 

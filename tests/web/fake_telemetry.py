@@ -3,7 +3,7 @@ or uses `plausible.busy`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -17,11 +17,21 @@ from fleet.control.telemetry.logs import checked_entry, says
 from fleet.control.telemetry.workers import drafts_of
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, Conflict, NotFound, quoted
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, new_request_id
+from fleet.core.errors import BadInput, Conflict, FleetError, NotFound, quoted
+from fleet.core.ids import (
+    CLIENT,
+    EdgeName,
+    Epoch,
+    RequestId,
+    RoleName,
+    StageName,
+    WorkerId,
+    new_request_id,
+)
 from fleet.core.jobs import read_arguments
 from fleet.drafts.figures.speculation import OFF, StageDrafts
 from fleet.graphs import get_graph
+from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.trace import (
     LIVE_STATES,
     STATES,
@@ -68,6 +78,9 @@ class FakeTelemetry(Telemetry):
         default_factory=dict[tuple[str, str], list[Chunk]]
     )
     worker_list: list[WorkerView] = field(default_factory=list[WorkerView])
+    ended_long_ago: list[WorkerView] = field(default_factory=list[WorkerView])
+    entries: list[JournalEntry] = field(default_factory=list[JournalEntry])
+    refusals: list[FleetError] = field(default_factory=list[FleetError])
     queue_list: list[RoleQueue] = field(default_factory=list[RoleQueue])
     role_list: list[RoleView] = field(default_factory=list[RoleView])
     waiting: list[WaitingClient] = field(default_factory=list[WaitingClient])
@@ -81,6 +94,7 @@ class FakeTelemetry(Telemetry):
     heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
+    ordered_by: list[str] = field(default_factory=list[str])
     retried: list[str] = field(default_factory=list[str])
     redelivered: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     chosen_drafters: dict[str, str] = field(default_factory=dict[str, str])
@@ -177,6 +191,9 @@ class FakeTelemetry(Telemetry):
     def record_rtf(self, rtf: float) -> None:
         self.rtfs.append(rtf)
 
+    def record_refusal(self, error: FleetError) -> None:
+        self.refusals.append(error)
+
     def redis_trouble(self) -> str:
         return self.trouble
 
@@ -196,6 +213,26 @@ class FakeTelemetry(Telemetry):
         return [
             view for view in self.worker_list or self.workers_of() if with_gone or not view.gone
         ]
+
+    async def worker(self, worker: WorkerId) -> WorkerView | None:
+        known = [*self.ended_long_ago, *await self.workers(with_gone=True)]
+        return next((view for view in known if view.id == worker), None)
+
+    async def journal(
+        self, *, since_us: int = 0, until_us: int = 0, limit: int = 1000, what: Collection[str] = ()
+    ) -> list[JournalEntry]:
+        self.check_reachable()
+        found = [
+            entry
+            for entry in sorted(self.entries, key=lambda entry: entry.at_us)
+            if since_us <= entry.at_us <= (until_us or entry.at_us)
+            and (not what or entry.what in what)
+        ]
+        return found[-limit:]
+
+    async def rows_of(self, requests: Sequence[RequestId]) -> list[RequestRow]:
+        self.check_reachable()
+        return [row for row in self._all_rows() if row.id in requests]
 
     async def roles(self) -> list[RoleView]:
         self.check_reachable()
@@ -302,7 +339,7 @@ class FakeOperations(Operations):
         check_drafter(get_graph("qwen3_omni"), stage, drafter)
         self._fleet.chosen_drafters[stage] = drafter
 
-    async def order_worker(self, worker: str, order: WorkerOrder) -> None:
+    async def order_worker(self, worker: str, order: WorkerOrder, *, by: str = "") -> None:
         self._fleet.check_reachable()
         place = next(
             (n for n, view in enumerate(self._fleet.worker_list) if view.id == worker), None
@@ -315,6 +352,7 @@ class FakeOperations(Operations):
         if order == "resume" and view.state == "leaving":
             raise Conflict(f"{worker} is leaving already", param="worker_id")
         self._fleet.orders.append((worker, order))
+        self._fleet.ordered_by.append(by)
         if order == "dump":
             return
         state = view.state if order == "drain" and view.state == "leaving" else STATE_AFTER[order]

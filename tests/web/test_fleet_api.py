@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import AUDIO, COMPLETION, REQUEST, RESPONSE, StageName, shown_id
+from fleet.telemetry.journal import JournalEntry
 from tests.web.conftest import ServedGateway
 from tests.web.divided import ANCHOR, ANCHOR_WITH_GAP, GAP, SECOND, STANDS_BY, divided_workers
 from tests.web.fake_telemetry import FakeTelemetry
@@ -219,7 +220,7 @@ def test_queues_transfers_and_series_are_listed(
     transfers = gateway.http.get("/v1/fleet/transfers").json()
     assert transfers["edges"][0]["p95_ms"] == 6.2 and transfers["workers"][0]["backend"] == "nixl"
     points = gateway.http.get("/v1/fleet/series").json()["data"]
-    assert len(points) == 180 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {
+    assert len(points) == 720 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {
         5_000_000
     }
 
@@ -247,6 +248,43 @@ def test_logs_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> None
         "/v1/fleet/logs", params={"level": "warning", "q": "LINE", "before": page["next"]}
     ).json()
     assert more["data"][0]["id"] < page["data"][-1]["id"]
+
+
+def test_journal_is_filtered_by_time_and_kind(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
+    worker = worker_id("thinker")
+    fleet.entries = [
+        JournalEntry(id=f"{n}-0", at_us=n * 1000, what="died" if n % 2 else "joined", worker=worker)
+        for n in range(1, 11)
+    ]
+
+    def listed(**params: str | int) -> tuple[list[str], bool]:
+        page = gateway.http.get("/v1/fleet/journal", params=params).json()
+        return [entry["id"] for entry in page["data"]], page["more"]
+
+    assert listed() == ([f"{n}-0" for n in range(10, 0, -1)], False)
+    assert listed(limit=3) == (["10-0", "9-0", "8-0"], True)
+    assert listed(since=3000, until=5000) == (["5-0", "4-0", "3-0"], False)
+    assert listed(what="died", until=6000) == (["5-0", "3-0", "1-0"], False)
+    assert listed(what="refused") == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("what=exploded", "what"),
+        ("since=yesterday", "since"),
+        ("until=-1", "until"),
+        ("since=5000&until=4000", "until"),
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("before=1-0", "before"),
+    ],
+)
+def test_journal_refuses_an_unusable_parameter_by_name(
+    gateway: ServedGateway, fleet: FakeTelemetry, query: str, param: str
+) -> None:
+    status, _, refused = refusal(gateway, "GET", f"/v1/fleet/journal?{query}")
+    assert (status, refused) == (400, param)
 
 
 def test_jobs_are_submitted_retried_stopped_and_deleted(
@@ -357,6 +395,7 @@ PATHS = (
     "dead-letters",
     "transfers",
     "series",
+    "journal",
     "logs",
     "jobs",
     "jobs/1",
@@ -387,6 +426,9 @@ NAMES = st.sampled_from(
         "level",
         "request",
         "process",
+        "since",
+        "until",
+        "what",
     ]
 )
 
@@ -394,7 +436,9 @@ NAMES = st.sampled_from(
 @settings(
     max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
-@given(st.sampled_from(["requests", "logs"]), st.dictionaries(NAMES, st.text(max_size=30)))
+@given(
+    st.sampled_from(["requests", "logs", "journal"]), st.dictionaries(NAMES, st.text(max_size=30))
+)
 def test_arbitrary_query_is_answered_or_refused_by_parameter(
     gateway: ServedGateway, fleet: FakeTelemetry, path: str, query: dict[str, str]
 ) -> None:

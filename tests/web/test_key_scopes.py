@@ -181,6 +181,7 @@ def test_changes_and_refusals_are_logged_by_name_and_never_by_key(
     assert [line.split(":")[0] for line in changes] == ["key operate", f"key {ENVIRONMENT}"]
     assert all(f"POST {order!r}, from 127.0.0.1" in line for line in changes)
     assert not any(key_of(()) in line or KEY in line for line in caplog.messages)
+    assert gateway.served.client.telemetry.ordered_by == ["operate", ENVIRONMENT], "in the journal"
 
 
 def submit(gateway: KeyedGateway, key: str) -> str:

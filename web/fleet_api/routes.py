@@ -16,6 +16,7 @@ from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName, request_id_of
 from fleet.core.jobs import EXAMPLE, REPORT_FILES
 from fleet.drafts.figures.speculation import StageDrafts
+from fleet.telemetry.journal import WHAT, JournalEntry
 from fleet.telemetry.routes import routes_of
 from fleet.telemetry.trace import STATES, RequestFilter, RequestRow
 from fleet.telemetry.views import (
@@ -42,10 +43,12 @@ from web.fleet_api.training import TrainingApi
 from web.gateway.fleet_metrics import GATEWAY_ROLE
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
+from web.http.callers import current_caller
 from web.http.json_response import json_response
 from web.http.query_params import choice_param, int_param
 
-MAX_PAGE, MAX_LINES = 200, 1000
+MAX_PAGE, MAX_LINES, MAX_ENTRIES = 200, 1000, 1000
+MAX_TIME_US = 10**17
 MAX_JOB_BODY_BYTES = 64 * 1024
 MAX_EPOCH = 10**17
 
@@ -63,7 +66,7 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
-    """All workers. `gone` lists workers that ended in the last minutes, the latest first."""
+    """All workers. `gone` lists workers that ended in the last ten minutes, the latest first."""
 
     object: str = "list"
     data: Sequence[WorkerView]
@@ -92,6 +95,16 @@ class LogList(msgspec.Struct, frozen=True, kw_only=True):
     next: str | None
     newest: str
     dropped: int
+
+
+class JournalList(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of the journal, the newest first. `more` is true if older entries of the time range
+    were left out: ask again with `until` at the time of the last one.
+    """
+
+    object: str = "list"
+    data: Sequence[JournalEntry]
+    more: bool
 
 
 class JobList(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,6 +210,7 @@ class FleetApi:
             Route(f"{root}/transfers", self.transfers),
             Route(f"{root}/routes", self.span_routes),
             Route(f"{root}/series", self.series),
+            Route(f"{root}/journal", self.journal),
             Route(f"{root}/logs", self.logs),
             Route(f"{root}/jobs", self.jobs, methods=["GET"]),
             Route(f"{root}/jobs", self.submit_job, methods=["POST"]),
@@ -298,7 +312,7 @@ class FleetApi:
             str(request.path_params["worker_id"]),
             _order(str(request.path_params["order"])),
         )
-        await self._client.operations.order_worker(worker, order)
+        await self._client.operations.order_worker(worker, order, by=current_caller().name)
         return json_response(WorkerOrderResult(id=worker, order=order))
 
     async def drafters(self, _request: Request) -> Response:
@@ -333,6 +347,25 @@ class FleetApi:
 
     async def series(self, _request: Request) -> Response:
         return json_response(SeriesList(data=await self._client.telemetry.series()))
+
+    async def journal(self, request: Request) -> Response:
+        """List what happened to processes, roles and answers, newest first. `since` and `until` are
+        times in microseconds since 1970, `what` is a kind of entry.
+        """
+        params = request.query_params
+        since_us = int_param(params, "since", 0, MAX_TIME_US)
+        until_us = int_param(params, "until", 0, MAX_TIME_US)
+        if until_us and until_us < since_us:
+            raise BadInput(f"until: {until_us} is before since ({since_us})", param="until")
+        what = choice_param(params, "what", WHAT)
+        limit = int_param(params, "limit", 200, MAX_ENTRIES, least=1)
+        entries = await self._client.telemetry.journal(
+            since_us=since_us,
+            until_us=until_us,
+            limit=limit + 1,
+            what=(what,) if what else (),
+        )
+        return json_response(JournalList(data=entries[::-1][:limit], more=len(entries) > limit))
 
     async def logs(self, request: Request) -> Response:
         """List log lines, newest first. Query parameters filter the list; `q` is a part of the

@@ -82,6 +82,7 @@ OPERATE DELETE  /v1/fleet/dead-letters/{request_id}
 WATCH   GET     /v1/fleet/transfers
 WATCH   GET     /v1/fleet/routes
 WATCH   GET     /v1/fleet/series
+WATCH   GET     /v1/fleet/journal
 WATCH   GET     /v1/fleet/logs
 WATCH   GET     /v1/fleet/jobs
 OPERATE POST    /v1/fleet/jobs

@@ -23,6 +23,7 @@ from web.fleet_api.routes import (
     DraftsList,
     JobBody,
     JobList,
+    JournalList,
     LogList,
     QueueList,
     RedeliveryResult,
@@ -354,8 +355,18 @@ OPERATIONS: tuple[Operation, ...] = (
         "Routes of divided models, their processes, and span workers in none",
         answer=SpanRoutes,
     ),
+    Operation("GET", "/v1/fleet/series", "Time series of the last hour", answer=SeriesList),
     Operation(
-        "GET", "/v1/fleet/series", "Time series of the last fifteen minutes", answer=SeriesList
+        "GET",
+        "/v1/fleet/journal",
+        "What happened to processes, roles and answers, newest first",
+        answer=JournalList,
+        query={
+            "since": "from this time, in microseconds since 1970",
+            "until": "until this time, in microseconds since 1970",
+            "what": "entries of this kind",
+            "limit": "entries",
+        },
     ),
     Operation(
         "GET",

@@ -117,6 +117,19 @@ class SessionRegistry:
 
         Raises: Overloaded if the queue is full; SecretInUse; KeyAtLimit; RedisUnreachable.
         """
+        try:
+            return await self._enter(writer, settings, owner, on_position)
+        except Overloaded as error:
+            self._gateway.client.telemetry.record_refusal(error)
+            raise
+
+    async def _enter(
+        self,
+        writer: ClientWriter,
+        settings: Settings,
+        owner: str,
+        on_position: Callable[[int], None],
+    ) -> Session:
         settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
         held = await self._records.create(settings.id, owner)
         for replaced_id in held.replaced:

@@ -12,7 +12,7 @@ local first_output = 9 + tonumber(num_inputs)
 local inputs = {unpack(ARGV, 9, first_output - 1)}
 pass_when_full()
 local request_key, task = PREFIX .. 'req:' .. request, task_key(request, stage)
-local refusal, reserved_for = refused_claim(worker, request, stage, epoch)
+local refusal, reserved_for, lost_us = refused_claim(worker, request, stage, epoch)
 if refusal then return {refusal} end
 if reserved_for then call('HDEL', task, 'reserved_for') end
 if entry ~= '' then delete_entry(task) end
@@ -43,7 +43,7 @@ for i = first_output, #ARGV, 2 do
   local chunks = call('XRANGE', edge_key(request, edge), '-', '+')
   written[#written + 1] = {chunks, consumer_state, consumed}
 end
-return {
+local answer = {
   'ok',
   call('HGET', request_key, 'spec'),
   call('HGETALL', task),
@@ -52,3 +52,10 @@ return {
   read,
   written,
 }
+if lost_us then
+  --rest
+  call('HDEL', task, 'lost_us')
+  write_journal('recovered', 'worker', worker, 'role', role, 'request', request, 'stage', stage,
+    'pause_us', int(math.max(0, now_us() - tonumber(lost_us))))
+end
+return answer

@@ -7,10 +7,12 @@ pass_when_full()
 local worker_key = PREFIX .. 'worker:' .. worker
 if not call('ZSCORE', PREFIX .. 'workers', worker) then return 'unlisted' end
 if call('HGET', worker_key, 'leaving') ~= '1' then
-  local process, stage = labels_of(call('HGET', worker_key, 'role') or '')
+  local role = call('HGET', worker_key, 'role') or ''
+  local process, stage = labels_of(role)
   local held, only_request = held_by(worker)
   log_fact('info', process, worker, stage, only_request,
     'worker ' .. worker .. ' is leaving by its own decision; it holds ' .. held)
+  write_journal('leaving', 'worker', worker, 'role', role)
 end
 stop_granting(worker)
 call('HSET', worker_key, 'leaving', '1')

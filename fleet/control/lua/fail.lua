@@ -12,5 +12,5 @@ call('HSET', PREFIX .. 'req:' .. request, 'failed_stage', stage)
 local owner = remove_owner(task, request, stage)
 trace(request, 'failed', stage, epoch, owner, code .. ': ' .. message)
 publish_event(event)
-close(request, 'failed', code, message, param)
+close_failed(request, stage, owner or '', code, message, param)
 return 'ok'

@@ -22,6 +22,7 @@ end
 local value = candidate .. '|' .. int(now_us())
 call('SET', leader_key, value, 'PX', lease_ms)
 local last = string.match(call('GETSET', last_key, candidate) or '', '^.+')
+if last ~= candidate then write_journal('led', 'worker', candidate) end
 if last and last ~= candidate then
   log_fact('warning', 'conductor', last, '', '', 'the lead of conductor ' .. last ..
     ' lapsed, and no end of its process was seen; ' .. candidate .. ' leads now')

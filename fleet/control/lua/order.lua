@@ -4,11 +4,11 @@
 -- notifies the worker. After drain or stop it is not expected to serve again. An order already in
 -- force is sent again and changes nothing. A dump is only recorded: the answer to the next lease
 -- renewal carries it, since the loop that reads the inbox may be what hangs. An order that changes
--- anything is logged. A span worker whose layers an anchor uses may leave only if another one is
--- free, or if its anchor has recorded that others can have its layers ("needed" otherwise, and
--- why).
--- ARGV: worker, order
-local worker, order = unpack(ARGV)
+-- anything is logged, and entered in the journal. A span worker whose layers an anchor uses may
+-- leave only if another one is free, or if its anchor has recorded that others can have its layers
+-- ("needed" otherwise, and why).
+-- ARGV: worker, order, by (name of the API key that orders it; "" unknown)
+local worker, order, by = unpack(ARGV)
 pass_when_full()
 local worker_key = PREFIX .. 'worker:' .. worker
 if not call('ZSCORE', PREFIX .. 'workers', worker) then
@@ -56,6 +56,7 @@ if order == 'stop' or (order == 'resume') == (draining == '1') then
   local held, only_request = held_by(worker)
   log_fact('info', process, worker, stage, only_request,
     'worker ' .. worker .. ' is ordered to ' .. order .. '; it holds ' .. held)
+  write_journal('ordered', 'worker', worker, 'role', role, 'by', by, 'detail', order)
   call('HDEL', worker_key, 'drained')
 end
 if order == 'resume' then

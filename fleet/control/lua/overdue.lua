@@ -52,7 +52,7 @@ for _, pair in ipairs(due) do
   elseif is_deserted(role) then
     local remedy = 'start one with `fleet worker ' .. role .. '`'
     local message = 'no worker serves the role ' .. role .. '; ' .. remedy
-    close(request, 'failed', 'overloaded', message, '')
+    close_failed(request, stage, '', 'overloaded', message, '')
   elseif is_lost(role, entry, first, reserved_for, alone) then
     withdraw(task, request, stage)
     grant_task(task, request, stage, role, alone)

@@ -120,5 +120,6 @@ if role ~= '' then
   end
   call('HDEL', availability_key(role), 'lost_us', 'left_us', 'tries', 'next_us')
 end
+write_journal('joined', 'worker', worker, 'role', role, 'detail', stands_by and 'standby' or '')
 publish_event(event)
 return stands_by and 'standby' or 'ok'

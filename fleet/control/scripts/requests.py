@@ -283,8 +283,9 @@ def sweep(leader: str, early: int = 0) -> Call:
 def record_playback(request: RequestId, played_samples: int, underruns: int) -> Call: ...
 
 
-def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
+def record_metrics(gateway: WorkerId, counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
-    `seen`, which have the same value at all gateways.
+    `seen`, which have the same value at all gateways. Refusals are also entered in the journal of
+    the fleet, under `gateway`.
     """
-    return Call.of("record_metrics", len(counted), counted, seen)
+    return Call.of("record_metrics", gateway, len(counted), counted, seen)

@@ -76,9 +76,9 @@ def drain(worker: WorkerId) -> Call:
 
 
 @script
-def order(worker: WorkerId, action: WorkerOrder) -> Call:
+def order(worker: WorkerId, action: WorkerOrder, by: str = "") -> Call:
     """Send an operator's order to a worker, by right of the API. A worker that is leaving cannot be
-    resumed.
+    resumed. `by`: name of the API key that orders it, for the journal.
     """
     ...
 

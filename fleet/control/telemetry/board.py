@@ -3,7 +3,7 @@ series, logs, events. Knows no HTTP.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import cast
 
@@ -24,7 +24,8 @@ from fleet.control.connect import (
 )
 from fleet.control.redis_status import RedisStatus
 from fleet.control.telemetry.feed import Feed
-from fleet.control.telemetry.index import read_page
+from fleet.control.telemetry.index import read_page, read_rows
+from fleet.control.telemetry.journal import read_journal
 from fleet.control.telemetry.logs import (
     checked_entry,
     line_of,
@@ -40,20 +41,35 @@ from fleet.control.telemetry.queues import (
     read_waiting_clients,
 )
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
-from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
+from fleet.control.telemetry.series import (
+    GROWTH_STEPS,
+    SeriesReader,
+    Tally,
+    growth_of,
+    rates_of,
+)
 from fleet.control.telemetry.workers import (
     drafts_of,
     read_gaps,
     read_load,
+    read_worker,
     read_workers,
     transfers_of,
 )
 from fleet.core.chunk import Chunk, decode_chunk
+from fleet.core.errors import FleetError, KeyAtLimit
 from fleet.core.events import decode_event
-from fleet.core.ids import EdgeName, RequestId, RoleName
+from fleet.core.ids import EdgeName, RequestId, RoleName, WorkerId
 from fleet.drafts.figures.speculation import StageDrafts
 from fleet.telemetry.counts import KV, LatencyCounts, PullCounts
-from fleet.telemetry.trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
+from fleet.telemetry.journal import JournalEntry
+from fleet.telemetry.trace import (
+    FirstOutputs,
+    RequestFilter,
+    RequestPage,
+    RequestRow,
+    RequestTrace,
+)
 from fleet.telemetry.views import (
     DeadLetterView,
     FeedEntry,
@@ -107,6 +123,10 @@ class Telemetry:
         """
         return await answer_of(read_page(self._redis, wanted, before=before, limit=limit))
 
+    async def rows_of(self, requests: Sequence[RequestId]) -> list[RequestRow]:
+        """Return the descriptions of single requests, without those that are no longer retained."""
+        return await answer_of(read_rows(self._redis, requests))
+
     async def trace(self, request: RequestId) -> RequestTrace | None:
         return await answer_of(read_trace(self._redis, request))
 
@@ -153,9 +173,14 @@ class Telemetry:
         """
         self._tally.rtf(rtf)
 
-    async def write_series(self) -> None:
+    def record_refusal(self, error: FleetError) -> None:
+        """Add a request that was not admitted to the fleet's time series and to its journal."""
+        limit = error.param if isinstance(error, KeyAtLimit) else None
+        self._tally.refusal(error.code, limit or "")
+
+    async def write_series(self, gateway: WorkerId) -> None:
         """Write the counts recorded at this gateway to the fleet's time series, together with
-        present gauges. Raises: redis-py's errors.
+        present gauges. `gateway`: present id of this gateway. Raises: redis-py's errors.
         """
         counted = self._tally.take()
         try:
@@ -170,16 +195,33 @@ class Telemetry:
                     f"running:{role}": load.running.get(role, 0),
                     f"waiting:{role}": int(text(depth)),
                 }
-            await run_async(self._redis, scripts.record_metrics(counted, gauges))
+            await run_async(self._redis, scripts.record_metrics(gateway, counted, gauges))
         except RedisError:
             self._tally.give_back(counted)
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
         """Return the workers by role, then the gateways. `with_gone`: append processes that ended
-        in the last minutes, latest first.
+        in the last `GONE_LISTED_S` seconds, latest first.
         """
         return await answer_of(read_workers(self._redis, with_gone=with_gone))
+
+    async def worker(self, worker: WorkerId) -> WorkerView | None:
+        """Return a present worker or gateway, or one that ended in the last `GONE_KEPT_DAYS`; None
+        if there was none.
+        """
+        return await answer_of(read_worker(self._redis, worker))
+
+    async def journal(
+        self, *, since_us: int = 0, until_us: int = 0, limit: int = 1000, what: Collection[str] = ()
+    ) -> list[JournalEntry]:
+        """Return the entries of the journal from `since_us` to `until_us` (0: now), oldest first;
+        of more than `limit`, the newest. `what`: kinds of entries; empty for all.
+        """
+        read = read_journal(
+            self._redis, since_us=since_us, until_us=until_us, limit=limit, what=what
+        )
+        return await answer_of(read)
 
     async def drafts(self) -> list[StageDrafts]:
         """Return the stages whose draft tokens are verified, with the speculation statistics of
@@ -243,7 +285,7 @@ class Telemetry:
 
     async def queues(self) -> list[RoleQueue]:
         roles = await self.roles()
-        steps = await answer_of(self._series.read())
+        steps = await answer_of(self._series.read(GROWTH_STEPS))
         stages = {role.name: role.stage for role in self._config.roles()}
         rates = {"in": rates_of(steps, "in"), "out": rates_of(steps, "out")}
         return await answer_of(read_queues(self._redis, roles, stages, rates))
@@ -254,7 +296,7 @@ class Telemetry:
 
     async def transfers(self) -> Transfers:
         workers, counts = await self.workers(), await self._pull_counts()
-        steps = await answer_of(self._series.read())
+        steps = await answer_of(self._series.read(GROWTH_STEPS))
         return transfers_of(workers, counts, growth_of(steps, "pulled"))
 
     async def _pull_counts(self) -> dict[str, PullCounts]:

@@ -14,7 +14,7 @@ from typing import cast
 from redis.asyncio import Redis
 
 from fleet.control import keys
-from fleet.control.connect import pairs, text
+from fleet.control.connect import pairs, slices, text
 from fleet.graphs import Graph
 from fleet.telemetry.counts import LatencyCounts, bound_of
 from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, SeriesPoint
@@ -22,6 +22,10 @@ from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, SeriesPoint
 Step = dict[str, int]
 NUM_STEPS = SERIES_KEPT_S // SERIES_STEP_S
 RATE_STEPS = 60 // SERIES_STEP_S
+GROWTH_STEPS = RATE_STEPS + 1
+"""Number of the last steps that `rates_of` and `growth_of` read."""
+SLICE = 180
+"""Number of steps that are read in one round trip."""
 LATE_STEPS = 3
 """Number of steps for which a step may still change after its end: gateways write once per step."""
 
@@ -38,6 +42,12 @@ class Tally:
     def underruns(self, count: int) -> None:
         self._counts["underruns"] += count
 
+    def refusal(self, code: str, limit: str = "") -> None:
+        """Count a request that was not admitted. `code`: error code. `limit`: limit of its API key
+        that was reached; "" for other refusals.
+        """
+        self._counts[f"refused:{code}:{limit}" if limit else f"refused:{code}"] += 1
+
     def take(self) -> dict[str, int]:
         counts, self._counts = self._counts, Counter()
         return dict(counts)
@@ -49,36 +59,41 @@ class Tally:
 
 class SeriesReader:
     """Reader of the last `SERIES_KEPT_S` seconds of the time series. Steps that can no longer
-    change are cached.
+    change, and their points, are cached.
     """
 
     def __init__(self, client: Redis, graph: Graph) -> None:
         self._client = client
         self._media = graph.media
         self._over: dict[int, Step] = {}
+        self._points: dict[int, SeriesPoint] = {}
 
-    async def read(self) -> list[tuple[int, Step]]:
-        """Return (step number, fields) of all steps, oldest first, the present step last. Raises:
-        redis-py's errors.
+    async def read(self, num_steps: int = NUM_STEPS) -> list[tuple[int, Step]]:
+        """Return (step number, fields) of the last `num_steps` steps, oldest first, the present
+        step last. Raises: redis-py's errors.
         """
         seconds, _ = await self._client.time()
         last = int(seconds) // SERIES_STEP_S
-        steps = range(last - NUM_STEPS + 1, last + 1)
-        wanted = [step for step in steps if step not in self._over]
-        pipe = self._client.pipeline(transaction=False)
-        for step in wanted:
-            pipe.hgetall(keys.series(step))
-        answers = cast("list[object]", await pipe.execute())
-        fresh = {
-            s: {n: int(text(v)) for n, v in pairs(raw).items()}
-            for s, raw in zip(wanted, answers, strict=True)
-        }
-        every = self._over | fresh
-        self._over = {step: every[step] for step in steps if step <= last - LATE_STEPS}
+        steps = range(last - num_steps + 1, last + 1)
+        every = dict(self._over)
+        for wanted in slices([step for step in steps if step not in every], SLICE):
+            pipe = self._client.pipeline(transaction=False)
+            for step in wanted:
+                pipe.hgetall(keys.series(step))
+            answers = cast("list[object]", await pipe.execute())
+            for step, raw in zip(wanted, answers, strict=True):
+                every[step] = {n: int(text(v)) for n, v in pairs(raw).items()}
+        kept = range(last - NUM_STEPS + 1, last - LATE_STEPS + 1)
+        self._over = {step: fields for step, fields in every.items() if step in kept}
         return [(step, every[step]) for step in steps]
 
     async def points(self) -> list[SeriesPoint]:
-        return [self._point(step, fields) for step, fields in await self.read()]
+        steps = await self.read()
+        points = {
+            step: self._points.get(step) or self._point(step, fields) for step, fields in steps
+        }
+        self._points = {step: points[step] for step in points if step in self._over}
+        return list(points.values())
 
     def _point(self, step: int, fields: Step) -> SeriesPoint:
         first = {medium: _counts(fields, f"first:{edge}") for edge, medium in self._media.items()}
@@ -89,6 +104,7 @@ class SeriesReader:
             at_us=step * SERIES_STEP_S * 1_000_000,
             submitted=fields.get("submitted", 0),
             ended=_of(fields, "ended"),
+            refused=_of(fields, "refused"),
             first_text_p50_ms=text_.percentile_ms(50),
             first_text_p95_ms=text_.percentile_ms(95),
             first_audio_p50_ms=audio.percentile_ms(50),
@@ -117,7 +133,7 @@ def growth_of(steps: Sequence[tuple[int, Step]], what: str) -> dict[str, float]:
     shrank because workers left. `what`: first part of the field names, such as `pulled`.
     """
     seen: dict[str, list[tuple[int, int]]] = {}
-    for step, fields in steps[-RATE_STEPS - 1 :]:
+    for step, fields in steps[-GROWTH_STEPS:]:
         for name, value in _of(fields, what).items():
             seen.setdefault(name, []).append((step, value))
     return {name: _growth(totals) for name, totals in seen.items()}

@@ -1,5 +1,5 @@
-"""Views of workers and gateways, including those that ended recently, and totals of their
-transfers. Knows no request's trace.
+"""Views of workers and gateways, including those that have ended, and totals of their transfers.
+Knows no request's trace.
 """
 
 from collections import Counter
@@ -16,7 +16,15 @@ from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
 from fleet.drafts.figures.speculation import WorkerDrafts
 from fleet.spans.protocol.figures import SpanFigures, SpanPart
 from fleet.telemetry.counts import LatencyCounts, PullCounts
-from fleet.telemetry.views import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
+from fleet.telemetry.views import (
+    GONE_LISTED_S,
+    MAX_GONE_LISTED,
+    EdgeTransfer,
+    TaskRef,
+    Transfers,
+    WorkerTransfer,
+    WorkerView,
+)
 from fleet.telemetry.vitals import Fields, Vitals
 
 MAX_TASKS = 100
@@ -30,18 +38,23 @@ SHOWN = set(WorkerView.__struct_fields__) & set(Vitals.__struct_fields__)
 
 async def read_workers(client: Redis, *, with_gone: bool = False) -> list[WorkerView]:
     """Read the workers by role, then the gateways. Processes whose lease has lapsed are included.
-    `with_gone`: append processes that ended recently, latest first.
+    `with_gone`: append processes that ended in the last `GONE_LISTED_S` seconds, at most
+    `MAX_GONE_LISTED`, latest first.
     """
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
-    pipe.zrevrange(keys.GONE, 0, -1)
+    pipe.zrevrange(keys.GONE, 0, MAX_GONE_LISTED - 1, withscores=True)
     pipe.time()
     listed, gone, (seconds, micros) = cast(
-        "tuple[list[tuple[bytes, float]], list[bytes], tuple[int, int]]",
+        "tuple[list[tuple[bytes, float]], list[tuple[bytes, float]], tuple[int, int]]",
         tuple(await pipe.execute()),
     )
+    now_us = seconds * 1_000_000 + micros
+    listed_from_us = now_us - GONE_LISTED_S * 1_000_000
     present = [WorkerId(text(name)) for name, _ in listed]
-    departed = worker_ids(gone) if with_gone else []
+    departed = [
+        WorkerId(text(name)) for name, ended_us in gone if with_gone and ended_us >= listed_from_us
+    ]
     for worker in present:
         pipe.hgetall(keys.worker(worker))
         pipe.smembers(keys.worker_tasks(worker))
@@ -49,15 +62,14 @@ async def read_workers(client: Redis, *, with_gone: bool = False) -> list[Worker
         pipe.hgetall(keys.gone(worker))
     replies = cast("list[object]", await pipe.execute()) if present or departed else []
     hashes, tasks = replies[: 2 * len(present) : 2], replies[1 : 2 * len(present) : 2]
-    now_us = seconds * 1_000_000 + micros
     listed_views = [
         _worker(
             worker,
             pairs(fields),
             lease_left_s=(deadline - now_us) / 1e6,
-            held=cast("set[bytes]", held),
+            tasks=cast("set[bytes]", owned),
         )
-        for worker, (_, deadline), fields, held in zip(present, listed, hashes, tasks, strict=True)
+        for worker, (_, deadline), fields, owned in zip(present, listed, hashes, tasks, strict=True)
         if fields
     ]
     gone_views = [
@@ -71,6 +83,27 @@ async def read_workers(client: Redis, *, with_gone: bool = False) -> list[Worker
         ),
         *gone_views,
     ]
+
+
+async def read_worker(client: Redis, worker: WorkerId) -> WorkerView | None:
+    """Read one worker or gateway, also one that has ended, as long as its record is kept; None if
+    it has no record.
+    """
+    pipe = client.pipeline(transaction=False)
+    pipe.zscore(keys.WORKERS, worker)
+    pipe.hgetall(keys.worker(worker))
+    pipe.smembers(keys.worker_tasks(worker))
+    pipe.hgetall(keys.gone(worker))
+    pipe.time()
+    deadline, present, tasks, gone, (seconds, micros) = cast(
+        "tuple[float | None, object, set[bytes], object, tuple[int, int]]",
+        tuple(await pipe.execute()),
+    )
+    if deadline is not None and (fields := pairs(present)):
+        lease_left_s = (deadline - seconds * 1_000_000 - micros) / 1e6
+        return _worker(worker, fields, lease_left_s=lease_left_s, tasks=tasks)
+    fields = pairs(gone)
+    return _worker(worker, fields) if fields else None
 
 
 async def read_gaps(client: Redis, role: RoleName) -> list[str]:
@@ -97,15 +130,16 @@ def _worker(
     fields: Fields,
     *,
     lease_left_s: float | None = None,
-    held: Set[bytes] = frozenset(),
+    tasks: Set[bytes] = frozenset(),
 ) -> WorkerView:
     """Return the view of one worker or gateway. `fields`: hash of the process in Redis.
-    `lease_left_s`: remaining seconds of its lease; None if the process is gone. `held`: request and
-    stage of its tasks, as Redis stores them.
+    `lease_left_s`: remaining seconds of its lease; None if the process is gone. `tasks`: request
+    and stage of its tasks, as Redis stores them.
     """
     vitals = Vitals.decode(fields)
     hops = vitals.hops or LatencyCounts()
-    tasks = sorted(text(pair).partition("|") for pair in held)[:MAX_TASKS]
+    owned = sorted(text(pair).partition("|") for pair in tasks)[:MAX_TASKS]
+    held = msgspec.json.decode(fields.get("held") or b"[]", type=list[tuple[RequestId, StageName]])
     is_gone = lease_left_s is None
     state = text(fields.get("how")) or "left" if is_gone else _state(fields, lease_left_s)
     shown = {name: value for name in SHOWN if (value := getattr(vitals, name)) is not None}
@@ -120,8 +154,9 @@ def _worker(
         hop_p95_us=hops.percentile_us(95),
         tasks=tuple(
             TaskRef(request=RequestId(request), stage=StageName(stage))
-            for request, _, stage in tasks
+            for request, _, stage in owned
         ),
+        held=tuple(TaskRef(request=request, stage=stage) for request, stage in held),
         transfer=_transfer(worker, fields, vitals),
         part=_part(fields, vitals),
         **{name: text(fields.get(name)) for name in TEXTS},

@@ -107,8 +107,8 @@ def changes_between(samples: Sequence[SoakSample], sent: int) -> tuple[Change, .
 
     return (
         change("Redis: memory", "MiB", lambda sample: sample.redis_bytes / MIB),
-        change("Redis: keys", "keys", lambda sample: sample.keys - sample.series_keys),
-        change("Redis: keys of the time series", "keys", lambda each: each.series_keys, False),
+        change("Redis: keys", "keys", lambda sample: sample.keys - sample.history_keys),
+        change("Redis: keys of its history", "keys", lambda each: each.history_keys, False),
         *(
             change(f"{kind}: {name}", unit, _median_of(kind, value), judged)
             for kind in _kinds((*quarter, *end))

@@ -15,7 +15,8 @@ from fleet.control.keys import PREFIX
 from fleet.lab.faults.patience import patiently
 from fleet.lab.faults.processes import KEEP, fleet_arguments
 
-KEEPER, SERIES = "keeper", f"{PREFIX}series:*"
+KEEPER = "keeper"
+HISTORY = (f"{PREFIX}series:*", f"{PREFIX}gone:*")
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,16 +33,17 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet occupies at one moment. `sent`: requests sent until then. `series_keys`: the
-    part of `keys` that stores the fleet's own time series, which grows for the first
-    `SERIES_KEPT_S`. Units: `at_s` in seconds since the first request.
+    """What the fleet occupies at one moment. `sent`: requests sent until then. `history_keys`: the
+    part of `keys` that stores the fleet's own history, its time series and the records of processes
+    that have ended, which grows for hours and days. Units: `at_s` in seconds since the first
+    request.
     """
 
     at_s: float
     sent: int
     redis_bytes: int
     keys: int
-    series_keys: int
+    history_keys: int
     processes: tuple[ProcessSample, ...]
 
 
@@ -87,7 +89,9 @@ class FleetSampler:
             sent=sent,
             redis_bytes=int(self._redis.info("memory")["used_memory"]),
             keys=int(self._redis.dbsize()),
-            series_keys=sum(1 for _ in self._redis.scan_iter(match=SERIES, count=2000)),
+            history_keys=sum(
+                1 for pattern in HISTORY for _ in self._redis.scan_iter(match=pattern, count=2000)
+            ),
             processes=tuple(sample_processes()),
         )
 

@@ -4,18 +4,22 @@ bounded size, escaped data.
 
 import re
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import msgspec
 import pytest
 
+from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
-from fleet.core.ids import RoleName, StageName, WorkerId
-from fleet.telemetry.views import Job, RoleQueue, WorkerView
+from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
+from fleet.telemetry.journal import JournalEntry
+from fleet.telemetry.views import Job, RoleQueue, TaskRef, WorkerView
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.divided import ANCHOR, GAP, SECOND
 from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.plausible import build_worker
 from tests.web.plausible_requests import HOSTILE, worker_id
 
 MAX_PAGE_BYTES = 100_000
@@ -161,6 +165,86 @@ def test_page_shows_unreachable_redis(gateway: ServedGateway, name: str) -> None
 def test_unknown_object_has_a_page(gateway: ServedGateway, path: str) -> None:
     page = page_of(gateway, path, status=404)
     assert 'class="trouble"' in page and 'class="empty"' in page
+
+
+def test_page_of_a_dead_worker_shows_what_it_held_and_who_has_it(gateway: ServedGateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    first, second = telemetry.rows[0], telemetry.rows[1]
+    stage, present = StageName("thinker"), worker_id("thinker")
+    expired = RequestId("req-expired")
+    ended_us = now_us() - 2 * 24 * 3600 * 1_000_000
+    dead = build_worker(
+        "thinker",
+        77,
+        state="died",
+        cause="SIGKILL",
+        started_us=ended_us - 5_000_000,
+        ended_us=ended_us,
+        pages_used=613,
+        pages_total=1024,
+        held=tuple(TaskRef(request=r, stage=stage) for r in (first.id, second.id, expired)),
+    )
+    telemetry.ended_long_ago = [dead]
+    telemetry.entries = [
+        JournalEntry(
+            id=f"{n}-0",
+            at_us=at_us,
+            what="recovered",
+            worker=present,
+            request=request,
+            stage=stage,
+            pause_us=pause_us,
+        )
+        for n, (request, at_us, pause_us) in enumerate(
+            [
+                (first.id, ended_us - 1_000_000, 111_000),
+                (first.id, ended_us + 742_000, 742_000),
+                (first.id, ended_us + 9_000_000, 333_000),
+            ]
+        )
+    ]
+    page = page_of(gateway, f"/workers/{dead.id}")
+    rows = re.findall(r'<tr id="h-(.+?)-thinker">(.*?)</tr>', page, re.DOTALL)
+    held = {request: re.sub(r"<[^>]+>|\s+", " ", row) for request, row in rows}
+    assert list(held) == [first.id, second.id, expired]
+    assert f'href="/requests/{first.id}"' in page and f'href="/workers/{quote(present)}"' in page
+    assert "742 ms" in held[first.id] and present in held[first.id] and "finished" in held[first.id]
+    assert "ms" not in held[second.id].split(present)[1], "nobody claimed it again"
+    assert "no longer stored" in held[expired]
+    assert "SIGKILL" in page and "613" in page and "kept for 14 days" in page
+    assert "Last requests" not in page and "Drain" not in page
+
+
+def test_page_of_a_dead_worker_with_all_its_tasks_is_bounded(gateway: ServedGateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    held = tuple(TaskRef(request=row.id, stage=StageName("code2wav")) for row in telemetry.rows)
+    dead = build_worker("code2wav", 79, state="died", ended_us=now_us(), held=held[:100])
+    telemetry.ended_long_ago = [dead]
+    telemetry.lines = [msgspec.structs.replace(line, worker=dead.id) for line in telemetry.lines]
+    assert page_of(gateway, f"/workers/{dead.id}").count('<tr id="h-') == 100
+
+
+def test_page_of_an_ended_worker_without_tasks_says_so(gateway: ServedGateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    left = build_worker("thinker", 78, state="left", started_us=1, ended_us=now_us())
+    telemetry.ended_long_ago = [left]
+    assert "It held no tasks when it ended." in page_of(gateway, f"/workers/{left.id}")
+
+
+def test_overview_draws_the_last_quarter_of_an_hour(gateway: ServedGateway) -> None:
+    fill(gateway)
+    telemetry = gateway.client.telemetry
+    assert len(telemetry.points) == 720
+    old = telemetry.points[:540]
+    telemetry.points = [
+        *(msgspec.structs.replace(point, underruns=1000) for point in old),
+        *telemetry.points[540:],
+    ]
+    recent = sum(point.underruns for point in telemetry.points[540:])
+    assert f"{recent} in 15 min" in page_of(gateway, "/overview")
 
 
 @pytest.mark.parametrize("path", ["/requests?state=odd", "/requests?min_ms=x", "/logs?level=loud"])

@@ -73,6 +73,8 @@ async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> N
             async with connect(address(small, "/console/ws")) as fifth:
                 refused = await next_event(fifth)
                 assert refused["error"]["code"] == "rate_limit_exceeded"
+                counted = [error.code for error in small.client.telemetry.refusals]
+                assert counted == ["rate_limit_exceeded"], "for the journal"
                 await fifth.wait_closed()
                 assert fifth.close_code == 1013
                 assert (fifth.close_reason or "").startswith(

@@ -16,6 +16,7 @@ from web.console.missing_roles import describe_missing
 from web.console.page_context import LivePage, PageContext, Query
 
 NUM_FAILURES = 5
+NUM_POINTS = 15 * 60 // SERIES_STEP_S
 Pick = Callable[[SeriesPoint], float | None]
 
 
@@ -81,9 +82,8 @@ class OverviewPage(LivePage):
         failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
         workers, queues = await telemetry.workers(), await telemetry.queues()
         trouble, remedy = describe_missing(await telemetry.missing_roles(), workers, queues)
-        built = self._build(
-            workers, queues, await telemetry.series(), await telemetry.num_live(), failed.rows
-        )
+        series = (await telemetry.series())[-NUM_POINTS:]
+        built = self._build(workers, queues, series, await telemetry.num_live(), failed.rows)
         return replace(built, trouble=trouble, remedy=remedy)
 
     def _build(

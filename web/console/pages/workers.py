@@ -1,5 +1,5 @@
-"""The Workers page with roles, load and state of all workers; and the page of one worker with its
-tasks and log lines. Knows no stage by name.
+"""The Workers page with roles, load and state of all workers; and the page of one worker, present
+or gone, with its tasks and log lines. Knows no stage by name.
 """
 
 from collections import Counter
@@ -8,10 +8,17 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from fleet.core.errors import quoted
-from fleet.core.ids import stage_of
+from fleet.core.ids import WorkerId, stage_of
 from fleet.telemetry.routes import HopView, RouteView, UnusedSpanWorker, routes_of
-from fleet.telemetry.trace import RequestFilter
-from fleet.telemetry.views import LogLine, LogQuery, WorkerView
+from fleet.telemetry.trace import RequestFilter, RequestRow
+from fleet.telemetry.views import (
+    GONE_KEPT_DAYS,
+    MAX_GONE_KEPT,
+    LogLine,
+    LogQuery,
+    TaskRef,
+    WorkerView,
+)
 from web.console.missing_roles import describe_missing
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row
@@ -19,6 +26,8 @@ from web.gateway.fleet_metrics import GATEWAY_ROLE
 
 PATH = "/workers"
 NUM_REQUESTS, NUM_LINES = 20, 50
+RECOVERY_S = 600
+"""Seconds after the end of a worker within which its tasks are looked for in the journal."""
 MAX_ROWS, MAX_GONE, MAX_ROUTES, MAX_UNUSED = 100, 20, 10, 20
 
 
@@ -61,18 +70,34 @@ class WorkersContext(PageContext):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldTaskRow:
+    """A task that a worker held when it ended. `state` is the state of its request, "" if that is
+    no longer stored. `worker` has the task now or had it last, "" if unknown. `pause_ms` is the
+    time until a worker claimed the task again; None if none did.
+    """
+
+    task: TaskRef
+    state: str
+    worker: str
+    pause_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
     """Data of the page of one worker.
 
-    `row` is the worker, None if it is unknown. `route` is the route of a divided model to which the
-    worker belongs, None for other workers. `hop` is the worker's own process in `route`, with its
-    span and step times.
+    `row` is the worker, None if it is unknown. `held` lists the tasks that a worker held when it
+    ended, `requests` the last requests of a present one. `route` is the route of a divided model to
+    which the worker belongs, None for other workers. `hop` is the worker's own process in `route`,
+    with its span and step times. `kept_days` is the number of days for which a record is kept.
     """
 
     id: str
     row: WorkerRow | None = None
     route: RouteView | None = None
     hop: HopView | None = None
+    kept_days: int = GONE_KEPT_DAYS
+    held: tuple[HeldTaskRow, ...] = ()
     requests: tuple[RequestTableRow, ...] = ()
     lines: tuple[LogLine, ...] = ()
 
@@ -154,15 +179,13 @@ class OneWorkerPage(_WorkerPage):
         return OneWorkerContext(id=query["id"], stream_query={"id": query["id"]})
 
     async def read(self, query: Query) -> OneWorkerContext:
-        """Return the data of the worker named in `query`. For a worker that is no longer listed,
-        only its stored requests and log lines are shown, with the status 404.
+        """Return the data of the worker named in `query`; for a worker of which no record is kept,
+        only its log lines, with the status 404.
 
         Raises: RedisUnreachable.
         """
-        telemetry, worker = self._gateway.client.telemetry, query["id"]
-        workers = await telemetry.workers(with_gone=True)
-        view = next((view for view in workers if view.id == worker), None)
-        held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
+        telemetry, worker = self._gateway.client.telemetry, WorkerId(query["id"])
+        view, workers = await telemetry.worker(worker), await telemetry.workers()
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
         hops = (
             (route, hop)
@@ -171,17 +194,44 @@ class OneWorkerPage(_WorkerPage):
             if hop.worker == worker
         )
         route, hop = next(hops, (None, None))
-        return OneWorkerContext(
-            id=worker,
-            stream_query={"id": worker},
-            row=self._row(view, workers) if view is not None else None,
-            trouble=""
-            if view is not None
-            else f"no worker {quoted(worker)} is listed; those that left are removed after some "
-            "minutes",
-            status=HTTPStatus.OK if view is not None else HTTPStatus.NOT_FOUND,
-            route=route,
-            hop=hop,
-            requests=tuple(build_row(row, self._gateway) for row in held.rows),
-            lines=logged.lines,
+        context = OneWorkerContext(
+            id=worker, stream_query={"id": worker}, route=route, hop=hop, lines=logged.lines
         )
+        if view is None:
+            trouble = (
+                f"no worker {quoted(worker)} is known; the last {MAX_GONE_KEPT} that ended are "
+                f"kept for {GONE_KEPT_DAYS} days"
+            )
+            return replace(context, trouble=trouble, status=HTTPStatus.NOT_FOUND)
+        context = replace(context, row=self._row(view, workers))
+        if view.gone:
+            return replace(context, held=await self._held_by(view))
+        last = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
+        return replace(context, requests=tuple(build_row(row, self._gateway) for row in last.rows))
+
+    async def _held_by(self, view: WorkerView) -> tuple[HeldTaskRow, ...]:
+        telemetry = self._gateway.client.telemetry
+        ids = list(dict.fromkeys(task.request for task in view.held))
+        rows = {row.id: row for row in await telemetry.rows_of(ids)}
+        recovered = await telemetry.journal(
+            since_us=view.ended_us,
+            until_us=view.ended_us + RECOVERY_S * 1_000_000,
+            what=("recovered",),
+        )
+        pauses_us = dict[tuple[str, str], int]()
+        for entry in recovered:
+            pauses_us.setdefault((entry.request, entry.stage), entry.pause_us)
+        return tuple(
+            _held_row(task, rows.get(task.request), pauses_us.get((task.request, task.stage)))
+            for task in view.held
+        )
+
+
+def _held_row(task: TaskRef, row: RequestRow | None, pause_us: int | None) -> HeldTaskRow:
+    briefs = row.tasks if row is not None else ()
+    return HeldTaskRow(
+        task=task,
+        state=row.state if row is not None else "",
+        worker=next((brief.worker for brief in briefs if brief.stage == task.stage), ""),
+        pause_ms=None if pause_us is None else pause_us / 1000,
+    )

@@ -138,10 +138,12 @@ class WebRtcRoutes:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise Overloaded(
+            error = Overloaded(
                 "all voice sessions of this gateway are taken; try again shortly, or wait in line "
                 "over a WebSocket"
-            ) from None
+            )
+            self._gateway.client.telemetry.record_refusal(error)
+            raise error from None
 
     async def _serve(self, call: "WebRtcCall", session: Session) -> None:
         is_closed = False

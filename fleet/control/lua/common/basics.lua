@@ -6,8 +6,10 @@ local PREFIX = '{fleet}:'
 local call = redis.call
 local MAX_EVENTS = 20000
 local MAX_INBOX = 200000
-local MAX_GONE = 200
-local GONE_S = 600
+-- Processes that ended are kept for 14 days, with the first tasks that each held.
+local GONE_S, MAX_GONE, MAX_HELD = 1209600, 1000, 100
+-- For so long the end of a silent process counts against its tasks.
+local EVIDENCE_S = 600
 local OVERDUE_SLICE = 100
 local FORGET_TRIES_US = 60000000
 local SWEEP_SLICE = 50

@@ -79,6 +79,13 @@ local function close(request, state, code, message, param)
     {type = 'RequestEnded', request = request, state = state, reason = message}))
   return 'ok'
 end
+-- Close a request as failed, because of a task of `stage` and its `worker` ("" if none has it).
+local function close_failed(request, stage, worker, code, message, param)
+  if close(request, 'failed', code, message, param) == 'ended' then return end
+  local role = call('HGET', task_key(request, stage), 'role') or ''
+  write_journal('failed', 'worker', worker, 'role', role, 'request', request, 'stage', stage,
+    'code', code, 'detail', string.sub(message, 1, MAX_DETAIL_BYTES))
+end
 -- Close the request as finished if every task has finished, the client's too: the answer was
 -- delivered. To be called where a task finishes. States are compared, and not a count of open
 -- tasks: a finished task may run again to recompute its tensors, and a repeated last chunk finishes

@@ -3,7 +3,8 @@
 local MAX_LOGS, MAX_FACTS = 20000, 10000
 local MAX_NAMED_TASKS = 60
 local MAX_TRACE_EVENTS = 400
-local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
+local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 3700
+local MAX_JOURNAL, MAX_DETAIL_BYTES = 20000, 1000
 -- Log to the fleet's log in the script that decides what the line says. Returns the entry's id and
 -- fields.
 local function log_line(level, process, worker, stage, request, message)
@@ -27,8 +28,14 @@ local function log_fact(...)
     if type(added) ~= 'table' then break end
   end
 end
--- Return the tasks that a worker or gateway holds, as text, and their request if all are of the
--- same one.
+-- Append an entry to the journal in the script that makes the change: what happened, then names and
+-- values of fields of `fleet.telemetry.journal.JournalEntry`.
+local function write_journal(what, ...)
+  call('XADD', PREFIX .. 'journal', 'MAXLEN', '~', MAX_JOURNAL, '*',
+    'at_us', int(now_us()), 'what', what, ...)
+end
+-- Return the tasks that a worker or gateway holds, as text, their request if all are of the same
+-- one, and the tasks as request|stage.
 local function held_by(worker)
   local named, only_request = {}, nil
   local held = call('SMEMBERS', tasks_of(worker))
@@ -38,9 +45,9 @@ local function held_by(worker)
     if number <= MAX_NAMED_TASKS then named[number] = request .. ' (' .. stage .. ')' end
     only_request = (number == 1 or only_request == request) and request or ''
   end
-  if #named == 0 then return 'nothing', '' end
+  if #named == 0 then return 'nothing', '', held end
   local more = #held > #named and ' and ' .. #held - #named .. ' more' or ''
-  return table.concat(named, ', ') .. more, only_request
+  return table.concat(named, ', ') .. more, only_request, held
 end
 -- Return the labels `process` and `stage` of a log line about a worker of the role; a gateway has
 -- none.

@@ -65,7 +65,7 @@ local function condemn(request, stage, deaths, worker)
   log_fact('error', 'conductor', worker, stage, request,
     'request ' .. request .. ' is a dead letter: ' .. why .. '; the last was ' ..
     (worker ~= '' and worker or 'unknown') .. '; `fleet dead-letters list` shows it')
-  close(request, 'failed', 'worker_lost', why, '')
+  close_failed(request, stage, worker, 'worker_lost', why, '')
 end
 local function evidence_key(worker) return PREFIX .. 'gone:' .. worker .. ':tasks' end
 -- Remember that the end of process `worker`, if it is observed, counts against this task: the
@@ -73,7 +73,7 @@ local function evidence_key(worker) return PREFIX .. 'gone:' .. worker .. ':task
 local function note_evidence(task, request, stage, worker)
   local progress = int(produced_by(task)) .. '|' .. (call('HGET', task, 'alone') or '')
   call('HSET', evidence_key(worker), request .. '|' .. stage, progress)
-  call('EXPIRE', evidence_key(worker), GONE_S)
+  call('EXPIRE', evidence_key(worker), EVIDENCE_S)
 end
 -- The task lost its owner. `how`: it "died", which was observed; its lease "lapsed", and it may
 -- live; it "left"; a step "failed" as a whole; or the task was "revoked", or is "suspected" of a
@@ -90,11 +90,18 @@ local function lose_unless_suspect(task, request, stage, how)
     note_evidence(task, request, stage, holder)
   end
   local epoch = raise_epoch(task)
-  local counted, group, role = unpack(call('HMGET', task, 'deaths', 'alone', 'role'))
+  local counted, group, role, state = unpack(
+    call('HMGET', task, 'deaths', 'alone', 'role', 'state'))
   local deaths = is_evidence and count_death(task) or tonumber(counted or '0')
   local was_alone = is_evidence and group == '1'
   local died = (how == 'died' or how == 'lapsed') and {'died_worker', holder} or {}
   move(task, request, stage, 'lost', 'owner', '', unpack(died))
+  -- The client's task is the gateway's, whose end the journal has; a granted one had no owner.
+  if state == 'running' and stage ~= 'client' then
+    call('HSET', task, 'lost_us', int(now_us()))
+    write_journal('lost', 'worker', holder, 'role', role, 'request', request, 'stage', stage,
+      'detail', how)
+  end
   trace(request, 'lost', stage, epoch, holder, how)
   local lost = {
     type = 'TaskLost', request = request, stage = stage, epoch = 0, deaths = deaths,
@@ -126,7 +133,7 @@ local function grant_suspects(suspects)
     local group = is_alone and '1' or id .. (is_in_first and 'a' or 'b')
     if not is_alone then
       call('SADD', suspects_key(group), request .. '|' .. stage)
-      call('EXPIRE', suspects_key(group), GONE_S)
+      call('EXPIRE', suspects_key(group), EVIDENCE_S)
     end
     grant_task(task, request, stage, call('HGET', task, 'role'), group)
   end

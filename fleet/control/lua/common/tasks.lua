@@ -33,16 +33,17 @@ local function refusal_of(task, request, epoch)
   if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return 'ended' end
   return state ~= 'running' and 'stale' or nil
 end
--- Return why the worker may not claim or reserve the task with a grant at this epoch; else nil and
--- the worker that has reserved it, which is this one or nil.
+-- Return why the worker may not claim or reserve the task with a grant at this epoch; else nil, the
+-- worker that has reserved it, which is this one or nil, and the time at which its last owner lost
+-- it (us; nil if none did).
 local function refused_claim(worker, request, stage, epoch)
   if not call('ZSCORE', PREFIX .. 'workers', worker) then return 'unlisted' end
   if call('SISMEMBER', PREFIX .. 'live', request) == 0 then return 'ended' end
-  local present_epoch, state, reserved_for = unpack(
-    call('HMGET', task_key(request, stage), 'epoch', 'state', 'reserved_for'))
+  local present_epoch, state, reserved_for, lost_us = unpack(
+    call('HMGET', task_key(request, stage), 'epoch', 'state', 'reserved_for', 'lost_us'))
   if present_epoch ~= epoch or not next_state('claimed', state) then return 'stale' end
   if reserved_for and reserved_for ~= worker then return 'stale' end
-  return nil, reserved_for
+  return nil, reserved_for, lost_us
 end
 -- Return why the owner of the task at this epoch can import no blocks ("released": none are
 -- offered); else nil and the worker that offers them.
