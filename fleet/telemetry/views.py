@@ -221,6 +221,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `submitted`: number of new requests. `ended`: number of ended requests, by end state. `running`,
     `waiting`: number of tasks by role, as last seen. `task_*_ms`: task duration by stage.
+    `refused`: number of refused requests, by error code.
     `rtf_p95`: real-time factor (seconds to compute a second of audio). Latencies are None in a step
     without a measurement.
     """
@@ -228,6 +229,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
     submitted: int = 0
     ended: dict[str, int] = {}
+    refused: dict[str, int] = {}
     first_text_p50_ms: float | None = None
     first_text_p95_ms: float | None = None
     first_audio_p50_ms: float | None = None
@@ -241,7 +243,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SERIES_STEP_S = 5
-SERIES_KEPT_S = 15 * 60
+SERIES_KEPT_S = 3600
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):

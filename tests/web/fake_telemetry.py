@@ -22,6 +22,7 @@ from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageNa
 from fleet.core.jobs import read_arguments
 from fleet.drafts.figures.speculation import OFF, StageDrafts
 from fleet.graphs import get_graph
+from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.trace import (
     LIVE_STATES,
     STATES,
@@ -74,6 +75,7 @@ class FakeTelemetry(Telemetry):
     letters: list[DeadLetterView] = field(default_factory=list[DeadLetterView])
     transfer_view: Transfers = Transfers(edges=(), workers=())
     points: list[SeriesPoint] = field(default_factory=list[SeriesPoint])
+    entries: list[JournalEntry] = field(default_factory=list[JournalEntry])
     lines: list[LogLine] = field(default_factory=list[LogLine])
     dropped: int = 0
     job_list: list[Job] = field(default_factory=list[Job])
@@ -225,6 +227,17 @@ class FakeTelemetry(Telemetry):
     async def series(self) -> list[SeriesPoint]:
         self.check_reachable()
         return self.points
+
+    async def journal(
+        self, *, since_us: int = 0, until_us: int = 0, limit: int = 1000
+    ) -> list[JournalEntry]:
+        self.check_reachable()
+        found = [
+            entry
+            for entry in self.entries
+            if since_us <= entry.at_us and (not until_us or entry.at_us <= until_us)
+        ]
+        return found[-limit:]
 
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
         self.check_reachable()

@@ -53,6 +53,7 @@ from fleet.core.events import decode_event
 from fleet.core.ids import EdgeName, RequestId, RoleName
 from fleet.drafts.figures.speculation import StageDrafts
 from fleet.telemetry.counts import KV, LatencyCounts, PullCounts
+from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
 from fleet.telemetry.views import (
     DeadLetterView,
@@ -278,6 +279,22 @@ class Telemetry:
         A step without counts is a point of zeros.
         """
         return await answer_of(self._series.points())
+
+    async def journal(
+        self, *, since_us: int = 0, until_us: int = 0, limit: int = 1000
+    ) -> list[JournalEntry]:
+        """Return the entries of the journal between two times, oldest first; of too many, the
+        newest `limit`. `until_us`: 0 for now.
+        """
+        first, last = since_us // 1000 or "-", until_us // 1000 or "+"
+        found = await answer_of(
+            self._redis.xrevrange(f"{keys.PREFIX}journal", last, first, count=limit)
+        )
+        entries = (
+            {"id": entry, **{name: text(value) for name, value in fields.items()}}
+            for entry, fields in stream_entries(found)
+        )
+        return [msgspec.convert(entry, JournalEntry, strict=False) for entry in entries][::-1]
 
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
         """Return a page of log lines. `wanted`: filter. `before`: `next` of the previous page; ""
