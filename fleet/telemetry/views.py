@@ -159,6 +159,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     `workers`: workers that accept tasks; `capacity`: number of their slots; `draining`, `standby`,
     `starting`: number of workers in that state. `running`: tasks running on all workers of the
     role.
+    `admits`: True if new requests that need the role are admitted: it has a worker that accepts
+    tasks, lost its last one a moment ago, or has one that starts.
     `loaded_percent`: percentage of its weights that the most advanced starting worker has loaded;
     None if unknown or if no worker loads. `gap`: missing layers without which no worker of the
     stage can compute, in a role of span workers; "" if no layer is missing.
@@ -174,6 +176,7 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     capacity: int = 0
     starting: int = 0
+    admits: bool = False
     loaded_percent: int | None = None
     gap: str = ""
 

@@ -1,4 +1,4 @@
-"""The Requests page: requests, newest first, filtered by the query parameters. Knows no stage by
+"""The Answers page: requests, newest first, filtered by the query parameters. Knows no stage by
 name.
 """
 
@@ -50,6 +50,7 @@ class RequestsContext(FilteredContext):
 
 class RequestsPage(LivePage):
     key = active = "requests"
+    title = "Answers"
     path = "/requests"
     live = ("trouble", "chips", "rows", "pager")
 
