@@ -180,23 +180,26 @@ def _full(seen: Evidence) -> list[Part]:
     return [Part(text=text)]
 
 
+def _serving(seen: Evidence, role: RoleName) -> int:
+    return sum(view.role == role and view.takes_tasks and not view.gone for view in seen.workers)
+
+
 def _short_roles(seen: Evidence) -> list[RoleName]:
-    """Return the roles that have fewer workers than are configured, and at least one."""
+    """Return the roles that have fewer workers than are configured, and are not missing."""
     return [
-        role.role
-        for role in seen.roles
-        if role.role not in seen.missing and role.workers < seen.wanted.get(role.role, 0)
+        role
+        for role, wanted in seen.wanted.items()
+        if role not in seen.missing and _serving(seen, role) < wanted
     ]
 
 
 def _below(seen: Evidence) -> list[Part]:
     parts: list[Part] = []
     for name in _short_roles(seen):
-        view = _role(seen, name)
-        states = states_of(name, seen.workers, view)
-        workers = view.workers if view is not None else 0
+        states = states_of(name, seen.workers, _role(seen, name))
         note = f" ({states})" if states else ""
-        parts.append(Part(text=f"{name} has {workers} of {seen.wanted[name]} workers{note}"))
+        text = f"{name} has {_serving(seen, name)} of {seen.wanted[name]} workers{note}"
+        parts.append(Part(text=text))
     return parts
 
 

@@ -48,7 +48,8 @@ def worker(state: str) -> WorkerView:
 
 CALM = Evidence(
     now_us=NOW,
-    roles=(RoleView(role=TALKER, workers=1, admits=True),),
+    roles=(RoleView(role=TALKER, admits=True),),
+    workers=(worker("ready"),),
     wanted={TALKER: 1},
     num_live=3,
     max_live=64,
@@ -121,7 +122,7 @@ def test_fleet_without_a_free_place_is_degraded() -> None:
 
 
 def test_role_below_its_configured_workers_is_degraded() -> None:
-    seen = replace(CALM, wanted={TALKER: 2}, workers=[worker("draining")])
+    seen = replace(CALM, wanted={TALKER: 2}, workers=[worker("ready"), worker("draining")])
     found = judge(seen)
     assert found.level == "degraded"
     assert said(found) == "talker has 1 of 2 workers (1 draining)"

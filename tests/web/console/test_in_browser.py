@@ -25,7 +25,7 @@ pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 def test_pages_show_a_killed_worker(
     open_page: OpenPage, telemetry: FakeTelemetry, gateway: ServedGateway
 ) -> None:
-    page = open_page("/overview")
+    page = open_page("/now")
     stage = gateway.config.graph_declaration().stages[1].name
     expect(page.locator(f"#node-{stage}")).to_contain_text("1/1 up")
     telemetry.worker_list = [
@@ -297,7 +297,7 @@ def test_keyboard_reaches_search_and_content(open_page: OpenPage, gateway: Serve
 
 
 def test_chosen_theme_is_remembered(open_page: OpenPage) -> None:
-    page = open_page("/overview")
+    page = open_page("/now")
     page.emulate_media(color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)

@@ -48,7 +48,7 @@ def test_page_renders_a_busy_fleet(busy_gateway: ServedGateway, name: str) -> No
     assert "<script>alert" not in page
 
 
-@pytest.mark.parametrize("name", ["overview", "requests", "request", "queues", "jobs", "logs"])
+@pytest.mark.parametrize("name", ["now", "requests", "request", "queues", "jobs", "logs"])
 def test_page_escapes_html_in_data(busy_gateway: ServedGateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert HOSTILE in "".join(html_audit.read(page).text)
@@ -66,7 +66,7 @@ def test_unreadable_job_can_be_deleted_and_not_retried(gateway: ServedGateway) -
     )
 
 
-@pytest.mark.parametrize("path", ["/overview", "/queues"])
+@pytest.mark.parametrize("path", ["/now", "/queues"])
 def test_role_that_loads_shows_its_progress(gateway: ServedGateway, path: str) -> None:
     talker = RoleQueue(
         role=RoleName("talker"), stage=StageName("talker"), starting=2, loaded_percent=34
@@ -218,10 +218,10 @@ def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
             assert "hx-post" not in page and "hx-delete" not in page and "read-only" in page
 
 
-def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
+def test_now_page_shows_stages_of_text_graph(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         gateway.client.show(FakeTelemetry())
-        assert 'id="node-lm"' in page_of(gateway, "/overview")
+        assert 'id="node-lm"' in page_of(gateway, "/now")
 
 
 def test_curl_command_contains_the_request_body(gateway: ServedGateway) -> None:
