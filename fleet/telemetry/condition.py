@@ -24,8 +24,8 @@ from fleet.telemetry.views import (
 Level = Literal["ok", "degraded", "down"]
 QUIET_S = 600
 """Seconds without a death, refusal or failure after which a fleet with all its workers is well
-again. Within ten minutes a worker that dies while it loads, or over one request, has died again; and
-whoever is called at night has opened the page.
+again. Within ten minutes a worker that dies while it loads, or over one request, has died again;
+and whoever is called at night has opened the page.
 """
 FULL_HOUR_S = SERIES_KEPT_S - 60
 """Seconds that must be known for a count to be called the count of the last hour."""
@@ -204,11 +204,12 @@ def _below(seen: Evidence) -> list[Part]:
 
 
 def _lost_us(seen: Evidence, role: RoleName) -> int:
-    """Return when the role last lost a worker, or when its last worker was ordered to drain or stop;
-    0 if the journal does not say.
+    """Return when the role last lost a worker, or when its last worker was ordered to drain or
+    stop; 0 if the journal does not say.
     """
     causes = (*DEATHS, "left", "ordered", "leaving")
-    return max((e.at_us for e in seen.entries if e.role == role and e.what in causes), default=0)
+    lost = (e for e in seen.entries if e.role == role and e.what in causes and e.detail != "resume")
+    return max((entry.at_us for entry in lost), default=0)
 
 
 def _begin_of_recent_trouble(seen: Evidence) -> int:

@@ -98,7 +98,6 @@ def incident(stages: tuple[StageName, ...], now: int, failed: RequestId) -> list
     """
     role = stages[1 % len(stages)]
     rows: list[tuple[float, str, dict[str, object]]] = [
-        (7_000, "joined", {"worker": worker_id(role, 30), "role": role}),
         (2_400, "led", {"detail": "the conductor before it let its lease lapse"}),
     ]
     for number in range(4):

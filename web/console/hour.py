@@ -133,10 +133,10 @@ def describe(entry: JournalEntry) -> str:
 
 
 def link_of(entry: JournalEntry) -> str:
-    """Return the page that explains an entry: of its answer, of its worker, or the log at its time."""
+    """Return the page that explains an entry: its answer, its worker, or the log at its time."""
     if entry.what == "failed" and entry.request:
         return f"/requests/{entry.request}"
-    if entry.worker and entry.role and entry.what not in ("led", "refused"):
+    if entry.worker and entry.what not in ("led", "refused"):
         return f"/workers/{entry.worker}"
     process = {"process": "conductor"} if entry.what == "led" else {}
     before = f"{(entry.at_us + AROUND_US) // 1000}-0"
@@ -195,8 +195,8 @@ def life_rows(
     workers: Sequence[WorkerView], entries: Sequence[JournalEntry], window: Window
 ) -> tuple[LifeRow, ...]:
     """Return the lives of all processes in rows by role: a process is drawn behind one that ended
-    before it began, so that a role has as many rows as processes lived at one time. The lives are of
-    the listed workers, and of those that only the journal still knows.
+    before it began, so that a role has as many rows as processes lived at one time. The lives are
+    of the listed workers, and of those that only the journal still knows.
     """
     spans = _spans(workers, entries, window)
     roles = dict.fromkeys(sorted((role for role, *_ in spans), key=lambda role: role == ""))

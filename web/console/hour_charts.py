@@ -152,8 +152,8 @@ class HourCharts:
             unit="ms",
             now=now,
             at_us=at_us,
-            description=f"{title}, p50 {formats.ms(p50)}, p95 {formats.ms(p95)} as last measured; at "
-            f"most {formats.ms(self._top('p95'))} in the hour",
+            description=f"{title}, p50 {formats.ms(p50)}, p95 {formats.ms(p95)} as last measured; "
+            f"at most {formats.ms(self._top('p95'))} in the hour",
             lines=(
                 Line(column="p50", label="p50", colour="accent"),
                 Line(column="p95", label="p95", colour="warn", dashed=True),
@@ -204,8 +204,8 @@ class HourCharts:
 
 
 def _counted(pick: Callable[[SeriesPoint], float]) -> Pick:
-    """Return `pick` for steps that some gateway wrote; None for the others, which have no count that
-    could be called zero.
+    """Return `pick` for steps that some gateway wrote; None for the others, which have no count
+    that could be called zero.
     """
 
     def found(point: SeriesPoint) -> float | None:

@@ -1,5 +1,5 @@
-"""The stages of the pipeline as the Now page summarises them: workers, load and queue of each. Knows
-no stage by name.
+"""The stages of the pipeline as the Now page summarises them: workers, load and queue of each.
+Knows no stage by name.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from web.gateway.gateway import Gateway
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """A stage of the pipeline. `up`, `standby`, `starting` and `draining` count its workers in these
-    states, `draining` the workers that accept no more tasks; `wanted` counts the replicas in the
-    configuration. `loaded_percent` is the percentage of the weights that the most advanced starting
-    worker has loaded; None if unknown. `waiting` counts tasks, `oldest_s` is the longest wait among
-    them. `resources` is a text about memory and load of the workers.
+    """A stage of the pipeline. `up`, `standby`, `starting` and `draining` count its workers in
+    these states, `draining` the workers that accept no more tasks; `wanted` counts the replicas in
+    the configuration. `loaded_percent` is the percentage of the weights that the most advanced
+    starting worker has loaded; None if unknown. `waiting` counts tasks, `oldest_s` is the longest
+    wait among them. `resources` is a text about memory and load of the workers.
 
     `p50_ms` and `p95_ms` are durations of tasks, as last measured at `at_us`; None without a
     measurement.

@@ -223,6 +223,8 @@ OPERATIONS: tuple[Operation, ...] = (
             "kind": "of this kind",
             "model": "to this model",
             "min_ms": "minimum duration in ms",
+            "from": "live at this time or later, such as 2026-11-30T18:13:00Z",
+            "to": "live at this time or earlier",
             "q": "a part of the id",
             "limit": "rows",
             "before": "`next` of the previous page",
@@ -335,9 +337,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "Routes of divided models, their processes, and span workers in none",
         answer=SpanRoutes,
     ),
-    Operation(
-        "GET", "/v1/fleet/series", "Time series of the last fifteen minutes", answer=SeriesList
-    ),
+    Operation("GET", "/v1/fleet/series", "Time series of the last hour", answer=SeriesList),
     Operation(
         "GET",
         "/v1/fleet/logs",

@@ -36,7 +36,8 @@ def test_pages_show_a_killed_worker(
     ]
     publish_event(telemetry)
     expect(page.locator(f"#node-{stage}")).to_contain_text("no worker")
-    expect(page.locator("#trouble")).to_contain_text(f"fleet worker {stage}")
+    expect(page.locator("#condition")).to_contain_text(f"no worker of {stage} accepts tasks")
+    expect(page.locator("#remedy")).to_have_text(f"fleet worker {stage}")
     page = open_page("/workers")
     expect(page.locator("#gone")).to_contain_text(stage)
     expect(page.locator("#gone .state-died").first).to_be_visible()

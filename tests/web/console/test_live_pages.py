@@ -129,7 +129,7 @@ def test_page_opened_without_redis_fills_after_its_return(gateway: ServedGateway
     with stream(gateway, "/console/live/now") as next_message:
         assert "not available" in next_message().data
         gateway.client.unreachable = None
-        assert {"trouble", "topology"} <= set(next_message().targets)
+        assert {"condition", "topology"} <= set(next_message().targets)
 
 
 @pytest.mark.parametrize("path", ["/console/live/nothing", "/console/live/"])

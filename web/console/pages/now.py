@@ -1,5 +1,5 @@
-"""The Now page: the fleet's condition in a sentence with its remedy, the stages of the pipeline, and
-the last hour on one axis. Knows no stage by name.
+"""The Now page: the fleet's condition in a sentence with its remedy, the stages of the pipeline,
+and the last hour on one axis. Knows no stage by name.
 """
 
 from collections import Counter

@@ -13,7 +13,6 @@
   const DASH = [5, 4];
 
   const $ = (id) => document.getElementById(id);
-  const read = (id) => JSON.parse($(id)?.textContent || "{}");
   const time = (seconds, parts) => new Date(seconds * 1000).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit", ...parts });
 
   // The numbers: times in seconds and one column per line, of the last hour
@@ -105,6 +104,14 @@
     return [{ ...p50, label: "p50 and p95" }];
   }
 
+  function findAlone(values) {
+    const alone = [];
+    values.forEach((value, number) => {
+      if (value != null && values[number - 1] == null && values[number + 1] == null) alone.push(number);
+    });
+    return alone;
+  }
+
   const dataOf = (lines) => [times, ...lines.map(({ column }) => columns[column] ?? [])];
 
   function openAnswers(at) {
@@ -156,7 +163,8 @@
           stroke: () => colourOf(colour),
           width: 1.6,
           dash: dashed ? DASH : [],
-          points: { show: false },
+          // A line shows no value that has no neighbour.
+          points: { show: true, size: 4, fill: () => colourOf(colour), filter: ({ data }, number) => findAlone(data[number]) },
           value: (_, value) => written(value, right ? "" : chart.unit),
         })),
       ],
@@ -213,14 +221,14 @@
     if (plot && step) moveCursor(plot, step * (event.shiftKey ? 12 : 1));
     else if (plot && event.key === "Enter" && plot.cursor.idx != null) openAnswers(times[plot.cursor.idx]);
     else if (plot && (event.key === "+" || event.key === "-")) zoomAround(plot, event.key === "+" ? 0.5 : 2);
-    else if (step) moveAlongStrip(event.target, step);
-    else return;
-    if (plot || step) event.preventDefault();
+    else if (!step || !moveAlongStrip(event.target, step)) return;
+    event.preventDefault();
   }
 
   function moveAlongStrip(target, step) {
     const links = [...(target.closest?.(".strip")?.querySelectorAll("a") ?? [])];
     links[links.indexOf(target) + step]?.focus();
+    return links.length > 0;
   }
 
   function showMark({ target }) {
@@ -230,10 +238,18 @@
 
   // Updates
 
+  let wholeText = "";
+
   function update() {
-    recent = read("recent");
-    mergeNumbers(recent.newest ?? {});
+    const text = $("whole").textContent;
+    if (text !== wholeText) {
+      wholeText = text;
+      replaceNumbers(JSON.parse(text));
+    }
+    recent = JSON.parse($("recent").textContent);
     if (!recent.charts?.length || !$("hour-axis")) return;
+    if (!times.length) return window.fleetRefresh(); // the page was opened without Redis
+    mergeNumbers(recent.newest);
     const isStale = ({ root, chart, lines }) => !root.isConnected || linesOf(chart).length !== lines.length;
     if (plots.length === 0 || plots.some(isStale)) draw();
     else {
@@ -267,16 +283,12 @@
   document.addEventListener("DOMContentLoaded", () => {
     probe = document.body.appendChild(document.createElement("i"));
     probe.hidden = true;
-    replaceNumbers(read("whole"));
     update();
     document.addEventListener("click", ({ target }) => target.closest?.("#whole-hour") && showWholeHour());
     document.addEventListener("keydown", onKey);
     document.addEventListener("pointerover", showMark);
     document.addEventListener("focusin", showMark);
-    document.addEventListener("htmx:sse:after:message", ({ detail }) => {
-      if (detail.message?.data?.includes('id="whole"')) replaceNumbers(read("whole"));
-      update();
-    });
+    for (const swapped of ["htmx:sse:after:message", "htmx:after:swap"]) document.addEventListener(swapped, update);
     new MutationObserver(redraw).observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   });
