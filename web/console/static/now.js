@@ -9,6 +9,7 @@
   const CLICK_PX = 4;
   const AROUND_S = 30;
   const LEAST_S = 60;
+  const LEAST_DRAG_S = 10;
   const GAP_PX = 90;
   const DASH = [5, 4];
 
@@ -183,7 +184,7 @@
     if (plot !== pointed || width < CLICK_PX) return;
     const [from, to] = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")];
     for (const each of plots) each.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    if (to - from >= LEAST_S / 6) setRange(from, to, true);
+    if (to - from >= LEAST_DRAG_S) setRange(from, to, true);
   }
 
   function listen(plot) {
@@ -206,11 +207,11 @@
 
   function zoomAround(plot, factor) {
     const at = times[plot.cursor.idx] ?? (range[0] + range[1]) / 2;
-    const half = ((range[1] - range[0]) * factor) / 2;
-    const [from, to] = [Math.max(at - half, recent.from_s), Math.min(at + half, recent.to_s)];
-    if (to - from < LEAST_S) return;
-    if (factor > 1 && to - from >= recent.to_s - recent.from_s) showWholeHour();
-    else setRange(from, to, true);
+    const length = (range[1] - range[0]) * factor;
+    if (length < LEAST_S) return;
+    if (length >= recent.to_s - recent.from_s) return showWholeHour();
+    const from = Math.min(Math.max(at - length / 2, recent.from_s), recent.to_s - length);
+    setRange(from, from + length, true);
   }
 
   function onKey(event) {
