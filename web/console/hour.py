@@ -5,6 +5,7 @@ percentages of the window. Knows no page and no colour.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.core.ids import stage_of
 from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, WorkerView
 from web.console import formats
@@ -192,16 +193,23 @@ def answers_between(from_us: int, to_us: int) -> str:
 
 
 def life_rows(
-    workers: Sequence[WorkerView], entries: Sequence[JournalEntry], window: Window
+    workers: Sequence[WorkerView],
+    entries: Sequence[JournalEntry],
+    window: Window,
+    stages: Sequence[str] = (),
 ) -> tuple[LifeRow, ...]:
     """Return the lives of all processes in rows by role: a process is drawn behind one that ended
     before it began, so that a role has as many rows as processes lived at one time. The lives are
-    of the listed workers, and of those that only the journal still knows.
+    of the listed workers, and of those that only the journal still knows. Roles are in the order of
+    their `stages`, gateways last.
     """
     spans = _spans(workers, entries, window)
-    roles = dict.fromkeys(sorted((role for role, *_ in spans), key=lambda role: role == ""))
+    places = {stage: place for place, stage in enumerate(stages)}
+    roles = {role for role, *_ in spans}
     rows: list[LifeRow] = []
-    for role in roles:
+    for role in sorted(
+        roles, key=lambda role: (role == "", places.get(stage_of(role), len(places)), role)
+    ):
         name = role or GATEWAY_ROLE
         tracks: list[list[Life]] = []
         num_more = 0

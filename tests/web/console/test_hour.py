@@ -136,6 +136,16 @@ def test_processes_that_follow_each_other_share_a_row() -> None:
     assert third.end == 100
 
 
+def test_roles_are_in_the_order_of_their_stages_and_gateways_last() -> None:
+    replace = msgspec.structs.replace
+    workers = [
+        replace(view(role or "gateway", "ready", NOW - MINUTE), role=role)
+        for role in ("", "thinker.span", "code2wav", "thinker")
+    ]
+    rows = life_rows(workers, [], WINDOW, ("thinker", "talker", "code2wav"))
+    assert [row.label for row in rows] == ["thinker", "thinker.span", "code2wav", "gateway"]
+
+
 def test_processes_that_live_together_have_a_row_each_up_to_a_limit() -> None:
     workers = [view(f"w{n}", "ready", NOW - 30 * MINUTE) for n in range(MAX_TRACKS + 3)]
     rows = life_rows(workers, [], WINDOW)

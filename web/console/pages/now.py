@@ -153,7 +153,7 @@ class NowPage(LivePage):
             stages=summarise_stages(self._gateway, found.present, found.queues, found.series),
             window=window,
             marks=mark_rows(listed, window),
-            lives=life_rows(found.workers, found.entries, window),
+            lives=life_rows(found.workers, found.entries, window, self._stages),
             charts=charts,
             events=tuple(reversed(listed[-NUM_EVENTS:])),
             whole=_island(drawn.whole()),

@@ -12,6 +12,7 @@
   const LEAST_DRAG_S = 10;
   const GAP_PX = 90;
   const DASH = [5, 4];
+  const EDGE = 0.03;
 
   const $ = (id) => document.getElementById(id);
   const time = (seconds, parts) => new Date(seconds * 1000).toLocaleTimeString([], { hour12: false, hour: "2-digit", minute: "2-digit", ...parts });
@@ -81,7 +82,8 @@
     const most = Math.max(2, Math.floor(axis.getBoundingClientRect().width / GAP_PX));
     const step = [10, 30, 60, 120, 300, 600, 900, 1200, 1800].find((size) => (to - from) / size <= most) ?? 3600;
     const labels = [];
-    for (let at = Math.ceil(from / step) * step; at < to; at += step) labels.push(at);
+    const margin = (to - from) * EDGE; // a label at the edge would be cut
+    for (let at = Math.ceil((from + margin) / step) * step; at < to - margin; at += step) labels.push(at);
     while (axis.children.length > labels.length) axis.lastElementChild.remove();
     labels.forEach((at, number) => {
       const label = axis.children[number] ?? axis.appendChild(document.createElementNS(axis.namespaceURI, "text"));
@@ -249,7 +251,8 @@
     }
     recent = JSON.parse($("recent").textContent);
     if (!recent.charts?.length || !$("hour-axis")) return;
-    if (!times.length) return window.fleetRefresh(); // the page was opened without Redis
+    const hasNumbers = Object.values(recent.newest.columns).some(({ length }) => length > 0);
+    if (!times.length && hasNumbers) return window.fleetRefresh(); // the page was opened without Redis
     mergeNumbers(recent.newest);
     const isStale = ({ root, chart, lines }) => !root.isConnected || linesOf(chart).length !== lines.length;
     if (plots.length === 0 || plots.some(isStale)) draw();
