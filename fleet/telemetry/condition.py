@@ -33,7 +33,7 @@ DEATHS = ("died", "lapsed")
 TROUBLES = (*DEATHS, "failed", "refused")
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class ConditionPart(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the sentence. The time `at_us` follows `text`, if it is not 0. `worker`, `request`:
     the process or answer to which the part leads.
     """
@@ -44,7 +44,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     request: RequestId = RequestId("")
 
 
-class Condition(msgspec.Struct, frozen=True, kw_only=True):
+class FleetCondition(msgspec.Struct, frozen=True, kw_only=True):
     """Condition of a fleet. `level`: down if requests are refused because something is missing,
     degraded if something is missing or went wrong a short time ago. `since_us`: begin of the
     trouble, 0 if unknown. `parts`: what the sentence says, in order.
@@ -52,7 +52,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     level: Level
     since_us: int = 0
-    parts: tuple[Part, ...]
+    parts: tuple[ConditionPart, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,26 +99,26 @@ class Evidence:
         return self.now_us - from_us >= FULL_HOUR_S * 1_000_000
 
 
-def judge(seen: Evidence) -> Condition:
+def judge(seen: Evidence) -> FleetCondition:
     """Return the condition of the fleet. The gateway's own reasons to refuse a request come first,
     in its order: Redis, a role without a worker, no place.
     """
     if seen.redis_trouble:
-        return Condition(level="down", parts=(Part(text=seen.redis_trouble),))
+        return FleetCondition(level="down", parts=(ConditionPart(text=seen.redis_trouble),))
     refusing, gaps = _missing(seen)
     parts = [*refusing, *gaps, *_full(seen), *_below(seen)]
     recent = _begin_of_recent_trouble(seen)
     happened = _happened(seen)
     if refusing:
         since = max((_lost_us(seen, role) for role in seen.missing), default=0)
-        return Condition(level="down", since_us=since, parts=(*parts, *happened))
+        return FleetCondition(level="down", since_us=since, parts=(*parts, *happened))
     if parts or recent:
         lost = [_lost_us(seen, role) for role in seen.missing or _short_roles(seen)]
         times = [at for at in (recent, *lost) if at]
-        return Condition(
+        return FleetCondition(
             level="degraded", since_us=min(times, default=0), parts=(*parts, *happened)
         )
-    return Condition(level="ok", parts=(*_calm(seen), *happened))
+    return FleetCondition(level="ok", parts=(*_calm(seen), *happened))
 
 
 def states_of(role: RoleName, workers: Sequence[WorkerView], view: RoleView | None) -> str:
@@ -153,31 +153,33 @@ def _role(seen: Evidence, name: RoleName) -> RoleView | None:
     return next((role for role in seen.roles if role.role == name), None)
 
 
-def _missing(seen: Evidence) -> tuple[list[Part], list[Part]]:
+def _missing(seen: Evidence) -> tuple[list[ConditionPart], list[ConditionPart]]:
     """Return the parts about missing roles: of those that refuse requests, and of those whose
     requests wait for a worker.
     """
-    refusing: list[Part] = []
-    waiting: list[Part] = []
+    refusing: list[ConditionPart] = []
+    waiting: list[ConditionPart] = []
     for name in seen.missing:
         view = _role(seen, name)
         states = states_of(name, seen.workers, view) or (view.gap if view is not None else "")
         note = f" ({states})" if states else ""
         if view is not None and (view.admits or view.starting):
-            waiting.append(Part(text=f"{name} has no worker now{note}; requests wait for one"))
+            waiting.append(
+                ConditionPart(text=f"{name} has no worker now{note}; requests wait for one")
+            )
         else:
             text = f"no worker of {name} accepts tasks{note}; requests that need it are refused"
-            refusing.append(Part(text=text))
+            refusing.append(ConditionPart(text=text))
     return refusing, waiting
 
 
-def _full(seen: Evidence) -> list[Part]:
+def _full(seen: Evidence) -> list[ConditionPart]:
     """Return the part about a fleet without a place for another request, if it has none."""
     if not 0 < seen.max_live <= seen.num_live or seen.num_waiting < seen.max_waiting:
         return []
     waiting = f" and {seen.num_waiting} wait here" if seen.num_waiting else ""
     text = f"no place is free: {seen.num_live} requests are live{waiting}; further ones are refused"
-    return [Part(text=text)]
+    return [ConditionPart(text=text)]
 
 
 def _serving(seen: Evidence, role: RoleName) -> int:
@@ -193,13 +195,13 @@ def _short_roles(seen: Evidence) -> list[RoleName]:
     ]
 
 
-def _below(seen: Evidence) -> list[Part]:
-    parts: list[Part] = []
+def _below(seen: Evidence) -> list[ConditionPart]:
+    parts: list[ConditionPart] = []
     for name in _short_roles(seen):
         states = states_of(name, seen.workers, _role(seen, name))
         note = f" ({states})" if states else ""
         text = f"{name} has {_serving(seen, name)} of {seen.wanted[name]} workers{note}"
-        parts.append(Part(text=text))
+        parts.append(ConditionPart(text=text))
     return parts
 
 
@@ -230,7 +232,7 @@ def _begin_of_recent_trouble(seen: Evidence) -> int:
     return begin
 
 
-def _happened(seen: Evidence) -> list[Part]:
+def _happened(seen: Evidence) -> list[ConditionPart]:
     """Return the parts about deaths, continued answers, failures and refusals of the last hour."""
     entries = [entry for entry in seen.entries if entry.at_us >= seen.hour_us]
     return [
@@ -241,11 +243,11 @@ def _happened(seen: Evidence) -> list[Part]:
     ]
 
 
-def _limits_of_knowledge(seen: Evidence) -> list[Part]:
+def _limits_of_knowledge(seen: Evidence) -> list[ConditionPart]:
     """Return the parts that say since when the journal and the counts are known, if they do not
     reach back for an hour.
     """
-    parts: list[Part] = []
+    parts: list[ConditionPart] = []
     if not seen.covers_the_hour(seen.counted_from_us):
         parts.append(_since("answers are counted", seen.counted_from_us, seen.now_us))
     if not seen.covers_the_hour(seen.journal_from_us):
@@ -253,22 +255,22 @@ def _limits_of_knowledge(seen: Evidence) -> list[Part]:
     return parts
 
 
-def _since(text: str, at_us: int, now_us: int) -> Part:
+def _since(text: str, at_us: int, now_us: int) -> ConditionPart:
     """Return a part that ends with a time. A time within the present step is not shown, as it would
     change at every reading.
     """
     if now_us - at_us < SERIES_STEP_S * 1_000_000:
-        return Part(text=f"{text} from now on")
-    return Part(text=f"{text} since", at_us=at_us)
+        return ConditionPart(text=f"{text} from now on")
+    return ConditionPart(text=f"{text} since", at_us=at_us)
 
 
-def _deaths(entries: Sequence[JournalEntry]) -> list[Part]:
+def _deaths(entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     by_role: dict[str, dict[str, JournalEntry]] = {}
     for entry in entries:
         if entry.what in DEATHS:
             # a process may lapse first, and its keeper sees the end later
             by_role.setdefault(entry.role, {})[entry.worker or entry.id] = entry
-    parts: list[Part] = []
+    parts: list[ConditionPart] = []
     for role, ends in by_role.items():
         newest = max(ends.values(), key=lambda entry: entry.at_us)
         cause = f" ({newest.detail})" if newest.detail else ""
@@ -278,11 +280,11 @@ def _deaths(entries: Sequence[JournalEntry]) -> list[Part]:
             if len(ends) == 1
             else f"{name} died {len(ends)} times, the last time{cause} at"
         )
-        parts.append(Part(text=text, at_us=newest.at_us, worker=newest.worker))
+        parts.append(ConditionPart(text=text, at_us=newest.at_us, worker=newest.worker))
     return parts
 
 
-def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[Part]:
+def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     """Return the parts about answers whose worker was lost, and about failed answers. `lost` of a
     task is followed by `recovered`, or by `failed` of its request.
     """
@@ -290,11 +292,11 @@ def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[Part]:
     pauses = [entry for entry in entries if entry.what == "recovered"]
     failed = {entry.request: entry for entry in entries if entry.what == "failed"}
     continued = {entry.request for entry in pauses}
-    parts: list[Part] = []
+    parts: list[ConditionPart] = []
     if continued:
         longest = max(pauses, key=lambda entry: entry.pause_us)
         parts.append(
-            Part(
+            ConditionPart(
                 text=f"{_answers_word(len(continued))} paused, longest "
                 f"{_duration(longest.pause_us)}",
                 request=longest.request,
@@ -303,19 +305,21 @@ def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[Part]:
     gone = [failed[request] for request in lost if request in failed]
     open_ = [request for request in lost if request not in failed and request not in continued]
     if gone:
-        parts.append(Part(text=f"{len(gone)} lost", request=gone[-1].request))
+        parts.append(ConditionPart(text=f"{len(gone)} lost", request=gone[-1].request))
     if open_:
-        parts.append(Part(text=f"{_answers_word(len(open_))} not continued", request=open_[-1]))
+        parts.append(
+            ConditionPart(text=f"{_answers_word(len(open_))} not continued", request=open_[-1])
+        )
     if lost and not gone and not open_:
-        parts.append(Part(text="none lost"))
+        parts.append(ConditionPart(text="none lost"))
     num_failed = max(len(failed), sum(p.ended.get("failed", 0) for p in seen.points)) - len(gone)
     if num_failed > 0:
         newest = next((e.request for e in reversed(entries) if e.what == "failed"), RequestId(""))
-        parts.append(Part(text=f"{_number(num_failed)} failed", request=newest))
+        parts.append(ConditionPart(text=f"{_number(num_failed)} failed", request=newest))
     return parts
 
 
-def _refusals(seen: Evidence, entries: Sequence[JournalEntry]) -> list[Part]:
+def _refusals(seen: Evidence, entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     counted = _refused(seen)
     logged = Counter[str]()
     for entry in entries:
@@ -325,7 +329,7 @@ def _refusals(seen: Evidence, entries: Sequence[JournalEntry]) -> list[Part]:
     total = sum(refused.values())
     if not total:
         return []
-    return [Part(text=f"{_number(total)} refused ({', '.join(sorted(refused))})")]
+    return [ConditionPart(text=f"{_number(total)} refused ({', '.join(sorted(refused))})")]
 
 
 def _refused(seen: Evidence) -> Counter[str]:
@@ -335,17 +339,17 @@ def _refused(seen: Evidence) -> Counter[str]:
     return total
 
 
-def _calm(seen: Evidence) -> list[Part]:
+def _calm(seen: Evidence) -> list[ConditionPart]:
     """Return the parts that say what the fleet does while all is well. An absence is only asserted
     for the time that is known.
     """
-    live = Part(text=f"{_answers_word(seen.num_live)} now")
+    live = ConditionPart(text=f"{_answers_word(seen.num_live)} now")
     if seen.counted_from_us == seen.now_us:
         return [live]
     ended = sum(sum(point.ended.values()) for point in seen.points)
     span = " in the last hour" if seen.covers_the_hour(seen.counted_from_us) else " ended"
-    parts = [live, Part(text=f"{_number(ended)}{span}")]
-    return parts if sum(_refused(seen).values()) else [*parts, Part(text="none refused")]
+    parts = [live, ConditionPart(text=f"{_number(ended)}{span}")]
+    return parts if sum(_refused(seen).values()) else [*parts, ConditionPart(text="none refused")]
 
 
 def _answers_word(count: int) -> str:

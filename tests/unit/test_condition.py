@@ -5,10 +5,11 @@ time of which nothing is known.
 from dataclasses import replace
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from fleet.core.ids import RequestId, RoleName, WorkerId
-from fleet.telemetry.condition import QUIET_S, Condition, Evidence, judge
+from fleet.telemetry.condition import QUIET_S, Evidence, FleetCondition, judge
 from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, RoleView, SeriesPoint, WorkerView
 
@@ -32,14 +33,15 @@ def points(hour: float = 1.0, **last: object) -> list[SeriesPoint]:
         for point in steps[first:]
     ]
     if last:
-        counted[-1] = SeriesPoint(at_us=counted[-1].at_us, running={"talker": 1}, **last)  # pyright: ignore[reportArgumentType]
+        counted[-1] = msgspec.structs.replace(counted[-1], **{"ended": {}, **last})
     return [*steps[:first], *counted]
 
 
 def entry(what: str, ago_s: float, **fields: object) -> JournalEntry:
     at_us = NOW - round(ago_s * SECOND)
     known = {"worker": WORKER, "role": "talker"} if what in ("died", "left", "ordered") else {}
-    return JournalEntry(id=f"{at_us}-0", at_us=at_us, what=what, **{**known, **fields})  # pyright: ignore[reportArgumentType]
+    plain = JournalEntry(id=f"{at_us}-0", at_us=at_us, what=what)
+    return msgspec.structs.replace(plain, **{**known, **fields})
 
 
 def worker(state: str) -> WorkerView:
@@ -58,7 +60,7 @@ CALM = Evidence(
 )
 
 
-def said(condition: Condition) -> str:
+def said(condition: FleetCondition) -> str:
     """Return the sentence with times as UTC times of day."""
     return "; ".join(
         part.text

@@ -264,7 +264,7 @@ def test_queues_transfers_and_series_are_listed(
     transfers = gateway.http.get("/v1/fleet/transfers").json()
     assert transfers["edges"][0]["p95_ms"] == 6.2 and transfers["workers"][0]["backend"] == "nixl"
     points = gateway.http.get("/v1/fleet/series").json()["data"]
-    assert len(points) == 180 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {
+    assert len(points) == 720 and {b["at_us"] - a["at_us"] for a, b in pairwise(points)} == {
         5_000_000
     }
 

@@ -40,15 +40,15 @@ SAID = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The shown time. It ends with the present step of the time series, so that it moves once per
-    step.
+class HourWindow:
+    """The shown time, until the end of the present step of the time series, so that the page moves
+    once per step.
     """
 
     to_us: int
 
     @classmethod
-    def until(cls, now_us: int) -> "Window":
+    def until(cls, now_us: int) -> "HourWindow":
         return cls(to_us=(now_us // STEP_US + 1) * STEP_US)
 
     @property
@@ -69,8 +69,8 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """One or several events of a kind at nearly one time. `text` names them with their time."""
+class HourMark:
+    """Events of a kind at nearly one time. `text` names them with their time."""
 
     key: str
     x: float
@@ -87,7 +87,7 @@ class MarkRow:
     label: str
     sign: str
     count: int
-    marks: tuple[Mark, ...]
+    marks: tuple[HourMark, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +144,8 @@ def link_of(entry: JournalEntry) -> str:
     return build_path("/logs", {**process, "before": before})
 
 
-def mark_rows(entries: Sequence[JournalEntry], window: Window) -> tuple[MarkRow, ...]:
-    """Return the rows that have a mark. `entries`: of the window, oldest first."""
+def mark_rows(entries: Sequence[JournalEntry], window: HourWindow) -> tuple[MarkRow, ...]:
+    """Return the rows that have a mark. `entries`: events, oldest first."""
     rows: list[MarkRow] = []
     for key, (label, sign, kinds) in MARKS.items():
         found = [entry for entry in entries if entry.what in kinds]
@@ -160,7 +160,7 @@ def _weight(entry: JournalEntry) -> int:
     return max(entry.count, 1) if entry.what == "refused" else 1
 
 
-def _grouped(entries: Sequence[JournalEntry], window: Window) -> Iterator[list[JournalEntry]]:
+def _grouped(entries: Sequence[JournalEntry], window: HourWindow) -> Iterator[list[JournalEntry]]:
     """Yield the entries in groups, each within `MERGED` per cent of its first entry."""
     group: list[JournalEntry] = []
     for entry in entries:
@@ -172,7 +172,7 @@ def _grouped(entries: Sequence[JournalEntry], window: Window) -> Iterator[list[J
         yield group
 
 
-def _mark(row: str, group: Sequence[JournalEntry], window: Window) -> Mark:
+def _mark(row: str, group: Sequence[JournalEntry], window: HourWindow) -> HourMark:
     first, newest = group[0], group[-1]
     count = sum(_weight(entry) for entry in group)
     text = f"{formats.clock(newest.at_us)}: {describe(newest)}"
@@ -182,7 +182,7 @@ def _mark(row: str, group: Sequence[JournalEntry], window: Window) -> Mark:
     if len(group) > 1 and newest.what == "failed":
         around = answers_between(first.at_us - AROUND_US, newest.at_us + AROUND_US)
         href = f"{around}&state=failed"
-    return Mark(
+    return HourMark(
         key=f"m-{row}-{first.id}", x=window.x(newest.at_us), count=count, text=text, href=href
     )
 
@@ -195,7 +195,7 @@ def answers_between(from_us: int, to_us: int) -> str:
 def life_rows(
     workers: Sequence[WorkerView],
     entries: Sequence[JournalEntry],
-    window: Window,
+    window: HourWindow,
     stages: Sequence[str] = (),
 ) -> tuple[LifeRow, ...]:
     """Return the lives of all processes in rows by role: a process is drawn behind one that ended
@@ -243,7 +243,7 @@ Span = tuple[str, str, int, int, str]
 
 
 def _spans(
-    workers: Sequence[WorkerView], entries: Sequence[JournalEntry], window: Window
+    workers: Sequence[WorkerView], entries: Sequence[JournalEntry], window: HourWindow
 ) -> list[Span]:
     """Return the processes that lived in the window, by their begin."""
     begun: dict[str, int] = {}
@@ -272,7 +272,7 @@ def _spans(
     )
 
 
-def _life(worker: str, begin: int, end: int, how: str, window: Window) -> Life:
+def _life(worker: str, begin: int, end: int, how: str, window: HourWindow) -> Life:
     x = window.x(begin)
     since = f"since {formats.clock(begin)}" if begin > window.from_us else "for more than the hour"
     text = (

@@ -21,9 +21,9 @@ Values = list[float | None]
 Pick = Callable[[SeriesPoint], float | None]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class HourLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of a chart. `column`: name of its numbers. `colour`: name of a CSS variable. `dashed`
-    sets it apart without its colour. `right`: its scale is the one on the right.
+    sets it apart without its colour. `right`: True for the scale on the right.
     """
 
     column: str
@@ -43,7 +43,7 @@ class HourChart(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     now: str
     description: str
-    lines: tuple[Line, ...]
+    lines: tuple[HourLine, ...]
     at_us: int = 0
 
 
@@ -136,9 +136,9 @@ class HourCharts:
             now=now,
             description=f"Answers per second: {now} in the last minute; in the hour {totals}",
             lines=(
-                Line(column="finished", label="finished", colour="good"),
-                Line(column="failed", label="failed", colour="bad", dashed=True),
-                Line(column="aborted", label="aborted", colour="edge", dashed=True),
+                HourLine(column="finished", label="finished", colour="good"),
+                HourLine(column="failed", label="failed", colour="bad", dashed=True),
+                HourLine(column="aborted", label="aborted", colour="edge", dashed=True),
             ),
         )
 
@@ -155,8 +155,8 @@ class HourCharts:
             description=f"{title}, p50 {formats.ms(p50)}, p95 {formats.ms(p95)} as last measured; "
             f"at most {formats.ms(self._top('p95'))} in the hour",
             lines=(
-                Line(column="p50", label="p50", colour="accent"),
-                Line(column="p95", label="p95", colour="warn", dashed=True),
+                HourLine(column="p50", label="p50", colour="accent"),
+                HourLine(column="p95", label="p95", colour="warn", dashed=True),
             ),
         )
 
@@ -178,10 +178,10 @@ class HourCharts:
             f"{formats.count(self._top('waiting'))} waiting in the hour",
             lines=(
                 *(
-                    Line(column=f"running:{stage}", label=stage, colour=f"c{number % 6}")
+                    HourLine(column=f"running:{stage}", label=stage, colour=f"c{number % 6}")
                     for number, stage in enumerate(self.stages)
                 ),
-                Line(column="waiting", label="waiting", colour="bad", dashed=True),
+                HourLine(column="waiting", label="waiting", colour="bad", dashed=True),
             ),
         )
 
@@ -197,8 +197,8 @@ class HourCharts:
             description=f"Underruns: {now} (p95) as last measured, at most "
             f"{formats.ratio(self._top('rtf'))}",
             lines=(
-                Line(column="underruns", label="underruns", colour="bad"),
-                Line(column="rtf", label="RTF p95", colour="accent", dashed=True, right=True),
+                HourLine(column="underruns", label="underruns", colour="bad"),
+                HourLine(column="rtf", label="RTF p95", colour="accent", dashed=True, right=True),
             ),
         )
 

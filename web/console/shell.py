@@ -12,7 +12,7 @@ from web.http.callers import current_caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class NavigationRoom:
     """An item of the navigation. `pages` are the key, path and label of each of its pages; the
     first page is the one that the room's own link opens. A room with one page has no second row.
     """
@@ -30,13 +30,13 @@ class Room:
 
 
 ROOMS = (
-    Room(label="Talk", pages=(("talk", "/", "Talk"),)),
-    Room(label="Now", pages=(("now", "/now", "Now"),)),
-    Room(
+    NavigationRoom(label="Talk", pages=(("talk", "/", "Talk"),)),
+    NavigationRoom(label="Now", pages=(("now", "/now", "Now"),)),
+    NavigationRoom(
         label="Answers",
         pages=(("requests", "/requests", "Answers"), ("sessions", "/sessions", "Sessions")),
     ),
-    Room(
+    NavigationRoom(
         label="Fleet",
         pages=(
             ("workers", "/workers", "Workers"),
@@ -46,7 +46,7 @@ ROOMS = (
             ("jobs", "/jobs", "Jobs"),
         ),
     ),
-    Room(label="Logs", pages=(("logs", "/logs", "Logs"),)),
+    NavigationRoom(label="Logs", pages=(("logs", "/logs", "Logs"),)),
 )
 
 
@@ -69,10 +69,10 @@ class Shell:
     key: str
     now_us: int
     origin: str
-    rooms: tuple[Room, ...] = ROOMS
+    rooms: tuple[NavigationRoom, ...] = ROOMS
 
     @property
-    def room(self) -> Room | None:
+    def room(self) -> NavigationRoom | None:
         """The room of the page, None for a page outside the navigation."""
         return next((room for room in self.rooms if room.has(self.active)), None)
 

@@ -14,8 +14,8 @@ from web.console.hour import (
     MAX_LANES,
     MAX_TRACKS,
     MERGED,
+    HourWindow,
     LifeRow,
-    Window,
     describe,
     life_rows,
     link_of,
@@ -24,7 +24,7 @@ from web.console.hour import (
 from web.console.hour_charts import RECENT_STEPS, HourCharts
 
 NOW = 1_800_000_000_000_000
-WINDOW = Window.until(NOW)
+WINDOW = HourWindow.until(NOW)
 MINUTE = 60_000_000
 
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from fleet.core.ids import RoleName, WorkerId
-from fleet.telemetry.condition import DEATHS, Condition, Evidence, is_replaced, judge
+from fleet.telemetry.condition import DEATHS, Evidence, FleetCondition, is_replaced, judge
 from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.trace import RequestFilter
 from fleet.telemetry.views import SERIES_KEPT_S, RoleQueue, RoleView, SeriesPoint, WorkerView
-from web.console.hour import LifeRow, MarkRow, Window, answers_between, life_rows, mark_rows
+from web.console.hour import HourWindow, LifeRow, MarkRow, answers_between, life_rows, mark_rows
 from web.console.hour_charts import HourChart, HourCharts
 from web.console.page_context import LivePage, PageContext, Query
 from web.console.stages import StageSummary, summarise_stages
@@ -22,7 +22,7 @@ from web.gateway.gateway import Gateway
 MAX_ENTRIES, MAX_EARLIER, NUM_EVENTS, MAX_RESUMABLE = 2000, 200, 12, 3
 LISTED = ("died", "lapsed", "left", "joined", "ordered", "leaving", "led", "failed", "refused")
 """Kinds of entries in the list of events; `lost` and `recovered` are told by the sentence."""
-UNKNOWN = Condition(level="down", parts=())
+UNKNOWN = FleetCondition(level="down", parts=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,12 @@ class NowContext(PageContext):
     charts need to draw them.
     """
 
-    condition: Condition = UNKNOWN
+    condition: FleetCondition = UNKNOWN
     remedy_of: Remedy = Remedy()
     gateways: int = 0
     num_live: int = 0
     stages: tuple[StageSummary, ...] = ()
-    window: Window = Window(to_us=0)
+    window: HourWindow = HourWindow(to_us=0)
     marks: tuple[MarkRow, ...] = ()
     lives: tuple[LifeRow, ...] = ()
     charts: tuple[HourChart, ...] = ()
@@ -120,7 +120,7 @@ class NowPage(LivePage):
         return self._build(found, now_us)
 
     def _build(self, found: _Read, now_us: int) -> NowContext:
-        limits, window = self._gateway.config.limits, Window.until(now_us)
+        limits, window = self._gateway.config.limits, HourWindow.until(now_us)
         seen = Evidence(
             now_us=now_us,
             roles=found.queues,
