@@ -3,6 +3,7 @@ time series, log lines and jobs.
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -97,20 +98,20 @@ def incident(stages: tuple[StageName, ...], now: int, failed: RequestId) -> list
     were paused, one failed, requests were refused, and a worker was drained.
     """
     role = stages[1 % len(stages)]
-    rows: list[tuple[float, str, dict[str, object]]] = [
+    rows: list[tuple[float, str, Mapping[str, object]]] = [
         (2_400, "led", {"detail": "the conductor before it let its lease lapse"}),
     ]
     for number in range(4):
-        worker = {"worker": worker_id(role, 30 + number), "role": role}
+        worker: Mapping[str, object] = {"worker": worker_id(role, 30 + number), "role": role}
         ago = 500 - 90 * number
-        task = {"request": request_id(number, now), "stage": role}
+        task: Mapping[str, object] = {"request": request_id(number, now), "stage": role}
         rows += [
             (ago + 60 if number else 7_000, "joined", worker),
             (ago, "died", {**worker, "detail": "SIGKILL", "count": 2}),
             (ago, "lost", {**worker, **task}),
             (ago - 2, "recovered", {**task, "pause_us": 1_200_000 + 300_000 * number}),
         ]
-    drained = {"worker": worker_id(stages[-1], 5), "role": stages[-1]}
+    drained: Mapping[str, object] = {"worker": worker_id(stages[-1], 5), "role": stages[-1]}
     rows += [
         (200, "ordered", {**drained, "detail": "drain", "by": "night-shift"}),
         (150, "refused", {"code": "overloaded", "count": 5}),
