@@ -49,13 +49,14 @@ class Tally:
 
 class SeriesReader:
     """Reader of the last `SERIES_KEPT_S` seconds of the time series. Steps that can no longer
-    change are cached.
+    change are cached, with their points: the points of an hour take 80 ms to compute.
     """
 
     def __init__(self, client: Redis, graph: Graph) -> None:
         self._client = client
         self._media = graph.media
         self._over: dict[int, Step] = {}
+        self._points: dict[int, SeriesPoint] = {}
 
     async def read(self) -> list[tuple[int, Step]]:
         """Return (step number, fields) of all steps, oldest first, the present step last. Raises:
@@ -78,7 +79,12 @@ class SeriesReader:
         return [(step, every[step]) for step in steps]
 
     async def points(self) -> list[SeriesPoint]:
-        return [self._point(step, fields) for step, fields in await self.read()]
+        every = {
+            step: self._points.get(step) or self._point(step, fields)
+            for step, fields in await self.read()
+        }
+        self._points = {step: point for step, point in every.items() if step in self._over}
+        return list(every.values())
 
     def _point(self, step: int, fields: Step) -> SeriesPoint:
         first = {medium: _counts(fields, f"first:{edge}") for edge, medium in self._media.items()}

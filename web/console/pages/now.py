@@ -39,8 +39,8 @@ class Remedy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NowContext(PageContext):
     """Data of the Now page. `events` are the last entries of the journal, newest first. `whole` and
-    `recent` are the JSON of the charts' numbers: of the hour, and of its last minute with what the
-    charts need to draw them.
+    `recent` are the JSON of the numbers that the charts draw (`drawn`): of the hour, and of its
+    last minute with what the charts need to draw them.
     """
 
     condition: FleetCondition = UNKNOWN
@@ -53,8 +53,13 @@ class NowContext(PageContext):
     lives: tuple[LifeRow, ...] = ()
     charts: tuple[HourChart, ...] = ()
     events: tuple[JournalEntry, ...] = ()
-    whole: str = "{}"
+    drawn: HourCharts | None = None
     recent: str = "{}"
+
+    @property
+    def whole(self) -> str:
+        """The numbers of the hour, which only the whole page has: no other update encodes them."""
+        return _island(self.drawn.whole()) if self.drawn is not None else "{}"
 
     @property
     def answers_path(self) -> str:
@@ -156,7 +161,7 @@ class NowPage(LivePage):
             lives=life_rows(found.workers, found.entries, window, self._stages),
             charts=charts,
             events=tuple(reversed(listed[-NUM_EVENTS:])),
-            whole=_island(drawn.whole()),
+            drawn=drawn,
             recent=_island(recent),
         )
 
