@@ -40,6 +40,13 @@ def new_request_id() -> RequestId:
     return RequestId(f"{REQUEST}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}")
 
 
+def first_id_at(us: int) -> RequestId:
+    """Return an id that sorts before every request id created from this time on, in microseconds
+    since 1970.
+    """
+    return RequestId(f"{REQUEST}{us // 1000:012x}")
+
+
 def shown_id(request: RequestId, prefix: str) -> str:
     """Return a request's id with `prefix`, as clients see it for a completion, its audio or a
     response.

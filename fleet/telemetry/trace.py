@@ -23,6 +23,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     request; any stage of the request otherwise.
     `worker`: present or last owner of a task of the request. `min_ms`: least duration of the
     request, for a live request until now. `text`: part of the request id.
+    `from_us`, `to_us`: a request matches if it was live at some time between them.
     """
 
     state: str = ""
@@ -32,6 +33,8 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     min_ms: int = 0
     text: str = ""
+    from_us: int = 0
+    to_us: int = 0
 
 
 class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):

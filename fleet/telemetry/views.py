@@ -165,6 +165,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     `workers`: workers that accept tasks; `capacity`: number of their slots; `draining`, `standby`,
     `starting`: number of workers in that state. `running`: tasks running on all workers of the
     role.
+    `admits`: True if new requests that need the role are admitted: it has a worker that accepts
+    tasks, lost its last one a moment ago, or has one that starts.
     `loaded_percent`: percentage of its weights that the most advanced starting worker has loaded;
     None if unknown or if no worker loads. `gap`: missing layers without which no worker of the
     stage can compute, in a role of span workers; "" if no layer is missing.
@@ -180,6 +182,7 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     capacity: int = 0
     starting: int = 0
+    admits: bool = False
     loaded_percent: int | None = None
     gap: str = ""
 
@@ -228,6 +231,7 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     `submitted`: number of new requests. `ended`: number of ended requests, by end state. `refused`:
     number of requests and voice sessions that were not admitted, by error code. `running`,
     `waiting`: number of tasks by role, as last seen. `task_*_ms`: task duration by stage.
+    `refused`: number of refused requests, by error code.
     `rtf_p95`: real-time factor (seconds to compute a second of audio). Latencies are None in a step
     without a measurement.
     """

@@ -175,6 +175,14 @@ async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
         )
         assert not (await telemetry.list_requests(RequestFilter(kind="text"))).rows
         assert not (await telemetry.list_requests(RequestFilter(min_ms=3_600_000))).rows
+        first = whole.rows[-1]
+        around = RequestFilter(from_us=first.created_us, to_us=first.created_us)
+        assert [row.id for row in (await telemetry.list_requests(around)).rows] == [first.id]
+        for nobody in (
+            RequestFilter(to_us=first.created_us - 120_000_000),
+            RequestFilter(from_us=page.now_us + 3_600_000_000),
+        ):
+            assert not (await telemetry.list_requests(nobody)).rows
         assert [
             r.id
             for r in (await telemetry.list_requests(RequestFilter(text=aborted_spec.id[8:]))).rows

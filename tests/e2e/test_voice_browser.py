@@ -224,28 +224,28 @@ new MutationObserver(() => {{
 
 def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: VoiceFleet) -> None:
     with microphone(browsers, fleet) as voice:
-        overview, workers, request = (voice.context.new_page() for _ in range(3))
-        overview.goto(f"{fleet.switch.url}/overview")
+        now_page, workers, request = (voice.context.new_page() for _ in range(3))
+        now_page.goto(f"{fleet.switch.url}/now")
         workers.goto(f"{fleet.switch.url}/workers")
-        node, gone = overview.locator(f"#node-{STAGE}"), workers.locator("#gone")
+        node, gone = now_page.locator(f"#node-{STAGE}"), workers.locator("#gone")
         expect(node).to_contain_text("1/1 up")
         killed = fleet.worker(STAGE)
-        for page in (overview, workers):
+        for page in (now_page, workers):
             expect(page.locator("#link")).to_have_text("live")
         ask(voice, LONG)
         wait_js(
             voice,
             "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId",
         )
-        js(overview, NOTE_DOWN)  # the next worker may start before the page is looked at
+        js(now_page, NOTE_DOWN)  # the next worker may start before the page is looked at
         os.kill(killed["pid"], signal.SIGKILL)
         (answer,) = answers(voice)
         request.goto(f"{fleet.switch.url}/requests/{answer['requestId']}")
-        for page in (overview, workers, request):
+        for page in (now_page, workers, request):
             js(page, "window.opened = 1")
         expect(gone).to_contain_text(str(killed["pid"]))
         expect(gone.locator(".state-died").first).to_be_visible()
-        wait_js(overview, "window.sawDown")
+        wait_js(now_page, "window.sawDown")
         expect(node).to_contain_text("1/1 up")
         wait_until_played(voice)
         expect(request.locator("#summary")).to_contain_text("finished")
@@ -253,7 +253,7 @@ def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: Voice
         expect(workers.locator("#workers")).to_contain_text(str(successor["pid"]))
         for worker in (killed, successor):
             expect(request.locator("#history")).to_contain_text(worker["id"])
-        assert [js(page, "window.opened") for page in (overview, workers, request)] == [1, 1, 1], (
+        assert [js(page, "window.opened") for page in (now_page, workers, request)] == [1, 1, 1], (
             "no page was reloaded"
         )
         assert_played_completely(voice, fleet, answers(voice)[0])

@@ -3,6 +3,7 @@ time series, log lines and jobs.
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from fleet.core.ids import Epoch, RequestId, StageName, Walk
 from fleet.core.jobs import BenchArguments
 from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.graphs import Graph
+from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.views import (
     SERIES_KEPT_S,
     SERIES_STEP_S,
@@ -76,6 +78,7 @@ def busy(graph: Graph) -> FakeTelemetry:
     ]
     fake.transfer_view = _transfers(stages)
     fake.points = [_point(n, now, stages) for n in range(SERIES_KEPT_S // SERIES_STEP_S)]
+    fake.entries = incident(stages, now, fake.rows[-1].id)
     fake.lines = [_line(n, now, stages, fake.rows[-1 - n % 20].id) for n in range(300)]
     fake.dropped = 7
     fake.job_list = _jobs(now)
@@ -88,6 +91,42 @@ def busy(graph: Graph) -> FakeTelemetry:
         for n, event in enumerate((claimed, left))
     ]
     return fake
+
+
+def incident(stages: tuple[StageName, ...], now: int, failed: RequestId) -> list[JournalEntry]:
+    """Return the journal of two hours with an incident: the second stage died four times, answers
+    were paused, one failed, requests were refused, and a worker was drained.
+    """
+    role = stages[1 % len(stages)]
+    rows: list[tuple[float, str, Mapping[str, object]]] = [
+        (2_400, "led", {"detail": "the conductor before it let its lease lapse"}),
+    ]
+    for number in range(4):
+        worker: Mapping[str, object] = {"worker": worker_id(role, 30 + number), "role": role}
+        ago = 500 - 90 * number
+        task: Mapping[str, object] = {"request": request_id(number, now), "stage": role}
+        rows += [
+            (ago + 60 if number else 7_000, "joined", worker),
+            (ago, "died", {**worker, "detail": "SIGKILL", "count": 2}),
+            (ago, "lost", {**worker, **task}),
+            (ago - 2, "recovered", {**task, "pause_us": 1_200_000 + 300_000 * number}),
+        ]
+    drained: Mapping[str, object] = {"worker": worker_id(stages[-1], 5), "role": stages[-1]}
+    rows += [
+        (200, "ordered", {**drained, "detail": "drain", "by": "night-shift"}),
+        (150, "refused", {"code": "overloaded", "count": 5}),
+        (120, "failed", {"request": failed, "stage": role, "code": "worker_lost"}),
+        (100, "failed", {"request": failed, "code": "engine_error", "detail": f"no {HOSTILE}"}),
+    ]
+    return [
+        build(JournalEntry, id=f"{at // 1000}-{number}", at_us=at, what=what, **fields)
+        for number, (at, what, fields) in enumerate(
+            sorted(
+                ((now - round(ago * 1e6), what, fields) for ago, what, fields in rows),
+                key=lambda row: row[0],
+            )
+        )
+    ]
 
 
 def build_worker(role: str, number: int, name: str = "", /, **fields: object) -> WorkerView:

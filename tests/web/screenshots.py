@@ -121,6 +121,8 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         )
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
+        calm_down(gateway.client.telemetry)
+        camera.shoot(gateway, "now-calm", "/now")
         fill_to_limits(gateway)
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-limits", f"/{name}", ("light",))
@@ -140,6 +142,19 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         camera.shoot(gateway, "workers-read-only", "/workers")
     with serving(loaded, api_key="secret") as gateway:
         camera.shoot(gateway, "login", "/console/login")
+
+
+def calm_down(telemetry: FakeTelemetry) -> None:
+    """Remove every death, order, failure and refusal of the last hour."""
+    telemetry.entries = telemetry.entries[:1]
+    telemetry.points = [
+        msgspec.structs.replace(
+            point,
+            ended={"finished": point.ended.get("finished", 0)} if point.ended else {},
+            underruns=0,
+        )
+        for point in telemetry.points
+    ]
 
 
 def _settle(page: Page) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import wave
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -59,6 +60,50 @@ def test_requests_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> 
         "/v1/fleet/requests", params={"min_ms": 1500, "state": "finished"}
     ).json()["data"]
     assert slow and all(row["ended_us"] - row["created_us"] >= 1_500_000 for row in slow)
+
+
+def test_requests_are_filtered_by_the_time_at_which_they_were_live(
+    gateway: ServedGateway, fleet: FakeTelemetry
+) -> None:
+    row = next(row for row in fleet.rows if row.state == "finished")
+    at = datetime.fromtimestamp(row.ended_us / 1e6, UTC)
+
+    def found(begin: datetime, end: datetime) -> list[str]:
+        times = {"from": begin.isoformat(), "to": end.isoformat(), "limit": 200}
+        data = gateway.http.get("/v1/fleet/requests", params=times).json()["data"]
+        assert all(
+            (one["ended_us"] or one["created_us"] + 10**12) >= begin.timestamp() * 1e6
+            and one["created_us"] <= end.timestamp() * 1e6
+            for one in data
+        )
+        return [one["id"] for one in data]
+
+    second = timedelta(seconds=1)
+    assert row.id in found(at - second, at + second)
+    assert row.id not in found(at + second, at + 20 * second)
+    assert row.id not in found(at - 3600 * second, at - 1800 * second)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("from=yesterday", "from"),
+        ("to=2026-11-30T18:13:00", "to"),
+        ("to=9", "to"),
+        ("from=0001-01-01T00:00:00Z", "from"),
+        ("from=2026-11-30T18:13:00Z&to=2026-11-30T18:12:00Z", "from"),
+    ],
+)
+def test_time_without_meaning_is_refused_by_name(
+    gateway: ServedGateway, query: str, param: str
+) -> None:
+    code, _, named = refusal(gateway, "GET", f"/v1/fleet/requests?{query}")
+    assert (code, named) == (400, param)
+
+
+def test_time_may_have_another_zone(gateway: ServedGateway) -> None:
+    for query in ("from=2026-11-30T18:13:00+01:00", "from=2026-11-30T18:13:00%2B01:00"):
+        assert gateway.http.get(f"/v1/fleet/requests?{query}").status_code == 200
 
 
 def test_request_detail_has_texts_and_audio(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
@@ -420,6 +465,8 @@ NAMES = st.sampled_from(
         "kind",
         "model",
         "min_ms",
+        "from",
+        "to",
         "q",
         "before",
         "limit",

@@ -40,7 +40,7 @@ def browser(locked: ServedGateway) -> Iterator[httpx.Client]:
 
 
 def csrf_of(browser: httpx.Client) -> str:
-    found = re.search(r'data-csrf="([0-9a-f]+)"', browser.get("/overview").text)
+    found = re.search(r'data-csrf="([0-9a-f]+)"', browser.get("/now").text)
     assert found is not None
     return found.group(1)
 
@@ -153,12 +153,12 @@ def test_login_redirects_to_requested_page(locked: ServedGateway) -> None:
     assert entered.status_code == 303 and entered.headers["location"] == "/requests/req-1"
     cookie = entered.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie
-    for path in ("/v1/fleet/workers", "/console/live/overview"):
+    for path in ("/v1/fleet/workers", "/console/live/now"):
         assert locked.http.get(path, headers={**html, "cookie": ""}).status_code == 401, path
 
 
 def test_logout_deletes_cookie(browser: httpx.Client) -> None:
-    assert browser.get("/overview").status_code == 200
+    assert browser.get("/now").status_code == 200
     assert browser.post("/console/logout").headers["location"] == "/console/login"
     assert not browser.cookies and browser.get("/v1/fleet/workers").status_code == 401
 

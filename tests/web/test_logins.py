@@ -56,7 +56,7 @@ def get(gateway: ServedGateway, path: str, cookie: str, **headers: str) -> httpx
 
 
 def csrf_of(gateway: ServedGateway, cookie: str) -> str:
-    found = re.search(r'data-csrf="([^"]*)"', get(gateway, "/overview", cookie).text)
+    found = re.search(r'data-csrf="([^"]*)"', get(gateway, "/now", cookie).text)
     assert found is not None
     return found.group(1)
 
@@ -76,9 +76,7 @@ def test_each_login_has_new_cookie_until_logout(gateway: ServedGateway) -> None:
     assert get(gateway, FLEET, second).status_code == 200, "the other login stays"
 
 
-@pytest.mark.parametrize(
-    "path", ["/console/live/overview", "/console/events", "/console/live/logs"]
-)
+@pytest.mark.parametrize("path", ["/console/live/now", "/console/events", "/console/live/logs"])
 def test_page_stream_ends_with_login(
     gateway: ServedGateway, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +149,7 @@ def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: Serv
     gateway.client.unreachable = RedisUnreachable(
         "Redis does not answer (connecting to 10.1.2.3:6379)"
     )
-    page = get(gateway, "/overview", cookie, **BROWSER)
+    page = get(gateway, "/now", cookie, **BROWSER)
     assert (
         page.status_code == 503 and "<title>" in page.text and "Redis does not answer" in page.text
     )
@@ -175,7 +173,7 @@ def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: Serv
     bearer = httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {KEY}"})
     assert bearer.status_code == 200, "the key itself needs no Redis"
     gateway.client.unreachable = None
-    assert get(gateway, "/overview", cookie, **BROWSER).status_code == 200
+    assert get(gateway, "/now", cookie, **BROWSER).status_code == 200
 
 
 def test_cookie_is_host_only_and_http_only(gateway: ServedGateway) -> None:
@@ -228,7 +226,7 @@ def test_login_form_is_bounded(gateway: ServedGateway) -> None:
 def test_gateway_without_key_needs_no_login(loaded: Loaded) -> None:
     with serving(loaded) as keyless:
         assert keyless.http.get("/console/login").headers["location"] == "/"
-        page = keyless.http.get("/overview")
+        page = keyless.http.get("/now")
         assert (
             page.status_code == 200
             and "Log out" not in page.text

@@ -178,7 +178,7 @@ def test_gateway_without_a_key_answers_pages_of_allowed_origins_only(
 
 def test_console_cookie_is_ignored_from_allowed_origin(locked: ServedGateway) -> None:
     login = httpx.post(f"{locked.url}/console/login", data={"key": KEY}).cookies[COOKIE]
-    own_page = locked.http.get("/overview", headers={"cookie": f"{COOKIE}={login}"}).text
+    own_page = locked.http.get("/now", headers={"cookie": f"{COOKIE}={login}"}).text
     cookie = {
         "cookie": f"{COOKIE}={login}",
         CSRF_HEADER: own_page.partition('data-csrf="')[2].partition('"')[0],

@@ -15,6 +15,7 @@ def test_vendored_files_match_releases() -> None:
     assert {package["package"]: package["version"] for package in packages} == {
         "htmx.org": "4.0.1",
         "swagger-ui-dist": "5.35.0",
+        "uplot": "1.6.32",
     }
     files = {name: entry for package in packages for name, entry in package["files"].items()}
     assert {path.name for path in vendor.iterdir()} - {"hashes.json"} == set(files)

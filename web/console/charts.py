@@ -20,14 +20,13 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A small line chart. `now` is the last measured value with its unit, measured at `at_us`;
-    `note` is the value at the upper edge with its unit.
+    """A small line chart. `now` is the last measured value with its unit; `note` is the value at
+    the upper edge with its unit.
     """
 
     key: str
     title: str
     now: str
-    at_us: int
     note: str
     description: str
     lines: tuple[ChartLine, ...]

@@ -93,6 +93,11 @@ def iso(us: int) -> str:
     return _moment(us).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
+def second(us: int) -> str:
+    """Format microseconds since 1970 as a time in UTC to the second, as filters accept it."""
+    return _moment(us).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def _moment(us: int) -> datetime:
     return datetime.fromtimestamp(us / 1e6, UTC)
 

@@ -50,7 +50,7 @@ class LivePages:
                 f"{page.key}.html",
                 page=context,
                 shell=self._shell(page, request),
-                title=request.path_params.get("id", page.key.capitalize()),
+                title=request.path_params.get("id", page.title or page.key.capitalize()),
                 stream=build_path(LIVE + page.key, context.stream_query),
             )
             return HTMLResponse(html, status_code=context.status, headers=NO_STORE)

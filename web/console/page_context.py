@@ -63,12 +63,14 @@ class LivePage(ABC):
     """Base of the live pages: a page with the template `KEY.html` at `path`, which the navigation
     shows as `active`.
 
+    `title` is its heading, by default the key; the page of one object has the object's id.
     `live` names the template blocks that are sent again when they change; a block is one element
     whose id is the block's name. `context` is the class of the page's data, shown with its defaults
     when the fleet cannot be read.
     """
 
     key: ClassVar[str]
+    title: ClassVar[str] = ""
     active: ClassVar[str]
     path: ClassVar[str]
     live: ClassVar[tuple[str, ...]]

@@ -1,5 +1,7 @@
 """Routes of all pages and streams of the console."""
 
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
 from web.console.live_pages import LivePages
@@ -8,7 +10,7 @@ from web.console.page_context import LIVE
 from web.console.pages.api_docs import ApiDocsPage
 from web.console.pages.jobs import JobsPage
 from web.console.pages.logs import LogsPage, LogStream
-from web.console.pages.overview import OverviewPage
+from web.console.pages.now import NowPage
 from web.console.pages.queues import QueuesPage
 from web.console.pages.request import OneRequestPage
 from web.console.pages.requests import RequestsPage
@@ -32,7 +34,7 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
     )
     training = TrainingPage(gateway)
     others = (
-        OverviewPage(gateway),
+        NowPage(gateway),
         OneRequestPage(gateway),
         SessionsPage(gateway),
         JobsPage(gateway),
@@ -43,6 +45,7 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
         Route("/", VoicePage(gateway, templates).show),
         Route("/console/events", PipelineStatusEvents(gateway, templates)),
         *live.routes(),
+        Route("/overview", redirect_to_now),
         Route("/requests/{id}/older", requests.redirect_to_older),
         Route("/requests/{id}/newer", requests.redirect_to_newer),
         Route(f"{LIVE}logs", LogStream(gateway, templates)),
@@ -52,3 +55,8 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
         Route("/console/logout", login.log_out, methods=["POST"]),
         Mount("/static", HashedStaticFiles(directory=STATIC)),
     ]
+
+
+async def redirect_to_now(_request: Request) -> Response:
+    """Redirect from the former address of the Now page."""
+    return RedirectResponse("/now", status_code=308)

@@ -10,26 +10,50 @@ from fleet.core.clock import now_us
 from web.gateway.gateway import Gateway
 from web.http.callers import current_caller
 
-NAV = (
-    ("voice", "/", "Voice"),
-    ("overview", "/overview", "Overview"),
-    ("requests", "/requests", "Requests"),
-    ("workers", "/workers", "Workers"),
-    ("queues", "/queues", "Queues"),
-    ("transfers", "/transfers", "Transfers"),
-    ("training", "/training", "Training"),
-    ("sessions", "/sessions", "Sessions"),
-    ("jobs", "/jobs", "Jobs"),
-    ("logs", "/logs", "Logs"),
-    ("docs", "/docs", "API"),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NavigationRoom:
+    """An item of the navigation. `pages` are the key, path and label of each of its pages; the
+    first page is the one that the room's own link opens. A room with one page has no second row.
+    """
+
+    label: str
+    pages: tuple[tuple[str, str, str], ...]
+
+    @property
+    def path(self) -> str:
+        return self.pages[0][1]
+
+    def has(self, key: str) -> bool:
+        """Return True if the page `key` is in this room."""
+        return any(page == key for page, _, _ in self.pages)
+
+
+ROOMS = (
+    NavigationRoom(label="Talk", pages=(("talk", "/", "Talk"),)),
+    NavigationRoom(label="Now", pages=(("now", "/now", "Now"),)),
+    NavigationRoom(
+        label="Answers",
+        pages=(("requests", "/requests", "Answers"), ("sessions", "/sessions", "Sessions")),
+    ),
+    NavigationRoom(
+        label="Fleet",
+        pages=(
+            ("workers", "/workers", "Workers"),
+            ("queues", "/queues", "Queues"),
+            ("transfers", "/transfers", "Transfers"),
+            ("training", "/training", "Training"),
+            ("jobs", "/jobs", "Jobs"),
+        ),
+    ),
+    NavigationRoom(label="Logs", pages=(("logs", "/logs", "Logs"),)),
 )
-"""Items of the navigation: key, path and label of each page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """Data of the frame around a page. `active` is the key of the selected navigation item. `csrf`
-    is the value of the header `x-csrf-token` that buttons send.
+    """Data of the frame around a page. `active` is the key of the page in the navigation, "" for a
+    page outside it. `csrf` is the value of the header `x-csrf-token` that buttons send.
 
     `why_read_only` is why this browser cannot change the fleet, "" if it can. `locked` is True if
     the browser is logged in with the API key named `key`, and shows the logout. `now_us` is this
@@ -45,7 +69,12 @@ class Shell:
     key: str
     now_us: int
     origin: str
-    nav: tuple[tuple[str, str, str], ...] = NAV
+    rooms: tuple[NavigationRoom, ...] = ROOMS
+
+    @property
+    def room(self) -> NavigationRoom | None:
+        """The room of the page, None for a page outside the navigation."""
+        return next((room for room in self.rooms if room.has(self.active)), None)
 
     @property
     def read_only(self) -> bool:

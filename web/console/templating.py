@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from fleet.core.ids import stage_of
 from fleet.graphs import Graph
 from web.console import formats
+from web.console.hour import describe, link_of
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -35,6 +36,7 @@ class Templates:
         filters = cast("dict[str, object]", self._environment.filters)
         filters.update({form.__name__: form for form in formats.FILTERS})
         filters["colour"] = self._colour_of
+        filters["event_text"], filters["event_link"] = describe, link_of
         globals_ = cast("dict[str, object]", self._environment.globals)
         globals_["static"] = static_url
         # a global, since a block rendered by itself does not see the imports of its template

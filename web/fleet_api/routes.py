@@ -45,7 +45,7 @@ from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.callers import current_caller
 from web.http.json_response import json_response
-from web.http.query_params import choice_param, int_param
+from web.http.query_params import choice_param, int_param, time_param
 
 MAX_PAGE, MAX_LINES, MAX_ENTRIES = 200, 1000, 1000
 MAX_TIME_US = 10**17
@@ -427,6 +427,9 @@ def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
     """Return the filter in query parameters of a request list. Raises: BadInput naming the
     parameter.
     """
+    from_us, to_us = time_param(params, "from"), time_param(params, "to")
+    if to_us and from_us > to_us:
+        raise BadInput("from: it is later than `to`; exchange them", param="from")
     return RequestFilter(
         state=choice_param(params, "state", STATES),
         stage=params.get("stage", ""),
@@ -435,6 +438,8 @@ def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
         model=params.get("model", ""),
         min_ms=int_param(params, "min_ms", 0, 10**9),
         text=request_id_of(params.get("q", "")),
+        from_us=from_us,
+        to_us=to_us,
     )
 
 

@@ -104,6 +104,7 @@ TALK    WS      /console/ws
 ANY     WS      /{path}
 WATCH   GET     /
 WATCH   GET     /docs
+WATCH   GET     /now
 WATCH   GET     /overview
 WATCH   GET     /requests
 WATCH   GET     /requests/{id}

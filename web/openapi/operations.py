@@ -225,6 +225,8 @@ OPERATIONS: tuple[Operation, ...] = (
             "kind": "of this kind",
             "model": "to this model",
             "min_ms": "minimum duration in ms",
+            "from": "live at this time or later, such as 2026-11-30T18:13:00Z",
+            "to": "live at this time or earlier",
             "q": "a part of the id",
             "limit": "rows",
             "before": "`next` of the previous page",

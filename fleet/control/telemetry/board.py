@@ -242,7 +242,8 @@ class Telemetry:
 
     async def roles(self) -> list[RoleView]:
         """Return the roles of the deployment, then further roles that have a worker."""
-        roles = await answer_of(read_roles(self._redis, self._role_names()))
+        grace_us = int(self._config.lease.no_worker_timeout_s * 1e6)
+        roles = await answer_of(read_roles(self._redis, self._role_names(), grace_us=grace_us))
         gaps = await self._gaps()
         return [msgspec.structs.replace(role, gap=gaps.get(role.role, "")) for role in roles]
 

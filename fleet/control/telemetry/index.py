@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.errors import BadInput
-from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName
+from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName, first_id_at
 from fleet.telemetry.trace import (
     LIVE_STATES,
     STATES,
@@ -23,6 +23,8 @@ from fleet.telemetry.trace import (
 )
 
 BATCH, MAX_SCANNED = 200, 2000
+CLOCKS_US = 60_000_000
+"""Time by which a gateway's clock, which request ids have, may be ahead of Redis's."""
 FIELDS: tuple[str, ...] = (
     "state",
     "kind",
@@ -73,6 +75,9 @@ async def _scan(
     batch = min(BATCH, limit + 1) if plain else BATCH
     rows: list[RequestRow] = []
     scanned, last = 0, before
+    if wanted.to_us:
+        bound = first_id_at(wanted.to_us + CLOCKS_US)
+        last = min(before or bound, bound)
     while scanned < MAX_SCANNED:
         newest = f"({last}" if last else "+"
         found = cast(
@@ -168,6 +173,8 @@ def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
         )
         and (not wanted.worker or any(task.worker == wanted.worker for task in row.tasks))
         and took_us >= wanted.min_ms * 1000
+        and (not wanted.to_us or row.created_us <= wanted.to_us)
+        and (row.ended_us or now_us) >= wanted.from_us
         and wanted.text in row.id
     )
 

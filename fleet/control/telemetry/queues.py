@@ -27,18 +27,25 @@ MAX_PENDING = 100
 Rates = Mapping[str, Mapping[str, float]]
 
 
-async def read_roles(client: Redis, names: Sequence[RoleName]) -> list[RoleView]:
-    """Read the roles `names`, in this order, and then any further role that has a worker."""
+async def read_roles(
+    client: Redis, names: Sequence[RoleName], *, grace_us: int = 0
+) -> list[RoleView]:
+    """Read the roles `names`, in this order, and then any further role that has a worker.
+    `grace_us`: time for which a role that lost its last worker still admits requests.
+    """
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
     expected = cast(
         "list[tuple[bytes, bytes, int, int | bytes]]",
-        await run_async(client, scripts.availability(0, roles)),
+        await run_async(client, scripts.availability(grace_us, roles)),
     )
     return [
-        _role(role, queue, [w for w in workers if w.role == role], starting, loaded)
-        for role, queue, (_, _, starting, loaded) in zip(roles, queues, expected, strict=True)
+        msgspec.structs.replace(
+            _role(role, queue, [w for w in workers if w.role == role], starting, loaded),
+            admits=bool(text(admits)),
+        )
+        for role, queue, (admits, _, starting, loaded) in zip(roles, queues, expected, strict=True)
     ]
 
 

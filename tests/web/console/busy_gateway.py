@@ -17,7 +17,7 @@ from tests.web.plausible import busy
 from web.realtime.session_views import SessionView
 
 LIVE_PAGES = (
-    "overview",
+    "now",
     "requests",
     "workers",
     "queues",

@@ -41,7 +41,8 @@ class PageAudit(HTMLParser):
             self.ids[attributes["id"]] += 1
         if "style" in attributes or any(name.startswith("on") for name in attributes):
             self.faults.append(f"<{tag}> has an inline style or script")
-        if tag in ("script", "style") and "src" not in attributes:
+        is_data = attributes.get("type") == "application/json"
+        if tag in ("script", "style") and "src" not in attributes and not is_data:
             self.faults.append(f"<{tag}> inline")
         if tag == "label" and "for" in attributes:
             self._for.add(attributes["for"])

@@ -219,7 +219,7 @@ def test_buttons_call_only_the_public_api(
     )
 
 
-@pytest.mark.parametrize("name", ["overview", "requests", "request", "workers", "jobs"])
+@pytest.mark.parametrize("name", ["now", "requests", "request", "workers", "jobs"])
 def test_tab_key_visits_controls_in_order(
     open_page: OpenPage, gateway: ServedGateway, name: str
 ) -> None:
@@ -239,7 +239,7 @@ def test_tab_key_visits_controls_in_order(
 
 
 def test_animations_stop_under_reduced_motion(open_page: OpenPage) -> None:
-    page = open_page("/overview")
+    page = open_page("/now")
     page.emulate_media(reduced_motion="reduce")
     assert page.evaluate("document.getAnimations().length") == 0
     rules = (

@@ -33,13 +33,13 @@ def error_page(answer: httpx.Response, status: int) -> str:
 )
 def test_unknown_page_is_shown_in_the_console(gateway: ServedGateway, path: str) -> None:
     page = error_page(gateway.http.get(path, headers=BROWSER), 404)
-    assert 'href="/overview"' in page and "Page not found" in page
+    assert 'href="/now"' in page and "Page not found" in page
 
 
 def test_wrong_method_is_shown_in_the_console(gateway: ServedGateway) -> None:
-    answer = gateway.http.post("/overview", headers=BROWSER)
+    answer = gateway.http.post("/now", headers=BROWSER)
     page = error_page(answer, 405)
-    assert "POST /overview" in page and "GET" in answer.headers["allow"] and "Try again" not in page
+    assert "POST /now" in page and "GET" in answer.headers["allow"] and "Try again" not in page
 
 
 def test_error_page_of_unreachable_redis_offers_retry(gateway: ServedGateway) -> None:

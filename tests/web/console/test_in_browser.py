@@ -25,7 +25,7 @@ pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 def test_pages_show_a_killed_worker(
     open_page: OpenPage, telemetry: FakeTelemetry, gateway: ServedGateway
 ) -> None:
-    page = open_page("/overview")
+    page = open_page("/now")
     stage = gateway.config.graph_declaration().stages[1].name
     expect(page.locator(f"#node-{stage}")).to_contain_text("1/1 up")
     telemetry.worker_list = [
@@ -36,7 +36,8 @@ def test_pages_show_a_killed_worker(
     ]
     publish_event(telemetry)
     expect(page.locator(f"#node-{stage}")).to_contain_text("no worker")
-    expect(page.locator("#trouble")).to_contain_text(f"fleet worker {stage}")
+    expect(page.locator("#condition")).to_contain_text(f"no worker of {stage} accepts tasks")
+    expect(page.locator("#remedy")).to_have_text(f"fleet worker {stage}")
     page = open_page("/workers")
     expect(page.locator("#gone")).to_contain_text(stage)
     expect(page.locator("#gone .state-died").first).to_be_visible()
@@ -297,7 +298,7 @@ def test_keyboard_reaches_search_and_content(open_page: OpenPage, gateway: Serve
 
 
 def test_chosen_theme_is_remembered(open_page: OpenPage) -> None:
-    page = open_page("/overview")
+    page = open_page("/now")
     page.emulate_media(color_scheme="light")
     ground = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(ground)

@@ -126,10 +126,10 @@ def test_page_shows_why_redis_refuses_writes(gateway: ServedGateway) -> None:
 
 def test_page_opened_without_redis_fills_after_its_return(gateway: ServedGateway) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
-    with stream(gateway, "/console/live/overview") as next_message:
+    with stream(gateway, "/console/live/now") as next_message:
         assert "not available" in next_message().data
         gateway.client.unreachable = None
-        assert {"trouble", "topology"} <= set(next_message().targets)
+        assert {"condition", "topology"} <= set(next_message().targets)
 
 
 @pytest.mark.parametrize("path", ["/console/live/nothing", "/console/live/"])

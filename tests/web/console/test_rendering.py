@@ -52,7 +52,7 @@ def test_page_renders_a_busy_fleet(busy_gateway: ServedGateway, name: str) -> No
     assert "<script>alert" not in page
 
 
-@pytest.mark.parametrize("name", ["overview", "requests", "request", "queues", "jobs", "logs"])
+@pytest.mark.parametrize("name", ["now", "requests", "request", "queues", "jobs", "logs"])
 def test_page_escapes_html_in_data(busy_gateway: ServedGateway, name: str) -> None:
     page = page_of(busy_gateway, paths(busy_gateway)[name])
     assert HOSTILE in "".join(html_audit.read(page).text)
@@ -70,7 +70,7 @@ def test_unreadable_job_can_be_deleted_and_not_retried(gateway: ServedGateway) -
     )
 
 
-@pytest.mark.parametrize("path", ["/overview", "/queues"])
+@pytest.mark.parametrize("path", ["/now", "/queues"])
 def test_role_that_loads_shows_its_progress(gateway: ServedGateway, path: str) -> None:
     talker = RoleQueue(
         role=RoleName("talker"), stage=StageName("talker"), starting=2, loaded_percent=34
@@ -234,19 +234,6 @@ def test_page_of_an_ended_worker_without_tasks_says_so(gateway: ServedGateway) -
     assert "It held no tasks when it ended." in page_of(gateway, f"/workers/{left.id}")
 
 
-def test_overview_draws_the_last_quarter_of_an_hour(gateway: ServedGateway) -> None:
-    fill(gateway)
-    telemetry = gateway.client.telemetry
-    assert len(telemetry.points) == 720
-    old = telemetry.points[:540]
-    telemetry.points = [
-        *(msgspec.structs.replace(point, underruns=1000) for point in old),
-        *telemetry.points[540:],
-    ]
-    recent = sum(point.underruns for point in telemetry.points[540:])
-    assert f"{recent} in 15 min" in page_of(gateway, "/overview")
-
-
 @pytest.mark.parametrize("path", ["/requests?state=odd", "/requests?min_ms=x", "/logs?level=loud"])
 def test_invalid_filter_is_named(gateway: ServedGateway, path: str) -> None:
     field = path.partition("?")[2].partition("=")[0]
@@ -302,10 +289,10 @@ def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
             assert "hx-post" not in page and "hx-delete" not in page and "read-only" in page
 
 
-def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
+def test_now_page_shows_stages_of_text_graph(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
         gateway.client.show(FakeTelemetry())
-        assert 'id="node-lm"' in page_of(gateway, "/overview")
+        assert 'id="node-lm"' in page_of(gateway, "/now")
 
 
 def test_curl_command_contains_the_request_body(gateway: ServedGateway) -> None:

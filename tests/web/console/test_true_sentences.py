@@ -15,7 +15,7 @@ from tests.web.console import html_audit
 from tests.web.fake_client import worker_view
 from web.console.missing_roles import describe_missing
 
-WITH_TROUBLE = ("/overview", "/workers", "/")
+WITH_TROUBLE = ("/workers", "/")
 
 
 def shown_on(gateway: ServedGateway, path: str, status: int = 200) -> str:
@@ -118,7 +118,7 @@ def test_lists_of_expired_data_do_not_say_never(gateway: ServedGateway) -> None:
     """
     pages = {
         path: shown_on(gateway, path)
-        for path in ("/overview", "/requests", "/logs", "/jobs", "/transfers", "/queues")
+        for path in ("/now", "/requests", "/logs", "/jobs", "/transfers", "/queues")
     }
     for path, shown in pages.items():
         for claim in (
@@ -131,7 +131,7 @@ def test_lists_of_expired_data_do_not_say_never(gateway: ServedGateway) -> None:
         ):
             assert claim not in shown, (path, claim)
     assert (
-        "No failed request is stored" in pages["/overview"]
+        "No event of the last hour is stored" in pages["/now"]
         and "No request is stored" in pages["/requests"]
     )
 

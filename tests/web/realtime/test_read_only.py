@@ -54,7 +54,7 @@ async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: Serv
                 f"/requests/{request}",
                 f"/v1/fleet/requests/{request}/trace",
                 "/requests",
-                "/overview",
+                "/now",
             )
         }
         assert not [path for path, text in shown.items() if page.session in text]

@@ -1,4 +1,4 @@
-"""The Requests page: requests, newest first, filtered by the query parameters. Knows no stage by
+"""The Answers page: requests, newest first, filtered by the query parameters. Knows no stage by
 name.
 """
 
@@ -21,7 +21,7 @@ from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway
 
 PATH = "/requests"
-FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "q")
+FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "from", "to", "q")
 KINDS = ("text", "speech", "voice", "transcription")
 PAGE_SIZE = 50
 MAX_SEARCHED = 200
@@ -50,6 +50,7 @@ class RequestsContext(FilteredContext):
 
 class RequestsPage(LivePage):
     key = active = "requests"
+    title = "Answers"
     path = "/requests"
     live = ("trouble", "chips", "rows", "pager")
 

@@ -55,7 +55,6 @@ def _charts(state: TrainingState) -> tuple[Chart, ...]:
         key="loss",
         title=f"loss of the last {len(losses)} windows",
         now=f"{losses[-1]:.2f}",
-        at_us=0,
         note=f"{top:g}",
         description=f"loss of the last {len(losses)} windows, now {losses[-1]:.2f}",
         lines=(ChartLine(kind="p50", path=draw_path(losses, top)),),

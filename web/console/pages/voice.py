@@ -32,7 +32,7 @@ class VoicePage:
         gateway = self._gateway
         html = self._templates.render(
             "voice.html",
-            shell=build_shell(gateway, csrf_of(request.scope), "voice", find_origin(request)),
+            shell=build_shell(gateway, csrf_of(request.scope), "talk", find_origin(request)),
             model=gateway.model,
             graph=gateway.graph,
             voices=gateway.frontend.voices(),

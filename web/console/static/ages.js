@@ -38,9 +38,30 @@
     }
   }
 
+  // <local-time us="...">: shows the time of day in the browser's zone.
+  class LocalTime extends HTMLElement {
+    static observedAttributes = ["us"];
+
+    connectedCallback() {
+      this.face ??= this.attachShadow({ mode: "open" }).appendChild(document.createElement("span"));
+      this.show();
+    }
+
+    attributeChangedCallback() {
+      if (this.face) this.show();
+    }
+
+    show() {
+      const time = new Date(Number(this.getAttribute("us")) / 1000);
+      this.face.textContent = time.toLocaleTimeString([], { hour12: false, timeZoneName: "short" });
+      this.title = localTime(this.querySelector("time"));
+    }
+  }
+
   const start = () => {
     serverAheadMs = Number(document.body.dataset.nowUs) / 1000 - Date.now();
     customElements.define("time-ago", TimeAgo);
+    customElements.define("local-time", LocalTime);
     setInterval(() => document.querySelectorAll("time-ago").forEach((age) => age.tick()), 1000);
   };
   document.addEventListener("DOMContentLoaded", start);

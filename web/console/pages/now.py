@@ -1,0 +1,203 @@
+"""The Now page: the fleet's condition in a sentence with its remedy, the stages of the pipeline,
+and the last hour on one axis. Knows no stage by name.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fleet.core.ids import RoleName, WorkerId
+from fleet.telemetry.condition import DEATHS, Evidence, FleetCondition, is_replaced, judge
+from fleet.telemetry.journal import JournalEntry
+from fleet.telemetry.trace import RequestFilter
+from fleet.telemetry.views import SERIES_KEPT_S, RoleQueue, RoleView, SeriesPoint, WorkerView
+from web.console.hour import HourWindow, LifeRow, MarkRow, answers_between, life_rows, mark_rows
+from web.console.hour_charts import HourChart, HourCharts
+from web.console.page_context import LivePage, PageContext, Query
+from web.console.stages import StageSummary, summarise_stages
+from web.gateway.gateway import Gateway
+
+MAX_ENTRIES, MAX_EARLIER, NUM_EVENTS, MAX_RESUMABLE = 2000, 200, 12, 3
+LISTED = ("died", "lapsed", "left", "joined", "ordered", "leaving", "led", "failed", "refused")
+"""Kinds of entries in the list of events; `lost` and `recovered` are told by the sentence."""
+UNKNOWN = FleetCondition(level="down", parts=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What an operator can do now. `resumable`: drained workers that the fleet needs. `command`:
+    starts a worker, "" if none is needed. `dead`: the process that died last, "" without one.
+    """
+
+    resumable: tuple[WorkerId, ...] = ()
+    command: str = ""
+    dead: WorkerId = WorkerId("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NowContext(PageContext):
+    """Data of the Now page. `events` are the last entries of the journal, newest first. `whole` and
+    `recent` are the JSON of the numbers that the charts draw (`drawn`): of the hour, and of its
+    last minute with what the charts need to draw them.
+    """
+
+    condition: FleetCondition = UNKNOWN
+    remedy_of: Remedy = Remedy()
+    gateways: int = 0
+    num_live: int = 0
+    stages: tuple[StageSummary, ...] = ()
+    window: HourWindow = HourWindow(to_us=0)
+    marks: tuple[MarkRow, ...] = ()
+    lives: tuple[LifeRow, ...] = ()
+    charts: tuple[HourChart, ...] = ()
+    events: tuple[JournalEntry, ...] = ()
+    drawn: HourCharts | None = None
+    recent: str = "{}"
+
+    @property
+    def whole(self) -> str:
+        """The numbers of the hour, which only the whole page has: no other update encodes them."""
+        return _island(self.drawn.whole()) if self.drawn is not None else "{}"
+
+    @property
+    def answers_path(self) -> str:
+        return answers_between(self.window.from_us, self.window.to_us)
+
+
+class _Recent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chart needs at each change. `from_s`, `to_s`: the window in seconds since 1970."""
+
+    from_s: int
+    to_s: int
+    newest: object
+    charts: tuple[HourChart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """What was read of the fleet. `earlier`: the last entries of the journal before the hour."""
+
+    workers: Sequence[WorkerView]
+    queues: Sequence[RoleQueue]
+    missing: Sequence[RoleName]
+    series: Sequence[SeriesPoint]
+    entries: Sequence[JournalEntry]
+    earlier: Sequence[JournalEntry]
+    num_live: int
+
+    @property
+    def present(self) -> list[WorkerView]:
+        return [view for view in self.workers if not view.gone]
+
+
+class NowPage(LivePage):
+    key = active = "now"
+    path = "/now"
+    live = ("condition", "topology", "hour", "recent", "events")
+    context = NowContext
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        graph = gateway.graph
+        self._stages = tuple(stage.name for stage in graph.stages)
+        roles = gateway.config.roles()
+        self._wanted = {role.name: role.replicas for role in roles if not role.optional}
+
+    def empty(self, query: Query) -> NowContext:
+        return NowContext(stages=summarise_stages(self._gateway, [], [], []))
+
+    async def read(self, query: Query) -> NowContext:
+        telemetry = self._gateway.client.telemetry
+        # the times of the journal and of the series are those of Redis's clock
+        now_us = (await telemetry.list_requests(RequestFilter(), limit=1)).now_us
+        begin_us = now_us - SERIES_KEPT_S * 1_000_000
+        found = _Read(
+            workers=await telemetry.workers(with_gone=True),
+            queues=await telemetry.queues(),
+            missing=await telemetry.missing_roles(),
+            series=await telemetry.series(),
+            entries=await telemetry.journal(since_us=begin_us, limit=MAX_ENTRIES),
+            earlier=await telemetry.journal(until_us=begin_us, limit=MAX_EARLIER),
+            num_live=await telemetry.num_live(),
+        )
+        return self._build(found, now_us)
+
+    def _build(self, found: _Read, now_us: int) -> NowContext:
+        limits, window = self._gateway.config.limits, HourWindow.until(now_us)
+        seen = Evidence(
+            now_us=now_us,
+            roles=found.queues,
+            workers=found.workers,
+            wanted=self._wanted,
+            missing=found.missing,
+            redis_trouble=self._gateway.client.telemetry.redis_trouble(),
+            num_live=found.num_live,
+            max_live=limits.max_requests,
+            num_waiting=self._gateway.client.requests.num_waiting,
+            max_waiting=limits.max_waiting if limits.max_wait_s else 0,
+            entries=(*found.earlier, *found.entries),
+            journal_from_us=_begin_of_journal(found, now_us),
+            points=found.series,
+        )
+        drawn = HourCharts(series=found.series, stages=self._stages, speaks=self._gateway.speaks)
+        charts = drawn.charts()
+        recent = _Recent(
+            from_s=window.from_us // 1_000_000,
+            to_s=window.to_us // 1_000_000,
+            newest=drawn.recent(),
+            charts=charts,
+        )
+        listed = [entry for entry in found.entries if entry.what in LISTED]
+        return NowContext(
+            condition=judge(seen),
+            remedy_of=find_remedy(found.missing, self._wanted, found.workers, found.queues, listed),
+            gateways=sum(1 for view in found.present if not view.role),
+            num_live=found.num_live,
+            stages=summarise_stages(self._gateway, found.present, found.queues, found.series),
+            window=window,
+            marks=mark_rows(listed, window),
+            lives=life_rows(found.workers, found.entries, window, self._stages),
+            charts=charts,
+            events=tuple(reversed(listed[-NUM_EVENTS:])),
+            drawn=drawn,
+            recent=_island(recent),
+        )
+
+
+def _island(data: msgspec.Struct) -> str:
+    """Return the JSON of `data` as the content of a script element, which no text in it can end."""
+    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
+
+
+def _begin_of_journal(found: _Read, now_us: int) -> int:
+    """Return since when every entry of the journal was read: 0 if it reaches back beyond the hour,
+    `now_us` if it has no entry.
+    """
+    if found.earlier and len(found.entries) < MAX_ENTRIES:
+        return 0
+    return found.entries[0].at_us if found.entries else now_us
+
+
+def find_remedy(
+    missing: Sequence[RoleName],
+    wanted: Mapping[RoleName, int],
+    workers: Sequence[WorkerView],
+    roles: Sequence[RoleView],
+    entries: Sequence[JournalEntry],
+) -> Remedy:
+    """Return what an operator can do about roles that are missing or have fewer workers than are
+    `wanted`, and the last death among `entries`.
+    """
+    by_role = {role.role: role for role in roles}
+    serving = Counter(view.role for view in workers if view.takes_tasks and not view.gone)
+    short = [role for role, count in wanted.items() if role in missing or serving[role] < count]
+    needed = [role for role in short if not is_replaced(role, workers, by_role.get(role))]
+    resumable = [view.id for view in workers if view.state == "draining" and view.role in short]
+    dead = next((entry.worker for entry in reversed(entries) if entry.what in DEATHS), WorkerId(""))
+    return Remedy(
+        resumable=tuple(resumable[:MAX_RESUMABLE]),
+        command=f"fleet worker {needed[0]}" if needed else "",
+        dead=dead,
+    )
