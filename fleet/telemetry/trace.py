@@ -186,6 +186,16 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
+class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The turn of speech that a request answers. `voiced_end_us`: time of its last voiced sample.
+    `decided_us`: time at which the gateway found the turn to be over, after some silence. Both are
+    by the gateway's clock.
+    """
+
+    voiced_end_us: int
+    decided_us: int
+
+
 class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the first outputs of a request. `claimed_us`: when a worker claimed the main stage's
     task; None if no worker has claimed it. `first_us`: time of each stage's first output, by the
@@ -209,7 +219,9 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     if it was not retained.
 
     `prompt_ids`: token ids of the prompt, with one placeholder id per audio position. `events`:
-    events in the order of time. `playback`: the client's last report.
+    events in the order of time. `playback`: the client's last report. `earlier_playback`: reports
+    before it in the order of time, thinned out to at most 64. `turn`: the spoken turn of a voice
+    session that the request answers, if the gateway has told its times.
     """
 
     id: RequestId
@@ -237,3 +249,5 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[TraceEvent, ...] = ()
     kv: tuple[KVSpan, ...] = ()
     playback: PlaybackReport | None = None
+    earlier_playback: tuple[PlaybackReport, ...] = ()
+    turn: SpokenTurn | None = None

@@ -31,6 +31,7 @@ from fleet.telemetry.trace import (
     RequestPage,
     RequestRow,
     RequestTrace,
+    SpokenTurn,
     TaskBrief,
     TraceEvent,
 )
@@ -79,6 +80,7 @@ class FakeTelemetry(Telemetry):
     job_list: list[Job] = field(default_factory=list[Job])
     feed: list[FeedEntry] = field(default_factory=list[FeedEntry])
     heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
+    turns: dict[str, SpokenTurn] = field(default_factory=dict[str, SpokenTurn])
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     retried: list[str] = field(default_factory=list[str])
@@ -161,10 +163,20 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         self.heard.append((request, played_samples, underruns))
         if request in self.traces:
+            trace = self.traces[request]
             report = PlaybackReport(
                 played_samples=played_samples, underruns=underruns, at_us=now_us()
             )
-            self.traces[request] = msgspec.structs.replace(self.traces[request], playback=report)
+            before = (trace.playback,) if trace.playback is not None else ()
+            self.traces[request] = msgspec.structs.replace(
+                trace, playback=report, earlier_playback=(*trace.earlier_playback, *before)
+            )
+
+    async def record_turn(
+        self, request: RequestId, *, voiced_end_us: int, decided_us: int
+    ) -> None:
+        self.check_reachable()
+        self.turns[request] = SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)
 
     def record_underruns(self, count: int) -> None:
         self.underruns += count

@@ -24,6 +24,7 @@ from fleet.telemetry.trace import (
     PlaybackReport,
     Receipt,
     RequestTrace,
+    SpokenTurn,
     TaskTrace,
     TraceEvent,
 )
@@ -119,7 +120,9 @@ def _build_trace(
         edges=edges,
         events=tuple(events),
         kv=tuple(_kv(events, list(hashes), ended_us)),
-        playback=_playback_report(text(head.get("playback"))),
+        playback=next(_playback_reports(text(head.get("playback"))), None),
+        earlier_playback=tuple(_playback_reports(text(head.get("earlier_playback")))),
+        turn=_turn(text(head.get("turn"))),
     )
 
 
@@ -209,8 +212,17 @@ def _kv(
             )
 
 
-def _playback_report(line: str) -> PlaybackReport | None:
+def _playback_reports(line: str) -> Iterator[PlaybackReport]:
+    """Parse reports `played,underruns,at`, separated by semicolons, as `record_playback` writes
+    them.
+    """
+    for report in line.split(";") if line else ():
+        played, underruns, at_us = (int(part) for part in report.split(","))
+        yield PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
+
+
+def _turn(line: str) -> SpokenTurn | None:
     if not line:
         return None
-    played, underruns, at_us = (int(part) for part in line.split(","))
-    return PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
+    voiced_end_us, decided_us = (int(part) for part in line.split(","))
+    return SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)
