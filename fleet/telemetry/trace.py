@@ -115,13 +115,26 @@ class Receipt(msgspec.Struct, kw_only=True):
     num_failed_pulls: int = 0
 
 
+class BatchSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the batches in which one worker computed a task, reported when that ownership ended.
+    `num_steps`: engine steps that produced output for the task. `mean`, `most`: number of requests,
+    this one included, for which such a step produced output.
+    """
+
+    worker: str
+    num_steps: int
+    mean: float
+    most: int
+
+
 class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
     """State and times of one stage's task in the trace of a request. `owner`: the present or last
     owner.
 
     `hand_off`: times of the transfer from the prefill worker to the decode worker; None without a
     transfer. `cached_rows`: positions whose KV was reused from the conversation's earlier turn.
-    `deaths`: number of workers that died over the task since its last append.
+    `deaths`: number of workers that died over the task since its last append. `batches`: sizes of
+    its batches by worker; a worker that died has reported none.
     """
 
     stage: StageName
@@ -138,6 +151,7 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
     cached_rows: int = 0
     hand_off: HandOff | None = None
     receipts: tuple[Receipt, ...] = ()
+    batches: tuple[BatchSizes, ...] = ()
 
 
 class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,6 +66,9 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
             <= trace.ended_us
         )
         assert task.owner.startswith(f"{task.stage}@")
+        (batches,) = task.batches
+        assert batches.worker == task.owner and batches.num_steps > 0, "of every owner"
+        assert (batches.mean, batches.most) == (1, 1), "the only request is alone in its batches"
     for edge in trace.edges:
         assert (
             edge.produced == edge.consumed > 0

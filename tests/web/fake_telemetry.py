@@ -172,9 +172,7 @@ class FakeTelemetry(Telemetry):
                 trace, playback=report, earlier_playback=(*trace.earlier_playback, *before)
             )
 
-    async def record_turn(
-        self, request: RequestId, *, voiced_end_us: int, decided_us: int
-    ) -> None:
+    async def record_turn(self, request: RequestId, *, voiced_end_us: int, decided_us: int) -> None:
         self.check_reachable()
         self.turns[request] = SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)
 

@@ -341,7 +341,6 @@ class Session:
         def to_us(at: float) -> int:
             return int(at * 1e6 + offset_us)
 
-
         first_audio_at = generation.first_audio_at if spoken else None
         arrived_us = (
             to_us(first)

@@ -143,9 +143,7 @@ class Telemetry:
             run_async(self._redis, scripts.record_playback(request, played_samples, underruns))
         )
 
-    async def record_turn(
-        self, request: RequestId, *, voiced_end_us: int, decided_us: int
-    ) -> None:
+    async def record_turn(self, request: RequestId, *, voiced_end_us: int, decided_us: int) -> None:
         """Save when the user's speech ended that a request answers, and when that was found to be
         the end of the turn. Ignored if the request is unknown or no longer retained.
         """
