@@ -22,7 +22,8 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     `stage`: stage that has not finished, for a live request; stage that failed, for a failed
     request; any stage of the request otherwise.
     `worker`: present or last owner of a task of the request. `min_ms`: least duration of the
-    request, for a live request until now. `text`: part of the request id.
+    request, for a live request until now. `text`: part of the request id. `session`: internal name
+    of the conversation.
     """
 
     state: str = ""
@@ -32,6 +33,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     min_ms: int = 0
     text: str = ""
+    session: str = ""
 
 
 class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,8 +204,8 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The turn of speech that a request answers. `voiced_end_us`: time of its last voiced sample.
-    `decided_us`: time at which the gateway found the turn to be over, after some silence. Both are
-    by the gateway's clock.
+    `decided_us`: time at which the gateway found the turn to be over, after some silence. The clock
+    is the gateway's.
     """
 
     voiced_end_us: int

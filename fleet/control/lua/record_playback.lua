@@ -1,4 +1,4 @@
--- record_playback: compares that the request is known; writes the report of its client's player, and
+-- record_playback: compares that the request is known; writes the report of its client's player and
 -- keeps the reports before it. Beyond their bound every second one is dropped: the numbers in them
 -- only grow, so the others tell the same less exactly.
 -- ARGV: request, played_samples, underruns

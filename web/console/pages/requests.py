@@ -21,7 +21,7 @@ from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway
 
 PATH = "/requests"
-FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "q")
+FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "session", "q")
 KINDS = ("text", "speech", "voice", "transcription")
 PAGE_SIZE = 50
 MAX_SEARCHED = 200
