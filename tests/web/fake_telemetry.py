@@ -147,7 +147,7 @@ class FakeTelemetry(Telemetry):
         known = {row.id for row in self.rows}
         return [
             *self.rows,
-            *(_row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known),
+            *(row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known),
         ]
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
@@ -415,7 +415,7 @@ class FakeJobs(JobClient):
         return view
 
 
-def _row_of(trace: RequestTrace) -> RequestRow:
+def row_of(trace: RequestTrace) -> RequestRow:
     tasks = [task for task in trace.tasks if task.stage != CLIENT]
     return RequestRow(
         id=trace.id,
