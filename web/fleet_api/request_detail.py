@@ -23,6 +23,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     each audio clip, or `[audio: ...]` with its transcript as far as it is known.
 
     `audio_samples` is the number of samples produced so far, at `audio_rate_hz` (0 without audio).
+    `heard` has the transcripts of the prompt's clips as far as they are known.
     """
 
     object: str = "fleet.request"
@@ -30,6 +31,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     answer: str = ""
     audio_samples: int = 0
     audio_rate_hz: int = 0
+    heard: tuple[str, ...] = ()
 
 
 async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDetail:
@@ -50,6 +52,7 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
         answer=_text(gateway, tuple(int(token) for token in ids)),
         audio_samples=audio.rows if audio is not None else 0,
         audio_rate_hz=gateway.frontend.sample_rate_hz if audio is not None else 0,
+        heard=tuple(heard),
     )
 
 

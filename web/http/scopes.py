@@ -62,6 +62,7 @@ WATCH   GET     /v1/fleet/requests
 WATCH   GET     /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests/{request_id}/audio
 WATCH   GET     /v1/fleet/requests/{request_id}/trace
+WATCH   GET     /v1/fleet/requests/{request_id}/bundle
 OPERATE POST    /v1/fleet/requests/{request_id}/retry
 OPERATE POST    /v1/fleet/requests/{request_id}/tasks/{stage}/redeliver
 WATCH   GET     /v1/fleet/workers
@@ -103,6 +104,7 @@ WATCH   GET     /docs
 WATCH   GET     /overview
 WATCH   GET     /requests
 WATCH   GET     /requests/{id}
+WATCH   GET     /requests/{id}/compare
 WATCH   GET     /requests/{id}/older
 WATCH   GET     /requests/{id}/newer
 WATCH   GET     /workers

@@ -1,5 +1,6 @@
 // <time-ago us="...">: shows how long ago a time was, counted in the browser, so that a page is not sent again for it.
 // Its light DOM holds the time of day, and a morph of the page changes only that.
+// <local-time>: shows the <time> in it in the browser's zone.
 (() => {
   let serverAheadMs = 0;
 
@@ -38,9 +39,17 @@
     }
   }
 
+  class LocalTime extends HTMLElement {
+    connectedCallback() {
+      this.face ??= this.attachShadow({ mode: "open" }).appendChild(document.createElement("span"));
+      this.face.textContent = localTime(this.querySelector("time"));
+    }
+  }
+
   const start = () => {
     serverAheadMs = Number(document.body.dataset.nowUs) / 1000 - Date.now();
     customElements.define("time-ago", TimeAgo);
+    customElements.define("local-time", LocalTime);
     setInterval(() => document.querySelectorAll("time-ago").forEach((age) => age.tick()), 1000);
   };
   document.addEventListener("DOMContentLoaded", start);
