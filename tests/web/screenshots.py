@@ -25,6 +25,7 @@ from tests.web.conftest import Loaded, ServedGateway, bounded, load, serving
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.console.oversized_fleet import fill_to_limits
 from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.plausible_answers import add_answers
 from tests.web.voice import screenshots as voice
 
 SIZES = {"phone": (390, 844), "desktop": (1440, 900)}
@@ -121,6 +122,13 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         )
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
+        answers = add_answers(
+            gateway.client.telemetry, _encode(gateway, "The opposite of hot is cold.")
+        )
+        for name, trace in answers.items():
+            camera.shoot(gateway, f"request-{name}", f"/requests/{trace.id}")
+        pair = f"/requests/{answers['slow'].id}/compare?with={answers['fine'].id}"
+        camera.shoot(gateway, "request-compare", pair)
         fill_to_limits(gateway)
         for name in LIVE_PAGES:
             camera.shoot(gateway, f"{name}-limits", f"/{name}", ("light",))
