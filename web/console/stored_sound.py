@@ -76,7 +76,9 @@ class SoundReader:
 
 
 def read_sound(chunks: Sequence[Chunk], rate_hz: int) -> StoredSound:
-    """Return what is drawn of the chunks of an answer's sound."""
+    """Return what is drawn of the chunks of an answer's sound. If a chunk has no time, arrivals are
+    unknown.
+    """
     words, pieces = AnswerWords(), list[np.ndarray]()
     arrivals: list[Arrival] = []
     for chunk in chunks:
@@ -89,7 +91,7 @@ def read_sound(chunks: Sequence[Chunk], rate_hz: int) -> StoredSound:
     ends = words.ends(0)
     return StoredSound(
         peaks=peaks_of(np.concatenate(pieces)) if pieces else (),
-        arrivals=tuple(arrivals),
+        arrivals=tuple(arrivals) if all(arrival.at_us for arrival in arrivals) else (),
         words=tuple(WordTimes(words.text, rate_hz).take(ends)) if ends and rate_hz else (),
     )
 

@@ -55,6 +55,13 @@ def test_stored_sound_has_times_of_chunks_and_words() -> None:
     assert sound.words[-1].end_ms == 12_400
 
 
+def test_chunks_without_a_time_tell_no_arrivals() -> None:
+    trace = build_answers()["fine"]
+    chunks = [msgspec.structs.replace(chunk, produced_us=0) for chunk in sound_chunks(trace)]
+    sound = read_sound(chunks, RATE)
+    assert sound.arrivals == () and len(sound.peaks) == 300
+
+
 def test_reported_playback_tells_when_a_sample_was_heard() -> None:
     playing = find_playing(facts_of(spoken(**reports(310, 0, 0))))
     assert playing is not None and playing.is_reported
