@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.core.ids import EdgeName, WorkerId
-from fleet.telemetry.trace import Receipt
+from fleet.telemetry.trace import BatchSizes, Receipt
 
 PER_DECADE = 20
 BOUNDS_US = tuple(round(100 * 10 ** (step / PER_DECADE)) for step in range(5 * PER_DECADE + 1))
@@ -29,6 +29,8 @@ RECEIVED = "received"
 """Prefix of the field in a task's hash that stores its `Receipts`. The epoch is appended, since a
 task may have several owners.
 """
+BATCHED = "batched"
+"""Prefix of the field in a task's hash that stores its `BatchSizes`, with the epoch appended."""
 
 
 def bound_of(us: float) -> int:
@@ -180,4 +182,33 @@ class Receipts:
         return self._receipts.setdefault(edge, Receipt(edge=edge))
 
 
+@dataclass(slots=True)
+class BatchTally:
+    """Counter of the batches in which one owner computes a task; reported with its `Receipts`."""
+
+    num_steps: int = 0
+    num_requests: int = 0
+    most: int = 0
+
+    def add(self, num_requests: int) -> None:
+        """Add an engine step that produced output for `num_requests` requests, this task's
+        included.
+        """
+        self.num_steps += 1
+        self.num_requests += num_requests
+        self.most = max(self.most, num_requests)
+
+    def line(self, worker: WorkerId) -> bytes | None:
+        """Encode the sizes as JSON for the trace; None before the first step. `worker`: the owner
+        of the task.
+        """
+        if not self.num_steps:
+            return None
+        mean = round(self.num_requests / self.num_steps, 2)
+        return msgspec.json.encode(
+            BatchSizes(worker=worker, num_steps=self.num_steps, mean=mean, most=self.most)
+        )
+
+
+decode_batch_sizes = msgspec.json.Decoder(BatchSizes).decode
 decode_receipts = msgspec.json.Decoder(tuple[Receipt, ...]).decode

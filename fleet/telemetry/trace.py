@@ -22,7 +22,8 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     `stage`: stage that has not finished, for a live request; stage that failed, for a failed
     request; any stage of the request otherwise.
     `worker`: present or last owner of a task of the request. `min_ms`: least duration of the
-    request, for a live request until now. `text`: part of the request id.
+    request, for a live request until now. `text`: part of the request id. `session`: internal name
+    of the conversation.
     `from_us`, `to_us`: a request matches if it was live at some time between them.
     """
 
@@ -35,6 +36,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     from_us: int = 0
     to_us: int = 0
+    session: str = ""
 
 
 class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,13 +120,26 @@ class Receipt(msgspec.Struct, kw_only=True):
     num_failed_pulls: int = 0
 
 
+class BatchSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the batches in which one worker computed a task, reported when that ownership ended.
+    `num_steps`: engine steps that produced output for the task. `mean`, `most`: number of requests,
+    this one included, for which such a step produced output.
+    """
+
+    worker: str
+    num_steps: int
+    mean: float
+    most: int
+
+
 class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
     """State and times of one stage's task in the trace of a request. `owner`: the present or last
     owner.
 
     `hand_off`: times of the transfer from the prefill worker to the decode worker; None without a
     transfer. `cached_rows`: positions whose KV was reused from the conversation's earlier turn.
-    `deaths`: number of workers that died over the task since its last append.
+    `deaths`: number of workers that died over the task since its last append. `batches`: sizes of
+    its batches by worker; a worker that died has reported none.
     """
 
     stage: StageName
@@ -141,6 +156,7 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
     cached_rows: int = 0
     hand_off: HandOff | None = None
     receipts: tuple[Receipt, ...] = ()
+    batches: tuple[BatchSizes, ...] = ()
 
 
 class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +205,16 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
+class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """The turn of speech that a request answers. `voiced_end_us`: time of its last voiced sample.
+    `decided_us`: time at which the gateway found the turn to be over, after some silence. The clock
+    is the gateway's.
+    """
+
+    voiced_end_us: int
+    decided_us: int
+
+
 class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """Times of the first outputs of a request. `claimed_us`: when a worker claimed the main stage's
     task; None if no worker has claimed it. `first_us`: time of each stage's first output, by the
@@ -212,7 +238,9 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     if it was not retained.
 
     `prompt_ids`: token ids of the prompt, with one placeholder id per audio position. `events`:
-    events in the order of time. `playback`: the client's last report.
+    events in the order of time. `playback`: the client's last report. `earlier_playback`: reports
+    before it in the order of time, thinned out to at most 64. `turn`: the spoken turn of a voice
+    session that the request answers, if the gateway has told its times.
     """
 
     id: RequestId
@@ -240,3 +268,5 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[TraceEvent, ...] = ()
     kv: tuple[KVSpan, ...] = ()
     playback: PlaybackReport | None = None
+    earlier_playback: tuple[PlaybackReport, ...] = ()
+    turn: SpokenTurn | None = None

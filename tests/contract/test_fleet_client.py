@@ -192,6 +192,8 @@ async def test_unknown_request_is_neither_found_nor_changed(fleet: ConnectedFlee
     )
     assert not (await client.telemetry.list_requests(RequestFilter(text=UNKNOWN))).rows
     await client.telemetry.record_playback(UNKNOWN, played_samples=1, underruns=0)
+    await client.telemetry.record_turn(UNKNOWN, voiced_end_us=1, decided_us=2)
+    assert await client.telemetry.trace(UNKNOWN) is None
 
 
 ORDERS: list[tuple[str, Callable[[FleetPort], Awaitable[object]]]] = [

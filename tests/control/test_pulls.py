@@ -9,11 +9,14 @@ from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
 from fleet.telemetry.counts import (
     KV,
+    BatchTally,
     PullCounts,
     PullTally,
     Receipts,
+    decode_batch_sizes,
     decode_receipts,
 )
+from fleet.telemetry.trace import BatchSizes
 from fleet.telemetry.views import WorkerTransfer, WorkerView
 from fleet.telemetry.vitals import Vitals
 from tests import harness
@@ -155,3 +158,12 @@ def test_receipt_contains_chunk_ages_and_pulls() -> None:
         300,
         1,
     )
+
+
+def test_batch_sizes_have_the_mean_and_the_most() -> None:
+    batches = BatchTally()
+    assert batches.line(WorkerId("w")) is None
+    for num_requests in (1, 5, 5, 2):
+        batches.add(num_requests)
+    sizes = decode_batch_sizes(batches.line(WorkerId("w")) or b"")
+    assert sizes == BatchSizes(worker="w", num_steps=4, mean=3.25, most=5)

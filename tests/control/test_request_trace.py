@@ -34,9 +34,12 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
         received = await answer(client, spec)
         for request, num_samples in ((spec.id, 123), (RequestId("req-none"), 1)):
             await client.telemetry.record_playback(request, played_samples=num_samples, underruns=2)
+        await client.telemetry.record_turn(spec.id, voiced_end_us=1_000_000, decided_us=1_500_000)
         trace = await wait_ended(client, spec.id)
     assert trace.playback is not None
     assert (trace.playback.played_samples, trace.playback.underruns) == (123, 2)
+    assert trace.turn is not None
+    assert (trace.turn.voiced_end_us, trace.turn.decided_us) == (1_000_000, 1_500_000)
     assert (
         trace.state == "finished"
         and trace.error is None
@@ -63,6 +66,9 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
             <= trace.ended_us
         )
         assert task.owner.startswith(f"{task.stage}@")
+        (batches,) = task.batches
+        assert batches.worker == task.owner and batches.num_steps > 0, "of every owner"
+        assert (batches.mean, batches.most) == (1, 1), "the only request is alone in its batches"
     for edge in trace.edges:
         assert (
             edge.produced == edge.consumed > 0
@@ -74,6 +80,26 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
     assert audio_edge.rows == len(received[audio_edge.name])
     assert [span.worker for span in trace.kv if span.stage == "thinker"] == [trace.tasks[0].owner]
     assert all(span.from_us <= span.to_us for span in trace.kv)
+
+
+async def test_playback_reports_are_kept_in_order_and_thinned_out(redis_url: str) -> None:
+    num_reports = 150
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        await answer(client, spec)
+        for number in range(num_reports):
+            await client.telemetry.record_playback(
+                spec.id, played_samples=100 * number, underruns=number // 50
+            )
+        trace = await wait_ended(client, spec.id)
+    assert trace.playback is not None and trace.playback.played_samples == 14_900
+    earlier = trace.earlier_playback
+    assert 32 <= len(earlier) <= 64
+    for name in ("played_samples", "underruns", "at_us"):
+        values = [getattr(report, name) for report in (*earlier, trace.playback)]
+        assert values == sorted(values), name
+    assert earlier[-1].played_samples == 14_800, "the newest are all kept"
+    assert earlier[0].played_samples < 1_000, "and the first moments are still known"
 
 
 def check_receipt(trace: RequestTrace, edge: EdgeTrace) -> None:

@@ -41,6 +41,7 @@ from fleet.telemetry.trace import (
     RequestPage,
     RequestRow,
     RequestTrace,
+    SpokenTurn,
     TaskBrief,
     TraceEvent,
 )
@@ -92,6 +93,7 @@ class FakeTelemetry(Telemetry):
     job_list: list[Job] = field(default_factory=list[Job])
     feed: list[FeedEntry] = field(default_factory=list[FeedEntry])
     heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
+    turns: dict[str, SpokenTurn] = field(default_factory=dict[str, SpokenTurn])
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     ordered_by: list[str] = field(default_factory=list[str])
@@ -164,7 +166,7 @@ class FakeTelemetry(Telemetry):
         known = {row.id for row in self.rows}
         return [
             *self.rows,
-            *(_row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known),
+            *(row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known),
         ]
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
@@ -180,10 +182,18 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         self.heard.append((request, played_samples, underruns))
         if request in self.traces:
+            trace = self.traces[request]
             report = PlaybackReport(
                 played_samples=played_samples, underruns=underruns, at_us=now_us()
             )
-            self.traces[request] = msgspec.structs.replace(self.traces[request], playback=report)
+            before = (trace.playback,) if trace.playback is not None else ()
+            self.traces[request] = msgspec.structs.replace(
+                trace, playback=report, earlier_playback=(*trace.earlier_playback, *before)
+            )
+
+    async def record_turn(self, request: RequestId, *, voiced_end_us: int, decided_us: int) -> None:
+        self.check_reachable()
+        self.turns[request] = SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)
 
     def record_underruns(self, count: int) -> None:
         self.underruns += count
@@ -448,7 +458,7 @@ class FakeJobs(JobClient):
         return view
 
 
-def _row_of(trace: RequestTrace) -> RequestRow:
+def row_of(trace: RequestTrace) -> RequestRow:
     tasks = [task for task in trace.tasks if task.stage != CLIENT]
     return RequestRow(
         id=trace.id,

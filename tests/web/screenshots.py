@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from fleet.core.chunk import WireTensor
 from fleet.core.errors import RedisUnreachable
 from tests.web.chromium import chromium_path
 from tests.web.conftest import Loaded, ServedGateway, bounded, load, serving
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.console.oversized_fleet import fill_to_limits
 from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.plausible_answers import WORDS, add_answers
 from tests.web.voice import screenshots as voice
 
 SIZES = {"phone": (390, 844), "desktop": (1440, 900)}
@@ -71,26 +70,16 @@ def main(folder: Path, only: str) -> None:
 
 
 def draw_readme_pictures(folder: Path) -> None:
-    """Write `request.png` (a finished request) and `voice.png` (the Voice page during an answer),
-    as the README shows them.
+    """Write `request.png` (an answer that a worker's death interrupted) and `voice.png` (the Voice
+    page during an answer), as the README shows them.
     """
     with _browsing(folder) as (browser, loaded), serving(loaded) as gateway:
         fill(gateway)
         telemetry = gateway.client.telemetry
-        trace = next(
-            trace
-            for trace in telemetry.traces.values()
-            if trace.state == "finished" and trace.kind == "voice"
-        )
+        trace = add_answers(telemetry, _encode(gateway, WORDS))["interrupted"]
         telemetry.traces[trace.id] = msgspec.structs.replace(
             trace, prompt_ids=_encode(gateway, "What is the opposite of hot?")
         )
-        (chunk,) = telemetry.edge_logs[trace.id, "text"]
-        ids = np.asarray(_encode(gateway, "The opposite of hot is cold."), "<i4")
-        tensor = WireTensor(dtype="int32", shape=ids.shape, data=ids.tobytes())
-        telemetry.edge_logs[trace.id, "text"] = [
-            msgspec.structs.replace(chunk, tensors={"ids": tensor})
-        ]
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.goto(f"{gateway.url}/requests/{trace.id}")
         _settle(page)
@@ -121,6 +110,13 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         )
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
+        answers = add_answers(
+            gateway.client.telemetry, _encode(gateway, "The opposite of hot is cold.")
+        )
+        for name, trace in answers.items():
+            camera.shoot(gateway, f"request-{name}", f"/requests/{trace.id}")
+        pair = f"/requests/{answers['slow'].id}/compare?with={answers['fine'].id}"
+        camera.shoot(gateway, "request-compare", pair)
         calm_down(gateway.client.telemetry)
         camera.shoot(gateway, "now-calm", "/now")
         fill_to_limits(gateway)

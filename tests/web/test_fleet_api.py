@@ -60,6 +60,10 @@ def test_requests_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> 
         "/v1/fleet/requests", params={"min_ms": 1500, "state": "finished"}
     ).json()["data"]
     assert slow and all(row["ended_us"] - row["created_us"] >= 1_500_000 for row in slow)
+    session = next(row.session for row in fleet.rows if row.session)
+    told = gateway.http.get("/v1/fleet/requests", params={"session": session, "limit": 200}).json()
+    wanted = {row.id for row in fleet.rows if row.session == session}
+    assert {row["id"] for row in told["data"]} == wanted and len(wanted) < len(fleet.rows)
 
 
 def test_requests_are_filtered_by_the_time_at_which_they_were_live(

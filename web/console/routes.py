@@ -4,10 +4,13 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
+from web.console.answer_view import AnswerLoader
+from web.console.bundle import BundleRoute
 from web.console.live_pages import LivePages
 from web.console.login import LoginPages
 from web.console.page_context import LIVE
 from web.console.pages.api_docs import ApiDocsPage
+from web.console.pages.compare import ComparePage
 from web.console.pages.jobs import JobsPage
 from web.console.pages.logs import LogsPage, LogStream
 from web.console.pages.now import NowPage
@@ -25,7 +28,7 @@ from web.gateway.gateway import Gateway
 
 
 def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) -> list[BaseRoute]:
-    requests = RequestsPage(gateway)
+    requests, answers = RequestsPage(gateway), AnswerLoader(gateway)
     workers = (
         WorkersPage(gateway),
         OneWorkerPage(gateway),
@@ -35,7 +38,8 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
     training = TrainingPage(gateway)
     others = (
         NowPage(gateway),
-        OneRequestPage(gateway),
+        OneRequestPage(gateway, answers),
+        ComparePage(gateway, answers),
         SessionsPage(gateway),
         JobsPage(gateway),
         LogsPage(gateway),
@@ -46,6 +50,7 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
         Route("/console/events", PipelineStatusEvents(gateway, templates)),
         *live.routes(),
         Route("/overview", redirect_to_now),
+        Route("/v1/fleet/requests/{request_id}/bundle", BundleRoute(gateway, answers).send),
         Route("/requests/{id}/older", requests.redirect_to_older),
         Route("/requests/{id}/newer", requests.redirect_to_newer),
         Route(f"{LIVE}logs", LogStream(gateway, templates)),

@@ -39,8 +39,9 @@ class Templates:
         filters["event_text"], filters["event_link"] = describe, link_of
         globals_ = cast("dict[str, object]", self._environment.globals)
         globals_["static"] = static_url
-        # a global, since a block rendered by itself does not see the imports of its template
-        globals_["ui"] = self._environment.get_template("parts/ui.html").module
+        # globals, since a block rendered by itself does not see the imports of its template
+        for name, part in (("ui", "parts/ui.html"), ("lane_parts", "parts/lanes.html")):
+            globals_[name] = self._environment.get_template(part).module
 
     def _colour_of(self, role: str) -> int:
         """Return the colour number of a stage or role, which is the stage's position in the graph;

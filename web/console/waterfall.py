@@ -1,24 +1,30 @@
 """A request as lanes over time: the request, its stages, its edges, the owners of its KV cache.
 Pure; knows no SVG.
 
-Units: `x` and `width` are thousandths of the request's duration, `*_us` microseconds since 1970.
+Units: `*_us` are microseconds since 1970.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.core.ids import CLIENT
-from fleet.graphs import Graph
-from fleet.telemetry.trace import EdgeTrace, KVSpan, Receipt, RequestTrace, TaskTrace, TraceEvent
+from fleet.telemetry.trace import (
+    BatchSizes,
+    EdgeTrace,
+    KVSpan,
+    Receipt,
+    RequestTrace,
+    TaskTrace,
+    TraceEvent,
+)
 from web.console import formats
-from web.console.charts import find_top
+from web.console.answer_facts import AnswerFacts
+from web.console.lanes import SPAN_HEIGHT, Axis, Lane, LanePoint, LaneSpan
+from web.console.stalls import Stall
 from web.fleet_api.walk_spans import EdgeLogs, WalkSpan, find_walk_spans
 
-SCALE = 1000
-MIN_WIDTH = 2.0
-"""Narrowest span that can be seen and pointed at."""
 MAX_TICKS = 300
-NUM_LABELS, LAST_LABEL = 5, 930
+MAX_HEIGHT = 16.0
 LABEL_WIDTH = 18.0
 """Width of a letter of a span's label on a phone."""
 OUTPUT, STRIKE = "output", ("lost", "failed", "aborted")
@@ -26,102 +32,27 @@ MARKED = ("lost", "failed", "parked", "handed_off")
 ENDS = ("finished", "failed", "lost", "parked", "handed_off")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneSpan:
-    """A period on a lane. `kind` selects its style: wait, first, output, walk, hop, pull, kv,
-    whole. `detail` is its description; `label` is drawn on it if it is wide enough.
-    """
-
-    x: float
-    width: float
-    kind: str
-    detail: str
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanePoint:
-    """A moment on a lane. `kind` is tick (a chunk), lost, failed, aborted, handed_off or another
-    trace event.
-    """
-
-    x: float
-    kind: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
-    """A lane with its spans and points. `stage` is the stage whose colour the lane has, "" without
-    a stage. `note` is text beside the lane, such as bytes or owners.
-    """
-
-    key: str
-    label: str
-    kind: str
-    stage: str
-    note: str
-    spans: tuple[LaneSpan, ...]
-    points: tuple[LanePoint, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waterfall:
-    """All lanes of a request. `labels` are times for the axis with their positions."""
-
-    lanes: tuple[Lane, ...]
-    labels: tuple[tuple[float, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    start_us: int
-    end_us: int
-
-    def x(self, at_us: int) -> float:
-        length = max(self.end_us - self.start_us, 1)
-        return round(min(max((at_us - self.start_us) / length, 0.0), 1.0) * SCALE, 1)
-
-    def span(self, begin_us: int, end_us: int, kind: str, detail: str) -> LaneSpan:
-        x = self.x(begin_us)
-        width = max(self.x(end_us) - x, MIN_WIDTH)
-        return LaneSpan(x=min(x, SCALE - width), width=round(width, 1), kind=kind, detail=detail)
-
-    def at(self, us: int) -> str:
-        """Format a time relative to the beginning of the request."""
-        return f"at {formats.ms((us - self.start_us) / 1000)}"
-
-
-def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Waterfall:
+def build_lanes(
+    facts: AnswerFacts, logs: EdgeLogs, axis: Axis, stalls: Mapping[str, Sequence[Stall]]
+) -> tuple[Lane, ...]:
     """Build the lanes of a request's trace. `logs` holds the stored chunks by edge; an edge without
-    chunks has no ticks.
+    chunks has no ticks. `stalls` are the pauses of the stages.
     """
+    trace, graph = facts.trace, facts.graph
     ticks = {edge: [chunk.produced_us for chunk in chunks] for edge, chunks in logs.items()}
-    axis = Axis(trace.created_us, max(trace.ended_us or trace.now_us, trace.created_us + 1))
     lanes = [_request_lane(trace, axis)]
     for task in (task for task in trace.tasks if task.stage != CLIENT):
-        lanes.append(_stage_lane(task, trace, axis))
+        lanes.append(_stage_lane(task, trace, axis, stalls.get(task.stage, ())))
         lanes += _walk_lane(find_walk_spans(trace, task, graph, logs), task.stage, axis)
         if task.hand_off is not None:
             lanes.append(_hand_off_lane(task, axis))
         lanes += [
-            _hop_lane(edge, trace, ticks, axis) for edge in trace.edges if edge.source == task.stage
+            _delivery_lane(edge, facts, ticks, axis)
+            for edge in trace.edges
+            if edge.source == task.stage
         ]
         lanes += _kv_lane(task.stage, trace.kv, axis)
-    labels = tuple(_labels((axis.end_us - axis.start_us) / 1000))
-    return Waterfall(lanes=tuple(lanes), labels=labels)
-
-
-def _labels(total_ms: float) -> Iterator[tuple[float, str]]:
-    """Yield round times in one unit along the axis, with their positions. The last leaves space for
-    its text.
-    """
-    step = find_top([total_ms / NUM_LABELS])
-    yield 0.0, "0"
-    for number in range(1, NUM_LABELS + 1):
-        at, x = number * step, round(SCALE * number * step / total_ms, 1)
-        if x <= LAST_LABEL:
-            yield x, f"{at / 1000:g} s" if total_ms >= 2000 else f"{at:g} ms"
+    return tuple(lanes)
 
 
 def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis) -> Iterator[Lane]:
@@ -140,7 +71,7 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis) -> Iterator[La
     note = ", ".join(f"{walk} {formats.ms(us / 1000)}" for walk, us in took.items())
     yield Lane(
         key=f"walks-{stage}",
-        label=f"{stage} walks",
+        label=f"{stage} phases",
         kind="walk",
         stage=stage,
         note=note,
@@ -149,14 +80,15 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis) -> Iterator[La
 
 
 def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
-    took = formats.ms((axis.end_us - axis.start_us) / 1000)
-    span = axis.span(axis.start_us, axis.end_us, "whole", f"request {trace.state}, {took}")
+    end_us = trace.ended_us or trace.now_us
+    took = formats.ms((end_us - trace.created_us) / 1000)
+    span = axis.span(trace.created_us, end_us, "whole", f"request {trace.state}, {took}")
     events = [
         event
         for event in trace.events
         if event.stage in ("", CLIENT) and event.what not in ("submitted", "restored", "ended")
     ]
-    points = [_point(event, axis) for event in events]
+    points = [event_point(event, axis) for event in events]
     if trace.state in STRIKE and trace.ended_us:
         points.append(
             LanePoint(
@@ -176,7 +108,8 @@ def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
     )
 
 
-def _point(event: TraceEvent, axis: Axis) -> LanePoint:
+def event_point(event: TraceEvent, axis: Axis) -> LanePoint:
+    """Return the mark of a trace event on a lane."""
     parts = [
         event.what.replace("_", " "),
         event.stage,
@@ -189,29 +122,39 @@ def _point(event: TraceEvent, axis: Axis) -> LanePoint:
     )
 
 
-def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis) -> Lane:
+def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis, stalls: Sequence[Stall]) -> Lane:
     events = [event for event in trace.events if event.stage == task.stage]
-    spans = tuple(_spans_of_events(events, axis)) or tuple(_spans_of_task(task, axis))
-    points = tuple(_point(event, axis) for event in events if event.what in MARKED)
+    batches = {sizes.worker: sizes for sizes in task.batches}
+    phases = _spans_of_events(events, axis, batches, trace.ended_us or trace.now_us)
+    spans = tuple(phases) or tuple(_spans_of_task(task, axis))
+    points = tuple(event_point(event, axis) for event in events if event.what in MARKED)
     return Lane(
         key=f"stage-{task.stage}",
         label=task.stage,
         kind="stage",
         stage=task.stage,
         note=task.state,
-        spans=spans,
+        spans=(*spans, *(_stall_span(stall, axis) for stall in stalls)),
         points=points,
     )
+
+
+def _stall_span(stall: Stall, axis: Axis) -> LaneSpan:
+    took = formats.ms((stall.to_us - stall.from_us) / 1000)
+    usual = formats.us(stall.usual_us)
+    detail = f"no output for {took}, {usual} are usual, {axis.at(stall.from_us)}"
+    return replace(axis.span(stall.from_us, stall.to_us, "stall", detail), height=MAX_HEIGHT)
 
 
 @dataclass(slots=True)
 class _TaskPhases:
     """Builds the spans of a task (wait, work, output) from its trace events. `waiting_since_us`,
     `working_since_us` and `output_since_us` are the beginnings of the current periods, 0 outside of
-    them.
+    them. The thickness of work is the batch size, where its worker has reported it.
     """
 
     axis: Axis
+    batches: Mapping[str, BatchSizes]
     waiting_since_us: int = 0
     working_since_us: int = 0
     output_since_us: int = 0
@@ -247,29 +190,37 @@ class _TaskPhases:
         if not self.working_since_us:
             return
         first_us = self.output_since_us or at_us
+        sizes = self.batches.get(self.worker)
+        height = SPAN_HEIGHT if sizes is None else thickness_of(sizes.mean)
+        batch = "" if sizes is None else f", {formats.count(sizes.mean)} in its batch"
         begun = self.axis.at(self.working_since_us)
         kind = "first" if self.output_since_us or how != "finished" else OUTPUT
         took = formats.ms((first_us - self.working_since_us) / 1000)
         until = "to its first output" if self.output_since_us else how
-        self.spans.append(
-            self.axis.span(
-                self.working_since_us, first_us, kind, f"{self.worker}: {took} {until}, {begun}"
-            )
-        )
+        detail = f"{self.worker}: {took} {until}{batch}, {begun}"
+        work = self.axis.span(self.working_since_us, first_us, kind, detail)
+        self.spans.append(replace(work, height=height))
         if self.output_since_us:
             took = formats.ms((at_us - self.output_since_us) / 1000)
-            detail = (
-                f"{self.worker}: output for {took}, {how}, {self.axis.at(self.output_since_us)}"
-            )
-            self.spans.append(self.axis.span(self.output_since_us, at_us, OUTPUT, detail))
+            begun = self.axis.at(self.output_since_us)
+            detail = f"{self.worker}: output for {took}, {how}{batch}, {begun}"
+            output = self.axis.span(self.output_since_us, at_us, OUTPUT, detail)
+            self.spans.append(replace(output, height=height))
         self.working_since_us = self.output_since_us = 0
 
 
-def _spans_of_events(events: Sequence[TraceEvent], axis: Axis) -> list[LaneSpan]:
-    phases = _TaskPhases(axis)
+def thickness_of(batch: float) -> float:
+    """Return the thickness of the work on a batch: thin for a single request, full at six."""
+    return min(4 + 2 * batch, MAX_HEIGHT)
+
+
+def _spans_of_events(
+    events: Sequence[TraceEvent], axis: Axis, batches: Mapping[str, BatchSizes], end_us: int
+) -> list[LaneSpan]:
+    phases = _TaskPhases(axis, batches)
     for event in events:
         phases.add(event)
-    phases.close(axis.end_us, "in progress")
+    phases.close(end_us, "in progress")
     return phases.spans
 
 
@@ -322,11 +273,14 @@ def _hand_off_lane(task: TaskTrace, axis: Axis) -> Lane:
     )
 
 
-def _hop_lane(
-    edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis
+def _delivery_lane(
+    edge: EdgeTrace, facts: AnswerFacts, ticks: Mapping[str, Sequence[int]], axis: Axis
 ) -> Lane:
     receipts = [
-        receipt for task in trace.tasks for receipt in task.receipts if receipt.edge == edge.name
+        receipt
+        for task in facts.trace.tasks
+        for receipt in task.receipts
+        if receipt.edge == edge.name
     ]
     parts = [
         f"{edge.produced} chunks of {edge.items} items, {formats.size(edge.num_bytes)} through "
@@ -339,7 +293,7 @@ def _hop_lane(
     target = "listener" if edge.target == CLIENT else edge.target
     return Lane(
         key=f"hop-{edge.name}",
-        label=f"{edge.name} → {target}",
+        label=f"{facts.plain_name(edge)} → {target}",
         kind="hop",
         stage=edge.source,
         note=_volume(edge, receipts),

@@ -21,11 +21,11 @@ from fleet.history.store import KeptAnswer
 from fleet.process.background import keep_running
 from fleet.process.private import make_private_folder
 from fleet.telemetry.trace import LIVE_STATES
-from fleet.telemetry.views import LogQuery
 from web.fleet_api.request_detail import (
     AnswerRecord,
     RequestDetail,
     pcm_of,
+    read_lines,
     read_logs_without_audio,
     read_request_detail,
 )
@@ -75,12 +75,11 @@ class AnswerKeeper:
         gateway = self._gateway
         detail = await read_request_detail(gateway, request)
         logs = await read_logs_without_audio(gateway, detail)
-        page = await gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
         has_texts = may_keep_texts(detail)
         record = AnswerRecord(
             detail=detail if has_texts else without_texts(detail),
             logs={name: tuple(chunks) for name, chunks in logs.items()} if has_texts else {},
-            lines=tuple(reversed(page.lines)),
+            lines=await read_lines(gateway, request, NUM_LINES),
         )
         pcm = await pcm_of(gateway, request) if gateway.history.keeps_sound and has_texts else b""
         rate_hz = gateway.frontend.sample_rate_hz
@@ -151,7 +150,7 @@ def may_keep_texts(detail: RequestDetail) -> bool:
 
 def without_texts(detail: RequestDetail) -> RequestDetail:
     """Return details without anything that was said or written."""
-    return msgspec.structs.replace(detail, prompt="", answer="", body="", prompt_ids=())
+    return msgspec.structs.replace(detail, prompt="", answer="", body="", prompt_ids=(), heard=())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
 from fleet.processing.prompt import audio_mark
 from fleet.telemetry.trace import RequestTrace
-from fleet.telemetry.views import LogLine
+from fleet.telemetry.views import LogLine, LogQuery
 from web.gateway.answer import transcripts_of
 from web.gateway.gateway import Gateway
 from web.http.callers import current_caller
@@ -27,6 +27,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     each audio clip, or `[audio: ...]` with its transcript as far as it is known.
 
     `audio_samples` is the number of samples produced so far, at `audio_rate_hz` (0 without audio).
+    `heard` has the transcripts of the prompt's clips as far as they are known.
     """
 
     object: str = "fleet.request"
@@ -34,6 +35,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     answer: str = ""
     audio_samples: int = 0
     audio_rate_hz: int = 0
+    heard: tuple[str, ...] = ()
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,7 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
         answer=_text(gateway, tuple(int(token) for token in ids)),
         audio_samples=audio.rows if audio is not None else 0,
         audio_rate_hz=gateway.frontend.sample_rate_hz if audio is not None else 0,
+        heard=tuple(heard),
     )
 
 
@@ -82,6 +85,27 @@ async def read_record(gateway: Gateway, request: RequestId) -> AnswerRecord:
             "cannot read",
             param="request_id",
         ) from None
+
+
+async def read_lines(gateway: Gateway, request: RequestId, limit: int) -> tuple[LogLine, ...]:
+    """Return the last `limit` log lines that name a request, oldest first, as they are stored or as
+    they were kept. Raises: RedisUnreachable.
+    """
+    page = await gateway.client.telemetry.logs(LogQuery(request=request), limit=limit)
+    if page.lines or await gateway.history.read(request) is None:
+        return tuple(reversed(page.lines))
+    return (await read_record(gateway, request)).lines
+
+
+async def has_sound(gateway: Gateway, request: RequestId) -> bool:
+    """Return True while the audio of a request can be played. Raises: RedisUnreachable."""
+    edge = gateway.edges.audio
+    if edge is None:
+        return False
+    if await gateway.client.telemetry.has_edge_log(request, edge):
+        return True
+    kept = await gateway.history.read(request)
+    return kept is not None and bool(kept.sound)
 
 
 async def pcm_of(gateway: Gateway, request: RequestId) -> bytes:

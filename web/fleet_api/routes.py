@@ -437,6 +437,7 @@ def read_request_filter(params: Mapping[str, str]) -> RequestFilter:
         kind=params.get("kind", ""),
         model=params.get("model", ""),
         min_ms=int_param(params, "min_ms", 0, 10**9),
+        session=params.get("session", ""),
         text=request_id_of(params.get("q", "")),
         from_us=from_us,
         to_us=to_us,

@@ -18,7 +18,8 @@ class AnswerWords:
 
     def __init__(self) -> None:
         self._ends: list[WordEnd] | None = None
-        self._num_chars = 0
+        self.text = ""
+        """The words so far, joined."""
 
     def add(self, chunk: Chunk) -> None:
         """Add the words of a chunk, if it tells any."""
@@ -28,8 +29,8 @@ class AnswerWords:
         words = _bytes(chunk.tensors.get(WORDS)).split(b"\0")[:-1]
         self._ends = self._ends or []
         for end, word in zip(ends, words, strict=True):
-            self._num_chars += len(word.decode("utf-8", "replace"))
-            self._ends.append((self._num_chars, end))
+            self.text += word.decode("utf-8", "replace")
+            self._ends.append((len(self.text), end))
 
     def ends(self, num_trimmed: int) -> list[WordEnd] | None:
         """Return the ends of the words; None if no chunk told any. `num_trimmed`: samples that were

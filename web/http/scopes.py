@@ -63,6 +63,7 @@ WATCH   GET     /v1/fleet/kept
 WATCH   GET     /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests/{request_id}/audio
 WATCH   GET     /v1/fleet/requests/{request_id}/trace
+WATCH   GET     /v1/fleet/requests/{request_id}/bundle
 OPERATE POST    /v1/fleet/requests/{request_id}/retry
 OPERATE POST    /v1/fleet/requests/{request_id}/pin
 OPERATE DELETE  /v1/fleet/requests/{request_id}/pin
@@ -108,6 +109,7 @@ WATCH   GET     /now
 WATCH   GET     /overview
 WATCH   GET     /requests
 WATCH   GET     /requests/{id}
+WATCH   GET     /requests/{id}/compare
 WATCH   GET     /requests/{id}/older
 WATCH   GET     /requests/{id}/newer
 WATCH   GET     /workers

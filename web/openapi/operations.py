@@ -52,6 +52,7 @@ from web.schema.response_object import ItemList, ResponseDeleted, ResponseObject
 from web.schema.responses import ChatCompletion, Model, ModelList, SpeechModelList, VoiceList
 
 EVENTS, JSON, TEXT = "text/event-stream", "application/json", "text/plain"
+ZIP = "application/zip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ OPERATIONS: tuple[Operation, ...] = (
             "kind": "of this kind",
             "model": "to this model",
             "min_ms": "minimum duration in ms",
+            "session": "of this conversation, as a request's `session` names it",
             "from": "live at this time or later, such as 2026-11-30T18:13:00Z",
             "to": "live at this time or earlier",
             "q": "a part of the id",
@@ -252,6 +254,12 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/fleet/requests/{request_id}/trace",
         "The trace as Perfetto reads it",
         media=(JSON,),
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/requests/{request_id}/bundle",
+        "What is stored about a request, as a ZIP file without keys and names of people",
+        media=(ZIP,),
     ),
     Operation(
         "POST",

@@ -281,6 +281,7 @@ class Session:
                 self.turns.transcripts.send_waiting()
                 if response.plan.in_conversation:
                     self.stats.num_turns += 1
+                    self._spawn(self._record_turn(response))
                     if not response.plan.spoken:
                         self._spawn(self._send_timing(response))
                 self.publish()
@@ -291,6 +292,22 @@ class Session:
                 self.responses.release(response)
                 self.turns.on_response_ended()
                 self.publish()
+
+    async def _record_turn(self, response: ResponseStream) -> None:
+        """Write the times of the user's turn to the trace of the request that answers it."""
+        voiced_end, decided = response.timestamps.voiced_end, response.timestamps.decided
+        if voiced_end is None:
+            return
+        offset_us = now_us() - self._clock.now() * 1e6
+        request = RequestId(response.generation.request_id)
+        try:
+            await self._gateway.client.telemetry.record_turn(
+                request,
+                voiced_end_us=int(voiced_end * 1e6 + offset_us),
+                decided_us=int(decided * 1e6 + offset_us),
+            )
+        except FleetError as error:
+            log.info("request %s: its turn cannot be written: %s", request, error.message)
 
     async def _send_timing(self, response: ResponseStream) -> None:
         """Send the latency of a response, made from the timestamps of this process and of the

@@ -283,6 +283,10 @@ def sweep(leader: str, early: int = 0) -> Call:
 def record_playback(request: RequestId, played_samples: int, underruns: int) -> Call: ...
 
 
+@script
+def record_turn(request: RequestId, voiced_end_us: int, decided_us: int) -> Call: ...
+
+
 def record_metrics(gateway: WorkerId, counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
     `seen`, which have the same value at all gateways. Refusals are also entered in the journal of

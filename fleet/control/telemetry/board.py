@@ -163,6 +163,14 @@ class Telemetry:
             run_async(self._redis, scripts.record_playback(request, played_samples, underruns))
         )
 
+    async def record_turn(self, request: RequestId, *, voiced_end_us: int, decided_us: int) -> None:
+        """Save when the user's speech ended that a request answers, and when that was found to be
+        the end of the turn. Ignored if the request is unknown or no longer retained.
+        """
+        await answer_of(
+            run_async(self._redis, scripts.record_turn(request, voiced_end_us, decided_us))
+        )
+
     def record_underruns(self, count: int) -> None:
         """Add a client's playback underruns to the fleet's time series."""
         self._tally.underruns(count)

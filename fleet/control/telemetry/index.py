@@ -167,6 +167,7 @@ def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
         wanted.state in ("", row.state)
         and wanted.kind in ("", row.kind)
         and wanted.model in ("", row.model)
+        and wanted.session in ("", row.session)
         and (
             not wanted.stage
             or any(t.stage == wanted.stage and _at_work(row.state, t.state) for t in row.tasks)

@@ -15,7 +15,7 @@ from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec, decode_request
 from fleet.graphs import Graph, get_graph
-from fleet.telemetry.counts import RECEIVED, decode_receipts
+from fleet.telemetry.counts import BATCHED, RECEIVED, decode_batch_sizes, decode_receipts
 from fleet.telemetry.trace import (
     AudioIn,
     EdgeTrace,
@@ -24,6 +24,7 @@ from fleet.telemetry.trace import (
     PlaybackReport,
     Receipt,
     RequestTrace,
+    SpokenTurn,
     TaskTrace,
     TraceEvent,
 )
@@ -119,7 +120,9 @@ def _build_trace(
         edges=edges,
         events=tuple(events),
         kv=tuple(_kv(events, list(hashes), ended_us)),
-        playback=_playback_report(text(head.get("playback"))),
+        playback=next(_playback_reports(text(head.get("playback"))), None),
+        earlier_playback=tuple(_playback_reports(text(head.get("earlier_playback")))),
+        turn=_turn(text(head.get("turn"))),
     )
 
 
@@ -140,15 +143,19 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
         cached_rows=number(fields, "cached_rows"),
         hand_off=decode_hand_off(fields["meta:hand_off"]) if "meta:hand_off" in fields else None,
         receipts=_receipts(fields),
+        batches=tuple(map(decode_batch_sizes, _reports(fields, BATCHED))),
     )
 
 
 def _receipts(fields: Fields) -> tuple[Receipt, ...]:
     """Return the chunk arrival statistics in a task's hash, in the order of its owners."""
-    encoded = sorted(
-        (name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:")
-    )
-    return tuple(receipt for _, raw in encoded for receipt in decode_receipts(raw))
+    return tuple(receipt for raw in _reports(fields, RECEIVED) for receipt in decode_receipts(raw))
+
+
+def _reports(fields: Fields, kind: str) -> list[bytes]:
+    """Return the statistics of one kind in a task's hash, in the order of its owners."""
+    prefix = f"meta:{kind}:"
+    return [raw for name, raw in sorted(fields.items()) if name.startswith(prefix)]
 
 
 def _edges(
@@ -209,8 +216,17 @@ def _kv(
             )
 
 
-def _playback_report(line: str) -> PlaybackReport | None:
+def _playback_reports(line: str) -> Iterator[PlaybackReport]:
+    """Parse reports `played,underruns,at`, separated by semicolons, as `record_playback` writes
+    them.
+    """
+    for report in line.split(";") if line else ():
+        played, underruns, at_us = (int(part) for part in report.split(","))
+        yield PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
+
+
+def _turn(line: str) -> SpokenTurn | None:
     if not line:
         return None
-    played, underruns, at_us = (int(part) for part in line.split(","))
-    return PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
+    voiced_end_us, decided_us = (int(part) for part in line.split(","))
+    return SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)

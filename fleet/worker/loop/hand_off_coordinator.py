@@ -27,7 +27,7 @@ from fleet.telemetry.counts import KV
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.hand_off import ImportState, KVImport, Offer
-from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
+from fleet.worker.task.pending_calls import PendingCall, ignore_reply, statistics_calls
 from fleet.worker.task.task import Task, TaskPhase
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class HandOffCoordinator:
             if hand_off.blocks is not None and offer is None and hand_off.awaited:
                 self._pending.append(hand_off)
                 continue
-            calls += receipt_calls(task, self._worker)
+            calls += statistics_calls(task, self._worker)
             call = scripts.hand_off(
                 task.request,
                 task.stage,

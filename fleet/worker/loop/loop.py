@@ -203,6 +203,7 @@ class WorkerLoop:
             )
             self._end_if_over(task, output)
             if output is last[task.request]:
+                task.batches.add(len(last))
                 self.hand_offs.start_if_due(task, output, ended_us)
 
     def _release_held(self) -> None:

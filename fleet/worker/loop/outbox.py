@@ -14,7 +14,7 @@ from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.loop.parking import Parking
 from fleet.worker.loop.parts import WorkerParts
-from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
+from fleet.worker.task.pending_calls import PendingCall, ignore_reply, statistics_calls
 
 URGENT = {"confirm", "fail"}
 """Names of scripts for which the next read from Redis must not block, since their reply or their
@@ -64,7 +64,7 @@ class Outbox:
         calls += [(scripts.relocate(relocation), ignore_reply) for relocation in relocations]
         for append in appends:
             calls += (
-                receipt_calls(self._tasks[append.chunk.request], self._worker)
+                statistics_calls(self._tasks[append.chunk.request], self._worker)
                 if append.finish
                 else []
             )

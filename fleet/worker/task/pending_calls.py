@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 from fleet.control import scripts
 from fleet.control.connect import Reply
 from fleet.core.ids import WorkerId
-from fleet.telemetry.counts import RECEIVED
+from fleet.telemetry.counts import BATCHED, RECEIVED
 from fleet.worker.task.task import Task
 
 PendingCall = tuple[scripts.Call, Callable[[Reply], None]]
@@ -29,18 +29,18 @@ def is_unwritten(reply: Reply) -> bool:
     return isinstance(reply, ResponseError) or reply == [b"behind"]
 
 
-def receipt_calls(task: Task, worker: WorkerId) -> list[PendingCall]:
-    """Return the call that writes statistics of how a task's inputs arrived, if there are any. Run
-    it while this worker still has the right to write for the task.
+def statistics_calls(task: Task, worker: WorkerId) -> list[PendingCall]:
+    """Return the calls that write statistics of a task: how its inputs arrived, and the batches in
+    which it was computed. Run them while this worker still has the right to write for the task.
     """
-    line = task.receipts.line(worker)
-    if not line:
-        return []
+    lines = {RECEIVED: task.receipts.line(worker), BATCHED: task.batches.line(worker)}
     return [
         (
             scripts.set_task_metadata(
-                task.request, task.stage, task.epoch, f"{RECEIVED}:{task.epoch}", line
+                task.request, task.stage, task.epoch, f"{name}:{task.epoch}", line
             ),
             ignore_reply,
         )
+        for name, line in lines.items()
+        if line
     ]

@@ -16,7 +16,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import NO_OUTPUT, LoggedOutput, TaskAdapter
-from fleet.telemetry.counts import Receipts
+from fleet.telemetry.counts import BatchTally, Receipts
 from fleet.worker.task.claim import TaskLogs
 from fleet.worker.task.hand_off import KVImport
 from fleet.worker.task.inbound import InboundEdge, Reading
@@ -89,6 +89,7 @@ class Task:
     dirty: bool = True
     ack_due: bool = True
     receipts: Receipts = field(default_factory=Receipts)
+    batches: BatchTally = field(default_factory=BatchTally)
     idle_consumed: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
 
     @property

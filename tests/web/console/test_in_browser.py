@@ -16,6 +16,7 @@ from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
 from tests.web.console.watched_page import OpenPage, publish_event
 from tests.web.fake_telemetry import FakeTelemetry
+from tests.web.plausible_answers import add_answers
 from tests.web.plausible_requests import HOSTILE, request_id
 from tests.web.voice.browsers import visiting
 
@@ -280,6 +281,31 @@ def test_arrow_keys_move_between_spans_and_requests(
     page.wait_for_url(lambda url: url != here)
     page.keyboard.press("ArrowLeft")
     page.wait_for_url(here)
+
+
+def test_submission_is_shown_in_the_zone_of_the_browser(
+    browser: Browser, gateway: ServedGateway
+) -> None:
+    fill(gateway)
+    page = browser.new_page(timezone_id="Asia/Tokyo", locale="en-GB")
+    page.goto(gateway.url + paths(gateway)["request"])
+    shown = page.locator("#summary local-time")
+    told = shown.evaluate("element => element.shadowRoot.textContent")
+    sent = shown.locator("time").get_attribute("datetime")
+    wanted = page.evaluate("at => new Date(at).getHours()", sent)
+    page.close()
+    assert f"{wanted:02}:" in told and "GMT+9" in told
+
+
+def test_words_of_an_answer_are_described_where_they_were_heard(
+    open_page: OpenPage, gateway: ServedGateway
+) -> None:
+    answers = add_answers(gateway.client.telemetry, ())
+    page = open_page(f"/requests/{answers['fine'].id}")
+    page.locator(".span-word").first.dispatch_event("click")
+    expect(page.locator("#span-detail")).to_contain_text("“The opposite of")
+    page.locator(".span-pause").dispatch_event("click")
+    expect(page.locator("#span-detail")).to_have_text("waiting for you to finish, 345 ms")
 
 
 def test_keyboard_reaches_search_and_content(open_page: OpenPage, gateway: ServedGateway) -> None:

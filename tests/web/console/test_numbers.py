@@ -16,8 +16,10 @@ from fleet.graphs import get_graph
 from fleet.telemetry.trace import EdgeTrace, RequestTrace, TaskTrace, TraceEvent
 from tests.web.plausible import busy
 from web.console import formats
+from web.console.answer_facts import AnswerFacts
+from web.console.answer_view import build_waterfall
 from web.console.charts import HEIGHT, WIDTH, draw_path, find_top
-from web.console.waterfall import SCALE, Lane, build_waterfall
+from web.console.lanes import SCALE, Lane
 
 VALUES = st.lists(st.none() | st.just(0.0) | st.floats(1e-6, 1e9), max_size=200)
 EVENT_NAMES = ("granted", "claimed", "output", "lost", "handed_off", "finished", "failed", "odd")
@@ -104,9 +106,9 @@ def test_lanes_stay_on_the_axis_for_any_clock(
         )
         for n, at in enumerate(ticks)
     ]
-    drawn = build_waterfall(trace, get_graph("qwen3_omni"), {"text": chunks})
+    drawn = build_waterfall(AnswerFacts(trace, get_graph("qwen3_omni"), 24_000), {"text": chunks})
     lanes = [lane.key for lane in drawn.lanes if lane.kind != "walk"]
-    assert lanes == ["request", "stage-thinker", "hop-text", "stage-talker"]
+    assert lanes == ["you", "request", "stage-thinker", "hop-text", "stage-talker"]
     assert (
         all(0 <= x <= SCALE for x, _ in drawn.labels)
         and drawn.labels[0] == (0.0, "0")
@@ -155,7 +157,8 @@ def finished_trace() -> RequestTrace:
 
 def test_waterfall_shows_both_owners_after_a_recovery() -> None:
     graph = get_graph("qwen3_omni")
-    lanes = {lane.key: lane for lane in build_waterfall(finished_trace(), graph, {}).lanes}
+    facts = AnswerFacts(finished_trace(), graph, 24_000)
+    lanes = {lane.key: lane for lane in build_waterfall(facts, {}).lanes}
     stage = lanes[f"stage-{graph.stages[0].name}"]
     assert [span.kind for span in stage.spans] == ["wait", "first", "output", "wait", "output"]
     assert [point.kind for point in stage.points] == ["lost"]

@@ -12,7 +12,8 @@ from fleet.telemetry.trace import RequestTrace
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.web.console.busy_gateway import build_chunks
 from tests.web.plausible import busy
-from web.console.waterfall import build_waterfall
+from web.console.answer_facts import AnswerFacts
+from web.console.answer_view import build_waterfall
 from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 
@@ -68,7 +69,9 @@ def test_walk_spans_are_equal_without_walk_in_chunks() -> None:
 def test_waterfall_and_chrome_trace_name_walks() -> None:
     trace, logs = finished_trace()
     lane = next(
-        lane for lane in build_waterfall(trace, GRAPH, logs).lanes if lane.key == f"walks-{TALKER}"
+        lane
+        for lane in build_waterfall(AnswerFacts(trace, GRAPH, 24_000), logs).lanes
+        if lane.key == f"walks-{TALKER}"
     )
     assert [span.kind for span in lane.spans] == ["walk"] * 3
     assert all(

@@ -128,6 +128,9 @@ async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speec
         assert timing["voice_to_voice_ms"] > silent_ms and timing["parts"][0]["ms"] > silent_ms
         assert abs(sum(part["ms"] for part in timing["parts"]) - timing["voice_to_voice_ms"]) < 1
         assert abs(timing["voiced_end_ms"] - (300 + len(spoken) // 48)) < 150
+        turn = gateway.client.telemetry.turns[timing["request_id"]]
+        waited_ms = (turn.decided_us - turn.voiced_end_us) / 1000
+        assert abs(waited_ms - timing["parts"][0]["ms"]) < 1, "the trace tells the same wait"
 
 
 async def test_voice_to_voice_is_null_without_a_known_end_of_speech(

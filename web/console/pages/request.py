@@ -9,11 +9,15 @@ from http import HTTPStatus
 
 from fleet.core.errors import NotFound
 from fleet.core.ids import CLIENT, request_id_of
-from fleet.telemetry.trace import LIVE_STATES, TaskTrace
-from fleet.telemetry.views import LogLine, LogQuery
+from fleet.telemetry.trace import LIVE_STATES, EdgeTrace, TaskTrace
+from fleet.telemetry.views import LogLine
+from web.console.answer_facts import AnswerFacts
+from web.console.answer_view import AnswerLoader, AnswerView
+from web.console.lanes import Waterfall
 from web.console.page_context import LivePage, PageContext, Query
-from web.console.waterfall import Waterfall, build_waterfall
-from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio, read_request_detail
+from web.console.verdict import AnswerVerdict
+from web.fleet_api.request_detail import RequestDetail, read_lines
+from web.gateway.gateway import Gateway
 
 NUM_LINES = 100
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
@@ -51,6 +55,8 @@ class OneRequestContext(PageContext):
     id: str
     text_edge: str = ""
     detail: RequestDetail | None = None
+    facts: AnswerFacts | None = None
+    verdict: AnswerVerdict | None = None
     waterfall: Waterfall | None = None
     tasks: tuple[TaskTrace, ...] = ()
     player: AudioPlayer | None = None
@@ -77,6 +83,9 @@ class OneRequestContext(PageContext):
             return "The text is not stored."
         return "No text yet." if self.live else "No text."
 
+    def plain_name(self, edge: EdgeTrace) -> str:
+        return self.facts.plain_name(edge) if self.facts is not None else edge.name
+
     @property
     def took_ms(self) -> float:
         detail = self.detail
@@ -91,7 +100,11 @@ class OneRequestPage(LivePage):
     key = "request"
     active = "requests"
     path = "/requests/{id}"
-    live = ("trouble", "summary", "lanes", "text", "tasks", "edges", "events", "log")
+    live = ("trouble", "verdict", "summary", "lanes", "text", "tasks", "edges", "events", "log")
+
+    def __init__(self, gateway: Gateway, answers: AnswerLoader) -> None:
+        super().__init__(gateway)
+        self._answers = answers
 
     def empty(self, query: Query) -> OneRequestContext:
         request = request_id_of(query["id"])
@@ -104,36 +117,36 @@ class OneRequestPage(LivePage):
         Raises: RedisUnreachable.
         """
         request = request_id_of(query["id"])
-        logged = await self._gateway.client.telemetry.logs(
-            LogQuery(request=request), limit=NUM_LINES
-        )
-        found = replace(self.empty(query), lines=tuple(reversed(logged.lines)))
+        lines = await read_lines(self._gateway, request, NUM_LINES)
+        found = replace(self.empty(query), lines=lines)
         try:
-            detail = await read_request_detail(self._gateway, request)
+            answer = await self._answers.read(request)
         except NotFound as error:
             return replace(found, trouble=error.message, status=HTTPStatus.NOT_FOUND)
-        logs = await read_logs_without_audio(self._gateway, detail)
         return replace(
             found,
-            detail=detail,
+            detail=answer.detail,
             text_edge=self._gateway.edges.text,
-            waterfall=build_waterfall(detail, self._gateway.graph, logs),
-            tasks=tuple(task for task in detail.tasks if task.stage != CLIENT),
-            player=await self._read_player(detail),
+            facts=answer.facts,
+            verdict=answer.verdict,
+            waterfall=answer.waterfall(),
+            tasks=tuple(task for task in answer.detail.tasks if task.stage != CLIENT),
+            player=_player_of(answer),
         )
 
-    async def _read_player(self, detail: RequestDetail) -> AudioPlayer | None:
-        edge = self._gateway.edges.audio
-        if edge is None or not detail.audio_samples or not detail.audio_rate_hz:
-            return None
-        report = detail.playback
-        return AudioPlayer(
-            src=f"/v1/fleet/requests/{detail.id}/audio",
-            total_s=detail.audio_samples / detail.audio_rate_hz,
-            played_s=report.played_samples / detail.audio_rate_hz if report is not None else None,
-            underruns=report.underruns if report is not None else 0,
-            stored=await self._gateway.client.telemetry.has_edge_log(detail.id, edge),
-        )
+
+def _player_of(answer: AnswerView) -> AudioPlayer | None:
+    detail = answer.detail
+    if not detail.audio_samples or not detail.audio_rate_hz:
+        return None
+    report = detail.playback
+    return AudioPlayer(
+        src=f"/v1/fleet/requests/{detail.id}/audio",
+        total_s=detail.audio_samples / detail.audio_rate_hz,
+        played_s=report.played_samples / detail.audio_rate_hz if report is not None else None,
+        underruns=report.underruns if report is not None else 0,
+        stored=answer.has_sound,
+    )
 
 
 def build_curl_command(detail: RequestDetail, origin: str) -> str:

@@ -21,7 +21,7 @@ from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway
 
 PATH = "/requests"
-FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "from", "to", "q")
+FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "session", "from", "to", "q")
 KINDS = ("text", "speech", "voice", "transcription")
 PAGE_SIZE = 50
 MAX_SEARCHED = 200

@@ -1,5 +1,6 @@
 // <time-ago us="...">: shows how long ago a time was, counted in the browser, so that a page is not sent again for it.
 // Its light DOM holds the time of day, and a morph of the page changes only that.
+// <local-time us="...">: shows the <time> in it as a time of day in the browser's zone; with `whole`, with its date.
 (() => {
   let serverAheadMs = 0;
 
@@ -38,9 +39,8 @@
     }
   }
 
-  // <local-time us="...">: shows the time of day in the browser's zone.
   class LocalTime extends HTMLElement {
-    static observedAttributes = ["us"];
+    static observedAttributes = ["us", "whole"];
 
     connectedCallback() {
       this.face ??= this.attachShadow({ mode: "open" }).appendChild(document.createElement("span"));
@@ -52,9 +52,10 @@
     }
 
     show() {
-      const time = new Date(Number(this.getAttribute("us")) / 1000);
-      this.face.textContent = time.toLocaleTimeString([], { hour12: false, timeZoneName: "short" });
-      this.title = localTime(this.querySelector("time"));
+      const time = this.querySelector("time");
+      const clock = new Date(time.dateTime).toLocaleTimeString([], { hour12: false, timeZoneName: "short" });
+      this.title = localTime(time);
+      this.face.textContent = this.hasAttribute("whole") ? this.title : clock;
     }
   }
 
