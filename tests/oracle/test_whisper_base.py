@@ -31,6 +31,8 @@ from fleet.stages.cascade.asr import build as build_stage
 from tests.oracle.whisper_base import build
 from tests.stage_options import stage_options
 from tests.support import REPO
+from web.realtime.audio.formats import PcmaFormat, PcmuFormat
+from web.realtime.audio.input_buffer import AudioInputBuffer
 
 pytestmark = pytest.mark.thorough
 
@@ -174,6 +176,29 @@ def test_read_and_spoken_sentences_are_understood(
 ) -> None:
     assert error_rate([*read], transcribe(stage, [*read.values()])) <= 0.07
     assert error_rate([*spoken], transcribe(stage, [*spoken.values()])) <= 0.03
+
+
+@pytest.mark.parametrize("form", [PcmuFormat(), PcmaFormat()])
+def test_sentences_are_understood_over_a_telephone(
+    stage: BuiltStage,
+    read: dict[str, Samples],
+    spoken: dict[str, Samples],
+    form: PcmuFormat | PcmaFormat,
+) -> None:
+    clips = read | spoken
+    heard = transcribe(stage, [over_telephone(clip, form) for clip in clips.values()])
+    rate = error_rate([*clips], heard)
+    print(f"word error rate in {form}: {rate:.3f}")
+    assert rate <= 0.05, heard
+
+
+def over_telephone(clip: Samples, form: PcmuFormat | PcmaFormat) -> Samples:
+    """Return a clip as a gateway recognises it if a voice session receives it in G.711."""
+    narrow = soxr.resample(clip, RATE_HZ, form.rate) * 32_767
+    buffer = AudioInputBuffer(form, None)
+    for piece in buffer.split(form.of_pcm(np.clip(narrow, -32_768, 32_767).astype(np.int16))):
+        buffer.append(piece)
+    return (np.frombuffer(buffer.take_all(), "<i2") / 32_768).astype(np.float32)
 
 
 def test_long_clip_is_understood_across_its_windows(

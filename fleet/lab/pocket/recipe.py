@@ -68,8 +68,8 @@ class RecipeOptions:
     def scaled(self, schedule: Schedule) -> Schedule:
         return schedule.scaled(self.share)
 
-    def keep_start(self, part: str, name: str) -> None:
-        """Store the weights of `part` in `start` as the result of the training `name`, unless the
+    def keep_start(self, name: str, *parts: str) -> None:
+        """Store the weights of `parts` in `start` as the result of the training `name`, unless the
         training already has a result.
         """
         from safetensors.torch import save_file
@@ -78,7 +78,8 @@ class RecipeOptions:
 
         if self.start is not None and not self.weights(name).exists():
             self.parts.mkdir(parents=True, exist_ok=True)
-            save_file(part_of(self.start, part), self.weights(name))
+            weights = [part_of(self.start, part) for part in parts]
+            save_file({key: each[key] for each in weights for key in each}, self.weights(name))
 
     def train(self, part: TrainablePart, schedule: Schedule) -> None:
         from fleet.lab.pocket.export import PLACES, part_of
@@ -165,15 +166,31 @@ def _joint(work: RecipeOptions) -> None:
     )
 
 
+def _telephone(work: RecipeOptions) -> None:
+    """Train the audio tower on telephone sound. Without a joint training in this run, it is the
+    tower of `start`.
+    """
+    from fleet.lab.pocket.train import telephone
+
+    work.keep_start("joint", "thinker", "hearing")
+    work.train(
+        telephone.TelephonePart(work.recordings, work.parts, shape.SEED),
+        work.scaled(telephone.SCHEDULE),
+    )
+
+
 def _export(work: RecipeOptions) -> None:
     """Export all parts to a checkpoint folder. A part that was not trained in this run has the
-    weights of `start`.
+    weights of `start`; a new Thinker needs a tower that was trained after it.
     """
     from fleet.lab.pocket.export import export
 
-    files = {"thinker": "joint", "hearing": "joint", "talker": "talker", "codec": "codec"}
-    for part, name in files.items():
-        work.keep_start(part, name)
+    if not work.weights("joint").exists():
+        work.keep_start("joint", "thinker", "hearing")
+        work.keep_start("telephone", "hearing")
+    for part in ("talker", "codec"):
+        work.keep_start(part, part)
+    files = {"thinker": "joint", "hearing": "telephone", "talker": "talker", "codec": "codec"}
     export({part: work.weights(name) for part, name in files.items()}, work.folder / "pocket")
 
 
@@ -189,10 +206,15 @@ STEPS: Final[Mapping[str, Step]] = {
         run=_joint,
         after=("recordings", "thinker", "hearing"),
     ),
+    "telephone": Step(
+        description="trains the hearing of telephone sound",
+        run=_telephone,
+        after=("recordings", "joint"),
+    ),
     "export": Step(
         description="writes the folder of the checkpoint",
         run=_export,
-        after=("codec", "talker", "joint"),
+        after=("codec", "talker", "joint", "telephone"),
     ),
 }
 

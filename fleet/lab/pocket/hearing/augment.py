@@ -13,6 +13,7 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ
+from fleet.processing import g711
 
 Samples = NDArray[np.float32]
 FASTEST: Final = 1.14
@@ -24,7 +25,13 @@ REVERB_S: Final = (0.08, 0.5)
 """Range of a room's reverberation time: the time in which the echo falls by 60 dB."""
 NOISE_DB: Final = (5.0, 40.0)
 LOUDNESS_DB: Final = (-26.0, 2.0)
-TELEPHONE_HZ: Final = ((150.0, 400.0), (3000.0, 5000.0))
+TELEPHONE_SHARE: Final = 0.2
+"""Share of clips that arrive over a telephone line."""
+LINE_SHARE: Final = 0.5
+LINE_HZ: Final = ((150.0, 400.0), (3000.0, 4000.0))
+"""Share of telephone lines that are narrower than G.711 requires, and the ranges of their lower and
+upper limit.
+"""
 COLOUR_DB, COLOUR_POINTS = 6.0, 6
 _NOISE_SLOPES: Final = {"white": 0.0, "pink": 0.5, "brown": 1.0}
 _NOISE_S = 20
@@ -33,9 +40,17 @@ _NOISE_S = 20
 def augment(
     clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator
 ) -> Samples:
-    """Return the clip as a microphone might record it. `others`: recordings from which babble noise
-    is mixed.
+    """Return the clip as it might arrive from a user, sometimes over a telephone. `others`:
+    recordings from which babble noise is mixed.
     """
+    samples = at_microphone(clip, others, rng)
+    return over_telephone(samples, rng) if rng.random() < TELEPHONE_SHARE else samples
+
+
+def at_microphone(
+    clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator
+) -> Samples:
+    """Return the clip as a microphone might record it, in the whole band."""
     samples: Samples = (clip / np.float32(32768)).astype(np.float32)
     if rng.random() < 0.5:
         samples = soxr.resample(samples, FASTEST ** rng.uniform(-1, 1), 1.0, quality="LQ").astype(
@@ -48,6 +63,26 @@ def augment(
     if rng.random() < 0.6:
         samples = add_noise(samples, _noise(len(samples), others, rng), rng.uniform(*NOISE_DB))
     return _at_loudness(samples, rng)
+
+
+def over_telephone(samples: Samples, rng: np.random.Generator) -> Samples:
+    """Return samples after a random telephone line, of the same length."""
+    if rng.random() < LINE_SHARE:
+        samples = _filtered(samples, _line(_fft_size(len(samples)), rng))
+    law: g711.Law = "mu" if rng.random() < 0.5 else "a"
+    return through_g711(samples, law, "HQ" if rng.random() < 0.5 else "MQ")
+
+
+def through_g711(samples: Samples, law: g711.Law, quality: str = "MQ") -> Samples:
+    """Return samples after G.711: 8 kHz, eight bits. `quality`: quality of soxr's resampling, which
+    sets how much remains near 4 kHz; a gateway uses MQ.
+    """
+    narrow = soxr.resample(samples, SAMPLE_RATE_HZ, g711.RATE_HZ, quality=quality)
+    pcm = np.clip(np.rint(narrow * 32_767), -32_767, 32_767).astype(np.int16)
+    decoded = (g711.decode(g711.encode(pcm, law), law) / 32_768).astype(np.float32)
+    wide = soxr.resample(decoded, g711.RATE_HZ, SAMPLE_RATE_HZ, quality=quality)
+    wide = wide[: len(samples)].astype(np.float32)
+    return np.pad(wide, (0, len(samples) - len(wide)))
 
 
 def add_noise(samples: Samples, noise: Samples, snr_db: float) -> Samples:
@@ -104,13 +139,12 @@ def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
 
 
 def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None:
-    """Return the combined frequency response of a random room, microphone and line; None if none of
-    them is applied.
+    """Return the combined frequency response of a random room and microphone; None if neither is
+    applied.
     """
     effects: tuple[tuple[float, Callable[[int, np.random.Generator], NDArray[Any]]], ...] = (
         (0.25, _room),
         (0.3, _microphone),
-        (0.1, _telephone),
     )
     size = _fft_size(num_samples)
     chosen = [make(size, rng) for share, make in effects if rng.random() < share]
@@ -146,8 +180,8 @@ def _microphone(size: int, rng: np.random.Generator) -> NDArray[Any]:
     return 10 ** (np.interp(at, np.arange(COLOUR_POINTS), points) / 20)
 
 
-def _telephone(size: int, rng: np.random.Generator) -> NDArray[Any]:
-    low_hz, high_hz = (rng.uniform(*range_hz) for range_hz in TELEPHONE_HZ)
+def _line(size: int, rng: np.random.Generator) -> NDArray[Any]:
+    low_hz, high_hz = (rng.uniform(*range_hz) for range_hz in LINE_HZ)
     hz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE_HZ)
     return 1 / np.sqrt(1 + (low_hz / np.maximum(hz, 1)) ** 6 + (hz / high_hz) ** 12)
 
