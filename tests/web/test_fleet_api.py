@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import AUDIO, COMPLETION, REQUEST, RESPONSE, StageName, shown_id
-from fleet.telemetry.journal import JournalEntry
 from tests.web.conftest import ServedGateway
 from tests.web.divided import ANCHOR, ANCHOR_WITH_GAP, GAP, SECOND, STANDS_BY, divided_workers
 from tests.web.fake_telemetry import FakeTelemetry
@@ -297,43 +296,6 @@ def test_logs_are_filtered(gateway: ServedGateway, fleet: FakeTelemetry) -> None
         "/v1/fleet/logs", params={"level": "warning", "q": "LINE", "before": page["next"]}
     ).json()
     assert more["data"][0]["id"] < page["data"][-1]["id"]
-
-
-def test_journal_is_filtered_by_time_and_kind(gateway: ServedGateway, fleet: FakeTelemetry) -> None:
-    worker = worker_id("thinker")
-    fleet.entries = [
-        JournalEntry(id=f"{n}-0", at_us=n * 1000, what="died" if n % 2 else "joined", worker=worker)
-        for n in range(1, 11)
-    ]
-
-    def listed(**params: str | int) -> tuple[list[str], bool]:
-        page = gateway.http.get("/v1/fleet/journal", params=params).json()
-        return [entry["id"] for entry in page["data"]], page["more"]
-
-    assert listed() == ([f"{n}-0" for n in range(10, 0, -1)], False)
-    assert listed(limit=3) == (["10-0", "9-0", "8-0"], True)
-    assert listed(since=3000, until=5000) == (["5-0", "4-0", "3-0"], False)
-    assert listed(what="died", until=6000) == (["5-0", "3-0", "1-0"], False)
-    assert listed(what="refused") == ([], False)
-
-
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("what=exploded", "what"),
-        ("since=yesterday", "since"),
-        ("until=-1", "until"),
-        ("since=5000&until=4000", "until"),
-        ("limit=0", "limit"),
-        ("limit=1001", "limit"),
-        ("before=1-0", "before"),
-    ],
-)
-def test_journal_refuses_an_unusable_parameter_by_name(
-    gateway: ServedGateway, fleet: FakeTelemetry, query: str, param: str
-) -> None:
-    status, _, refused = refusal(gateway, "GET", f"/v1/fleet/journal?{query}")
-    assert (status, refused) == (400, param)
 
 
 def test_jobs_are_submitted_retried_stopped_and_deleted(
