@@ -64,6 +64,7 @@ class HistoryStore:
         """
         record, sound = zlib.compress(answer.record), answer.sound
         make_private_folder(self._path.parent)
+        self._path.touch(mode=0o600)
         with self._open() as file:
             file.executescript(_SCHEMA)
             file.execute("BEGIN IMMEDIATE")

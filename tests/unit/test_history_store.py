@@ -47,7 +47,8 @@ def test_nothing_is_made_before_the_first_answer(tmp_path: Path) -> None:
     assert not store.pin(RequestId("req-1"), pinned=True)
     assert not (tmp_path / "history").exists()
     store.keep(answer("req-1"))
-    assert (tmp_path / "history").stat().st_mode & 0o077 == 0
+    for path in (tmp_path / "history", tmp_path / "history" / FILE):
+        assert path.stat().st_mode & 0o077 == 0
 
 
 def test_answer_kept_twice_has_both_reasons_and_the_newer_record(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_answers_are_removed_after_their_days_unless_pinned(tmp_path: Path) -> N
     store.keep(answer("old"))
     store.keep(answer("pinned", pinned=True))
     store.keep(answer("new", at_us=NOW_US + 2 * DAY_US))
-    assert names(store) == ["new", "pinned", "old"] or set(names(store)) == {"new", "pinned", "old"}
+    assert set(names(store)) == {"new", "pinned", "old"}
     store.keep(answer("newest", at_us=NOW_US + 2 * DAY_US + 1))
     assert set(names(store)) == {"newest", "new", "pinned"}
     assert store.pin(RequestId("pinned"), pinned=False)
