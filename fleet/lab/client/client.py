@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import UNSET, UnsetType
 from websockets.exceptions import InvalidStatus, WebSocketException
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
@@ -250,15 +250,8 @@ class ApiClient:
         ApiError if it is refused, or breaks off inside the block.
         """
         url = f"{self._transport.websocket_url}/v1/audio/speech/stream"
-        try:
-            with connect(url, additional_headers=self.headers, max_size=None) as socket:
-                yield GrowingSpeech(socket)
-        except InvalidStatus as error:
-            raise ApiError(
-                f"{self.url} refuses a speech socket with status {error.response.status_code}"
-            ) from error
-        except (OSError, WebSocketException) as error:
-            raise ApiError(f"the speech socket at {self.url} broke off: {error}") from error
+        with self._socket(url, "speech socket") as socket:
+            yield GrowingSpeech(socket)
 
     def transcribe(self, model: str, file: bytes, name: str = "audio.wav") -> str:
         """Return the transcript of an audio file. `name`: file name that is sent with it."""
@@ -327,17 +320,23 @@ class ApiClient:
         """Open a voice session for the duration of the block. Raises: ApiError if it is refused, or
         breaks off inside the block.
         """
+        with self._socket(self.realtime_url(model), "voice session") as socket:
+            yield RealtimeSession(socket)
+
+    @contextmanager
+    def _socket(self, url: str, what: str) -> Iterator[ClientConnection]:
+        """Open a WebSocket for the duration of the block. `what`: name of it in errors. Raises:
+        ApiError if it is refused, or breaks off inside the block.
+        """
         try:
-            with connect(
-                self.realtime_url(model), additional_headers=self.headers, max_size=None
-            ) as socket:
-                yield RealtimeSession(socket)
+            with connect(url, additional_headers=self.headers, max_size=None) as socket:
+                yield socket
         except InvalidStatus as error:
             raise ApiError(
-                f"{self.url} refuses a voice session with status {error.response.status_code}"
+                f"{self.url} refuses a {what} with status {error.response.status_code}"
             ) from error
         except (OSError, WebSocketException) as error:
-            raise ApiError(f"the voice session at {self.url} broke off: {error}") from error
+            raise ApiError(f"the {what} at {self.url} broke off: {error}") from error
 
     def _get(self, path: str, kind: type[T]) -> T:
         return self._decoded(self._transport.call("GET", path), kind)

@@ -6,10 +6,8 @@ from the workers' reports, which are renewed several times per lease. Takes the 
 graph.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +21,7 @@ from fleet.lab.measure.deployment import target_fleet
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.load import with_background_load
 from fleet.lab.measure.measurement import Context, Measurement
+from fleet.lab.measure.polling import polling
 from fleet.lab.measure.voice import (
     TIMEOUT_S,
     EventReader,
@@ -101,32 +100,21 @@ class BargeInResult(Result, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ResourceMonitor:
-    """Polls the fleet's resources in use on its own thread. `samples`: (time by
-    `time.perf_counter`, resources), oldest first.
+    """Samples of the fleet's resources in use. `samples`: (time by `time.perf_counter`, resources),
+    oldest first.
     """
 
     api: ApiClient
     samples: list[tuple[float, ResourcesInUse]] = field(
         default_factory=list[tuple[float, ResourcesInUse]]
     )
-    _stopped: threading.Event = field(default_factory=threading.Event)
 
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._run, daemon=True)
-        thread.start()
+    def read(self) -> None:
+        """Add a sample."""
         try:
-            yield
-        finally:
-            self._stopped.set()
-            thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(POLL_S):
-            try:
-                self.samples.append((time.perf_counter(), self.api.resources_in_use()))
-            except ApiError:
-                continue  # if it lasts, `wait` times out
+            self.samples.append((time.perf_counter(), self.api.resources_in_use()))
+        except ApiError:
+            return  # if it lasts, `wait` times out
 
     def wait(
         self, after_s: float, reached: Callable[[ResourcesInUse], bool], failure: str
@@ -172,7 +160,7 @@ def _interrupt(api: ApiClient, session: RealtimeSession, voice: Samples) -> Barg
     monitor, events = ResourceMonitor(api), EventReader(session)
     session.send(update_audio_input(turn_detection=DETECTION))
     events.wait("session.updated")
-    with monitor.polling():
+    with polling(monitor.read, POLL_S):
         before = monitor.wait(0.0, lambda used: used.tasks == 0, "the fleet was not idle")[1]
         content = [{"type": "input_text", "text": LONG_QUESTION}]
         session.send(

@@ -9,10 +9,8 @@ import io
 import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +30,7 @@ from fleet.lab.measure.deployment import target_fleet
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.load import with_background_load
 from fleet.lab.measure.measurement import Context, Measurement, argument, whole_number
+from fleet.lab.measure.polling import polling
 from fleet.lab.measure.speakers import BenchSpeaker, open_speaker
 from fleet.lab.measure.word_errors import WordErrors, word_errors
 from fleet.lab.report.result import Result
@@ -155,25 +154,16 @@ def assemble(speaker: BenchSpeaker, minutes: int, step: Callable[[], None]) -> A
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Reads the resident memory of a process and of all that it started, each second, on a thread
-    of its own.
-    """
+    """Readings of the resident memory of all processes that the process `pid` has started."""
 
     pid: int
     readings: list[dict[tuple[int, str], int]] = field(
         default_factory=list[dict[tuple[int, str], int]]
     )
-    _stopped: threading.Event = field(default_factory=threading.Event)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._run, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stopped.set()
-            thread.join()
+    def read(self) -> None:
+        """Add a reading."""
+        self.readings.append(dict(self._sizes()))
 
     def uses(self) -> tuple[ResidentMemory, ...]:
         """Return the use of each process that lived from half way to the end."""
@@ -184,10 +174,6 @@ class MemoryWatch:
             ResidentMemory(name=key[1], half_way_mib=half[key] / MIB, end_mib=end[key] / MIB)
             for key in half.keys() & end.keys()
         )
-
-    def _run(self) -> None:
-        while not self._stopped.wait(POLL_S):
-            self.readings.append(dict(self._sizes()))
 
     def _sizes(self) -> Iterator[tuple[tuple[int, str], int]]:
         for process in psutil.Process(self.pid).children(recursive=True):
@@ -221,7 +207,7 @@ class RecordingRun:
         watch, pieces, killed = MemoryWatch(self.pid), list[str](), list[str]()
         moments = [share * len(self.recording.said) for share in killed_at]
         began_s = time.perf_counter()
-        with watch.reading():
+        with polling(watch.read, POLL_S):
             for piece in self.api.transcribed_pieces(self.model, self.recording.file, RECORDING):
                 pieces.append(piece)
                 if moments and sum(map(len, pieces)) > moments[0]:
