@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from fleet.core.events import AnyEvent
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.spans.protocol.figures import SpanPart
 
@@ -66,7 +66,26 @@ class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
 
 
+class EdgeFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic of one edge of the graph over the whole fleet. `chunks_per_s`, `bytes_per_s`: mean of
+    the last minute, of chunks and of the tensors in them. `num_waiting`: tasks of the producer
+    that wait for the consumer's credit; `num_parked`: tasks that wait so and have given up their
+    slot, among the first hundred live requests.
+    """
+
+    edge: EdgeName
+    source: StageName
+    target: StageName
+    chunks_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    num_waiting: int = 0
+    num_parked: int = 0
+
+
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads of other workers' memory by edge and by worker, and the traffic of all edges."""
+
+    flows: tuple[EdgeFlow, ...] = ()
     edges: tuple[EdgeTransfer, ...]
     workers: tuple[WorkerTransfer, ...]
 
@@ -167,6 +186,10 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     role.
     `admits`: True if new requests that need the role are admitted: it has a worker that accepts
     tasks, lost its last one a moment ago, or has one that starts.
+    `wanted`: workers that should accept tasks: the number that a person ordered, else that of the
+    configuration, or of the present `fleet up` commands together. `managed`: True if a `fleet up`
+    starts and stops them. `placed`: workers that these commands run or are starting; fewer than
+    `wanted` where a start failed.
     `loaded_percent`: percentage of its weights that the most advanced starting worker has loaded;
     None if unknown or if no worker loads. `gap`: missing layers without which no worker of the
     stage can compute, in a role of span workers; "" if no layer is missing.
@@ -182,6 +205,9 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     capacity: int = 0
     starting: int = 0
+    wanted: int = 0
+    managed: bool = False
+    placed: int = 0
     admits: bool = False
     loaded_percent: int | None = None
     gap: str = ""
