@@ -1,7 +1,7 @@
 """The processes of `fleet up`: one keeper for each command, their output on one terminal, and their
 common end.
 
-A keeper is a fork of `fleet up` that starts and restarts one command. Each keeper watches a pipe
+A keeper is a fork of `fleet up` that starts and restarts one command. Every keeper watches a pipe
 whose other end only `fleet up` holds; nothing is ever written to it. The pipe closes when `fleet
 up` stops its fleet or this command, and also when `fleet up` is killed; when all close, the keepers
 stop their commands in order: workers leave, Redis stops last, and a command that does not end in

@@ -29,9 +29,9 @@ def scale(
 
     Examples:
 
-      fleet scale talker=3
+      fleet scale lm=3
 
-      fleet scale talker=2 code2wav=2
+      fleet scale asr=2 lm=2
     """
     from fleet.control import scripts
     from fleet.control.connect import run, text
@@ -55,5 +55,5 @@ def scale(
 def _parse_order(argument: str) -> tuple[str, int]:
     role, _, number = argument.partition("=")
     if not role or not (number.isascii() and number.isdecimal() and len(number) < 9):
-        raise BadInput(f"{argument[:80]!r} is not ROLE=N; write for example talker=3")
+        raise BadInput(f"{argument[:80]!r} is not ROLE=N; write for example lm=3")
     return role, int(number)

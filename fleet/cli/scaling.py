@@ -16,10 +16,10 @@ from redis.exceptions import RedisError
 from fleet.config.roles import Role
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_for_a_call, exchange, run, text, texts
-from fleet.control.operations import MAX_REPLICAS
 from fleet.control.outage import Outage
 from fleet.control.starting import place_here
 from fleet.core.ids import RoleName, WorkerId
+from fleet.telemetry.views import MAX_REPLICAS
 
 FOLLOW_S, LEASE_S, TIMEOUT_S = 1.0, 15.0, 1.0
 ORDERED_BY = "fleet up"
@@ -28,7 +28,7 @@ ORDERED_BY = "fleet up"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWorker:
-    """A worker process that this `fleet up` keeps. `number`: its number within the role. `id`: ""
+    """A worker process that this `fleet up` keeps. `number`: number within the role. `id`: ""
     until it has joined the fleet. `is_standby`: it receives no tasks. `is_draining`: it accepts no
     more tasks.
     """
@@ -130,8 +130,8 @@ class ScaledRole:
             self._keepers.retire(self._name(worker.number))
 
     def _note_ends(self) -> None:
-        """Forget the workers that are gone. One that was not to leave could not start, so there is
-        no room for it here. Retire the keepers of those that a person stopped.
+        """Forget the workers that are gone. A worker that was not to leave could not start, so
+        there is no room for it here. Retire the keepers of workers that a person stopped.
         """
         for number in sorted(self._numbers):
             keeper = self._keepers.find(self._name(number))

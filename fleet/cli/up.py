@@ -7,6 +7,7 @@ import os
 import ssl
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ from fleet.process.private import write_private
 
 if TYPE_CHECKING:
     from fleet.cli.keeper import ProcessStarter
+    from fleet.cli.manager import FleetManager
 
 RESOLVED_NAME = "resolved.yaml"
 READY_POLL_S = 0.25
@@ -79,11 +81,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     )
     surroundings = Surroundings(redis_url=deployment.redis_url, lease=resolved.lease)
     manager = FleetManager(surroundings, watch.start)
-
-    def keep(name: str, arguments: list[str]) -> None:
-        environment = _environment(arguments[0], resolved_file)
-        manager.keep(name, arguments, environment, _starter_of(arguments, resolved))
-
+    keep = partial(_keep, manager, resolved, resolved_file)
     for name, arguments in list_processes(deployment, resolved):
         keep(name, arguments)
     manager.follower = WorkerScaling(
@@ -100,6 +98,13 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
             flush=True,
         )
         raise typer.Exit(1)
+
+
+def _keep(
+    manager: "FleetManager", config: FleetConfig, config_file: Path, name: str, arguments: list[str]
+) -> None:
+    environment = _environment(arguments[0], config_file)
+    manager.keep(name, arguments, environment, _starter_of(arguments, config))
 
 
 def _check_peers(config: FleetConfig) -> None:

@@ -29,11 +29,9 @@ from fleet.core.ids import (
 from fleet.core.request import RequestSpec, decode_request
 from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
 from fleet.graphs import Graph
-from fleet.telemetry.views import WorkerOrder
+from fleet.telemetry.views import MAX_REPLICAS, WorkerOrder
 
 log = logging.getLogger(__name__)
-MAX_REPLICAS = 64
-"""Largest number of workers of a role that can be ordered."""
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
 """Function that submits a request without a client. The gateway reads the answer to its end, so
 that its log is complete.

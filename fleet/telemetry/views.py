@@ -16,6 +16,8 @@ from fleet.spans.protocol.figures import SpanPart
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
+MAX_REPLICAS = 64
+"""Largest number of workers of a role that a person can order."""
 GONE_LISTED_S, MAX_GONE_LISTED = 600, 200
 """Seconds for which a process that has ended is listed, and the number of such processes."""
 GONE_KEPT_DAYS, MAX_GONE_KEPT = 14, 1000
@@ -186,8 +188,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     role.
     `admits`: True if new requests that need the role are admitted: it has a worker that accepts
     tasks, lost its last one a moment ago, or has one that starts.
-    `wanted`: workers that should accept tasks: the number that a person ordered, else that of the
-    configuration, or of the present `fleet up` commands together. `managed`: True if a `fleet up`
+    `wanted`: workers that should accept tasks: the number that a person ordered, else the number
+    that the present `fleet up` commands run, or the configured one. `managed`: True if a `fleet up`
     starts and stops them. `placed`: workers that these commands run or are starting; fewer than
     `wanted` where a start failed.
     `loaded_percent`: percentage of its weights that the most advanced starting worker has loaded;

@@ -111,7 +111,7 @@ def test_ordered_number_decides_which_workers_stand_by(control: Control) -> None
 
 
 @dataclass
-class Kept:
+class KeeperDouble:
     """A keeper double: the process and what became of it."""
 
     name: str
@@ -121,19 +121,19 @@ class Kept:
 
 
 @dataclass
-class Manager:
+class ManagerDouble:
     """A manager double without processes. A started worker has this process's pid plus its number
     times 1,000,000, so that no real process is meant.
     """
 
-    keepers: dict[str, Kept] = field(default_factory=dict[str, Kept])
+    keepers: dict[str, KeeperDouble] = field(default_factory=dict[str, KeeperDouble])
     said: list[str] = field(default_factory=list[str])
 
     def start(self, role: RoleName, number: int) -> None:
         name = f"{role}.{number}"
-        self.keepers[name] = Kept(name=name, pid=os.getpid() + number * 1_000_000)
+        self.keepers[name] = KeeperDouble(name=name, pid=os.getpid() + number * 1_000_000)
 
-    def find(self, name: str) -> Kept | None:
+    def find(self, name: str) -> KeeperDouble | None:
         return self.keepers.get(name)
 
     def retire(self, name: str) -> None:
@@ -147,32 +147,34 @@ class Manager:
 
 
 @pytest.fixture
-def manager() -> Manager:
-    return Manager()
+def manager() -> ManagerDouble:
+    return ManagerDouble()
 
 
 @pytest.fixture
-def role(manager: Manager) -> ScaledRole:
+def role(manager: ManagerDouble) -> ScaledRole:
     manager.start(LM, 1)
     return ScaledRole(
         Role(name=LM, stage=StageName(ROLE), walks=(), replicas=1), manager, manager.start
     )
 
 
-def join(control: Control, manager: Manager, number: int) -> WorkerId:
+def join(control: Control, manager: ManagerDouble, number: int) -> WorkerId:
     worker = WorkerId(f"{ROLE}@{place_here(manager.keepers[f'{ROLE}.{number}'].pid)}:{number:06x}")
     assert control.register(worker, ROLE, replicas=9) == "ok"
     return worker
 
 
-def test_unordered_role_is_left_alone(control: Control, manager: Manager, role: ScaledRole) -> None:
+def test_unordered_role_is_left_alone(
+    control: Control, manager: ManagerDouble, role: ScaledRole
+) -> None:
     manager.keepers["lm.1"].has_ended = True
     role.settle(control.client, None, 1)
     assert manager.retired() == [] and list(manager.keepers) == ["lm.1"]
 
 
 def test_more_workers_are_started_and_fewer_drain_before_they_stop(
-    control: Control, manager: Manager, role: ScaledRole
+    control: Control, manager: ManagerDouble, role: ScaledRole
 ) -> None:
     role.settle(control.client, 3, 3)
     assert list(manager.keepers) == ["lm.1", "lm.2", "lm.3"]
@@ -190,7 +192,7 @@ def test_more_workers_are_started_and_fewer_drain_before_they_stop(
 
 
 def test_worker_with_tasks_is_not_stopped_and_can_be_wanted_again(
-    control: Control, manager: Manager, role: ScaledRole
+    control: Control, manager: ManagerDouble, role: ScaledRole
 ) -> None:
     role.settle(control.client, 2, 2)
     workers = {number: join(control, manager, number) for number in (1, 2)}
@@ -206,7 +208,7 @@ def test_worker_with_tasks_is_not_stopped_and_can_be_wanted_again(
 
 
 def test_worker_that_cannot_start_is_not_tried_again_until_the_next_order(
-    control: Control, manager: Manager, role: ScaledRole
+    control: Control, manager: ManagerDouble, role: ScaledRole
 ) -> None:
     role.settle(control.client, 2, 2)
     del manager.keepers["lm.2"]
@@ -217,7 +219,7 @@ def test_worker_that_cannot_start_is_not_tried_again_until_the_next_order(
 
 
 def test_worker_that_a_person_stopped_is_replaced_while_a_number_is_ordered(
-    control: Control, manager: Manager, role: ScaledRole
+    control: Control, manager: ManagerDouble, role: ScaledRole
 ) -> None:
     role.settle(control.client, 1, 1)
     manager.keepers["lm.1"].has_ended = True

@@ -368,7 +368,8 @@ class FakeOperations(Operations):
             raise NotFound(f"no worker {quoted(worker)}", param="worker_id")
         view = self._fleet.worker_list[place]
         if view.gone or not view.role:
-            raise Conflict(f"{worker} is {view.state}, and takes no orders", param="worker_id")
+            why = "is gone already" if view.gone else f"is {view.state}, and takes no orders"
+            raise Conflict(f"{worker} {why}", param="worker_id")
         if order == "resume" and view.state == "leaving":
             raise Conflict(f"{worker} is leaving already", param="worker_id")
         self._fleet.orders.append((worker, order))

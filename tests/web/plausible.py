@@ -228,10 +228,9 @@ def _queue(number: int, stage: StageName, waiting: RequestId) -> RoleQueue:
         capacity=16,
         in_per_s=4.2,
         out_per_s=4.1,
-        wanted=2 + number,
+        wanted=1,
         managed=True,
-        placed=min(2 + number, 3),
-        starting=int(number == 1),
+        placed=1,
         **({} if number else waits),
     )
 

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.control.operations import MAX_REPLICAS
 from fleet.core.ids import CLIENT, StageName
 from fleet.graphs import Graph
 from fleet.telemetry.condition import DEATHS
-from fleet.telemetry.views import EdgeFlow, RoleQueue, WorkerView
+from fleet.telemetry.views import MAX_REPLICAS, EdgeFlow, RoleQueue, WorkerView
 from web.console.stages import StageSummary, wanted_workers
 from web.gateway.gateway import Gateway
 
@@ -113,7 +112,9 @@ def _links_from(
 def count_roles(
     gateway: Gateway, queues: Sequence[RoleQueue], workers: Sequence[WorkerView]
 ) -> tuple[RoleNumbers, ...]:
-    """Return the numbers of the configured roles. `workers`: with those that ended lately."""
+    """Return the numbers of the configured roles. `workers`: present ones, and ones that
+    ended in the last ten minutes.
+    """
     wanted, of_role = wanted_workers(gateway, queues), {queue.role: queue for queue in queues}
     dead = Counter(view.role for view in workers if view.state in DEATHS)
     return tuple(

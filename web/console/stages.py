@@ -52,7 +52,7 @@ class StageSummary:
 
 def wanted_workers(gateway: Gateway, roles: Sequence[RoleView]) -> dict[RoleName, int]:
     """Return how many workers of each role should accept tasks: the number that the present `fleet
-    up` commands follow, else that of the configuration.
+    up` commands follow, else the configured one.
     """
     followed = {view.role: view.wanted for view in roles if view.managed}
     return {role.name: followed.get(role.name, role.replicas) for role in gateway.config.roles()}

@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from fleet.control.operations import MAX_REPLICAS
 from fleet.core.errors import BadInput
+from fleet.telemetry.views import MAX_REPLICAS
 from web.gateway.gateway import Gateway
 from web.http.body import read_body
 from web.http.callers import current_caller
@@ -16,15 +16,15 @@ MAX_BODY_BYTES = 1024
 EXAMPLE = '{"replicas": 2}'
 
 
-class ScaleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RoleOrderBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of PUT /v1/fleet/roles/{role}. `replicas`: number of workers that accept tasks."""
 
     replicas: int
 
 
-class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of a role's workers was ordered. Each `fleet up` follows within two seconds: one
-    starts workers, or lets workers finish their tasks and then stops them.
+class RoleOrderResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of a role's workers was ordered. The present `fleet up` commands follow within two
+    seconds: they start workers, or let workers finish their tasks and then stop them.
     """
 
     id: str
@@ -46,13 +46,13 @@ class ScalingApi:
         role = await self._operations.scale(
             str(request.path_params["role"]), replicas, by=current_caller().name
         )
-        return json_response(ScaleResult(id=role, replicas=replicas))
+        return json_response(RoleOrderResult(id=role, replicas=replicas))
 
 
 def _replicas(raw: bytes) -> int:
     """Return the number in a body. Raises: BadInput naming the field."""
     try:
-        return msgspec.json.decode(raw, type=ScaleBody).replicas
+        return msgspec.json.decode(raw, type=RoleOrderBody).replicas
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(
             f"replicas: {error}; send a whole number from 0 to {MAX_REPLICAS}, as in {EXAMPLE}",

@@ -33,7 +33,7 @@ from web.fleet_api.routes import (
     WorkerList,
     WorkerOrderResult,
 )
-from web.fleet_api.scaling import ScaleBody, ScaleResult
+from web.fleet_api.scaling import RoleOrderBody, RoleOrderResult
 from web.fleet_api.training import ForgottenResult, VersionResult
 from web.openai.audio_encoder import MEDIA_TYPES
 from web.openai.batches import BatchPage
@@ -310,8 +310,8 @@ OPERATIONS: tuple[Operation, ...] = (
         "PUT",
         "/v1/fleet/roles/{role}",
         "Order how many workers a role has",
-        body=ScaleBody,
-        answer=ScaleResult,
+        body=RoleOrderBody,
+        answer=RoleOrderResult,
     ),
     Operation(
         "GET",

@@ -217,20 +217,60 @@ def test_commands_to_one_of_several_workers_need_no_confirmation(
     )
 
 
-def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
+@pytest.mark.parametrize("is_shown", [False, True], ids=["before-update", "after-update"])
+@pytest.mark.parametrize("answers", [True, False], ids=["answered", "unanswered"])
+def test_command_to_a_worker_that_dies_meanwhile_shows_the_reason(
+    open_page: OpenPage, telemetry: FakeTelemetry, is_shown: bool, answers: bool
+) -> None:
+    """Let the worker die after the click. `is_shown`: an update of the page removes the button
+    before the gateway answers.
+    """
     page = open_page("/workers")
     view = telemetry.worker_list[0]
+    row = page.locator(f'[id="w-{view.id}"]')
+    held: list[Route] = []
+    page.route("**/stop", held.append)
+    row.get_by_role("button", name="Stop").click()
+    wait_until(lambda: page.evaluate("1") and held, "the request")
+    telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
+    if is_shown:
+        publish_event(telemetry)
+        expect(row).to_have_count(0)
+    held[0].continue_() if answers else held[0].abort()
+    text = "is gone already" if answers else "The gateway did not answer"
+    expect(page.locator(".toast.bad")).to_contain_text(text)
 
-    def die_and_continue(route: Route) -> None:
-        """Let the worker die after the button was clicked; an earlier update of the page would
-        remove the button.
-        """
-        telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
-        route.continue_()
 
-    page.route("**/drain", die_and_continue)
-    page.locator(f'[id="w-{view.id}"]').get_by_role("button", name="Drain").click()
-    expect(page.locator(".toast.bad")).to_contain_text("takes no orders")
+def test_number_of_workers_is_ordered_with_the_keyboard(
+    open_page: OpenPage, telemetry: FakeTelemetry
+) -> None:
+    page = open_page("/fleet")
+    row = page.locator("#role-talker")
+    row.get_by_role("button", name="One talker more").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".toast")).to_contain_text("talker: 2 wanted")
+    questions: list[str] = []
+
+    def dismiss(dialog: Dialog) -> None:
+        questions.append(dialog.message)
+        dialog.dismiss()
+
+    page.once("dialog", dismiss)
+    row.get_by_role("button", name="One talker less").focus()
+    page.keyboard.press("Enter")
+    wait_until(lambda: page.evaluate("1") and questions, "the question")
+    assert "Leave talker without a worker?" in questions[0]
+    assert telemetry.scaled == [("talker", 2, "")], "a dismissed order is not sent"
+
+
+@pytest.mark.parametrize("path", ["/fleet", "/workers", "/transfers"])
+def test_phone_shows_every_page_of_the_room(open_page: OpenPage, path: str) -> None:
+    page = open_page(path)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for link in page.locator("nav.pages a").all():
+        box = link.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 360 and box["height"] >= 24
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_retried_request_can_be_opened(open_page: OpenPage, gateway: ServedGateway) -> None:
