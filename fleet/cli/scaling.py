@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import redis
 from redis.exceptions import RedisError
 
+from fleet.cli.supervise import REDIS_START_S
 from fleet.config.roles import Role
 from fleet.control import keys, scripts
 from fleet.control.connect import connect_for_a_call, exchange, run, text, texts
@@ -188,7 +189,7 @@ class WorkerScaling:
             for role in roles
             if not role.optional and not role.hosts_spans
         ]
-        self._outage = Outage("the numbers of workers that were ordered")
+        self._outage = Outage("the follower of ordered workers", quiet_s=REDIS_START_S)
         self._next_s = 0.0
 
     def follow(self) -> None:

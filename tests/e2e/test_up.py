@@ -10,7 +10,7 @@ import httpx
 
 from fleet.control.embedded import embedded_url
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
+from tests.e2e.fleets import FAKE, START_S, ProcessFleet, fleet_up
 from tests.support import redis_answers, run_cli, set_options, start_cli, wait_until
 
 ROLES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
@@ -48,7 +48,7 @@ def test_ordered_numbers_start_workers_and_let_them_leave(tmp_path: Path) -> Non
     with fleet_up(tmp_path, *FAKE, "checkpoint=tiny") as fleet:
         first = _pid_of(role, fleet)
         assert run_cli("scale", f"{role}=2", cwd=fleet.folder, env=fleet.env).returncode == 0
-        wait_until(lambda: len(_serving(role, fleet)) == 2, "a second worker", timeout_s=60)
+        wait_until(lambda: len(_serving(role, fleet)) == 2, "a second worker", timeout_s=START_S)
         (view,) = [each for each in _status(fleet)["roles"] if each["role"] == role]
         assert (view["wanted"], view["managed"], view["placed"]) == (2, True, 2)
 
@@ -57,7 +57,7 @@ def test_ordered_numbers_start_workers_and_let_them_leave(tmp_path: Path) -> Non
         wait_until(
             lambda: len(_serving(role, fleet) - {killed.pid}) == 2,
             "the added worker to be restarted",
-            timeout_s=60,
+            timeout_s=START_S,
         )
         answer = httpx.put(f"{fleet.url}/v1/fleet/roles/{role}", json={"replicas": 1}, timeout=10)
         assert answer.json() == {"id": role, "object": "fleet.role", "replicas": 1}

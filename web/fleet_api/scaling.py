@@ -36,14 +36,14 @@ class ScalingApi:
     """The route of ordered numbers of workers; `routes()` lists it."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._operations = gateway.client.operations
+        self._client = gateway.client
 
     def routes(self, root: str) -> list[BaseRoute]:
         return [Route(f"{root}/roles/{{role}}", self.scale, methods=["PUT"])]
 
     async def scale(self, request: Request) -> Response:
         replicas = _replicas(await read_body(request, MAX_BODY_BYTES))
-        role = await self._operations.scale(
+        role = await self._client.operations.scale(
             str(request.path_params["role"]), replicas, by=current_caller().name
         )
         return json_response(RoleOrderResult(id=role, replicas=replicas))
