@@ -1,13 +1,13 @@
 -- share_workers: a `fleet up` renews its lease as a supervisor of workers, and takes its share of
--- the workers that are wanted of each role. A role for which no number was ordered has the workers of
--- the configuration: the share is what the supervisor runs. Otherwise the supervisor with the
+-- the workers that are wanted of each role. A role for which no number was ordered has the workers
+-- of the configuration: the share is what the supervisor runs. Otherwise the supervisor with the
 -- smallest share that can run more workers takes one more, and the one with the largest share
 -- gives one back, until the shares add up to the number; among equals, the first to call. A lapsed
 -- supervisor has no share. The first supervisor of a fleet begins with the configuration: it
 -- deletes all ordered numbers. Compares the lease, and writes the supervisor's shares.
 -- Answers for each role the ordered number ("" none) and this supervisor's share.
--- ARGV: supervisor (host:pid), lease_us ("0": it ends), then repeated 3: role, num_workers (that it
--- runs by its configuration, its share before an order), num_possible (that it can run)
+-- ARGV: supervisor (host:pid), lease_us ("0": it ends), then repeated 3: role, num_workers (that
+-- it runs by its configuration, its share before an order), num_possible (that it can run)
 local supervisor, lease_us = unpack(ARGV, 1, 2)
 pass_when_full()
 local supervisors, now = PREFIX .. 'supervisors', now_us()

@@ -130,9 +130,18 @@ def test_number_is_ordered_through_the_api(
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"replicas": "3"}, {"replicas": 65}, {"replicas": -1}, {"replicas": 1.5},
-             {"replicas": 1, "by": "x"}, [], None],
-)  # fmt: skip
+    "body",
+    [
+        {},
+        {"replicas": "3"},
+        {"replicas": 65},
+        {"replicas": -1},
+        {"replicas": 1.5},
+        {"replicas": 1, "by": "x"},
+        [],
+        None,
+    ],
+)
 def test_number_out_of_bounds_is_refused_by_name(
     gateway: ServedGateway, telemetry: FakeTelemetry, body: object
 ) -> None:
