@@ -14,7 +14,7 @@ from web.schema.fields.batches import BATCH, FILE
 from web.schema.fields.chat import CHAT
 from web.schema.fields.completion import COMPLETION
 from web.schema.fields.decision import DECISION
-from web.schema.fields.fleet import JOB
+from web.schema.fields.fleet import JOB, ROLE
 from web.schema.fields.realtime import CALL, EVENTS, QUERY, SECRET, SESSION, WEBRTC
 from web.schema.fields.response import RESPONSE
 from web.schema.fields.table import Field, FieldTable
@@ -53,6 +53,7 @@ TABLES: Sequence[FieldTable] = (
     FILE,
     BATCH,
     JOB,
+    ROLE,
 )
 
 

@@ -78,12 +78,13 @@ class RestartPolicy:
 
 class KeeperOutput(Protocol):
     """Destination of a command's output lines and of the keeper's own messages. `line` is called
-    from a separate thread.
+    from a separate thread. `ended`: the command ended with status 0 and is not restarted.
     """
 
     def line(self, line: bytes) -> None: ...
     def say(self, text: str, *, error: bool = False) -> None: ...
     def started(self, pid: int) -> None: ...
+    def ended(self) -> None: ...
 
 
 class StartAnnouncer(Protocol):
@@ -164,6 +165,9 @@ class TerminalOutput:
     def started(self, pid: int) -> None:
         return
 
+    def ended(self) -> None:
+        return
+
 
 @dataclass(slots=True, kw_only=True)
 class Keeper:
@@ -215,6 +219,7 @@ class Keeper:
                 return max(status, 0) if status != -signal.SIGTERM else 0
             if status == 0:
                 await self._end_starts(failed=False)
+                self.output.ended()
                 self.output.say(
                     f"{self.name} ended and is not restarted; start another one with `fleet "
                     f"{self.name}`"

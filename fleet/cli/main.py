@@ -18,6 +18,7 @@ from fleet.cli import (
     keys,
     models,
     pocket,
+    scale,
     serve,
     session,
     spans,
@@ -49,6 +50,7 @@ app.add_typer(keys.app)
 app.command()(batch.batch)
 app.command()(inspect.status)
 app.command()(inspect.config)
+app.command()(scale.scale)
 app.command()(doctor)
 app.command()(cert.cert)
 app.add_typer(dead_letters.app)

@@ -1,13 +1,13 @@
 """The processes of `fleet up`: one keeper for each command, their output on one terminal, and their
 common end.
 
-A keeper is a fork of `fleet up` that starts and restarts one command. Keepers watch a pipe whose
-other end only `fleet up` holds; nothing is ever written to it. The pipe closes when `fleet up`
-stops its fleet, and also when `fleet up` is killed; in both cases the keepers stop their commands
-in order: workers leave, Redis stops last, and a command that does not end in time is killed, frozen
-or not. A pipe does this on every system. Linux's parent-death signal alone would not: it kills all
-commands at the same moment, and Redis cannot watch a pipe itself. The signal covers the case of a
-killed keeper.
+A keeper is a fork of `fleet up` that starts and restarts one command. Every keeper watches a pipe
+whose other end only `fleet up` holds; nothing is ever written to it. The pipe closes when `fleet
+up` stops its fleet or this command, and also when `fleet up` is killed; when all close, the keepers
+stop their commands in order: workers leave, Redis stops last, and a command that does not end in
+time is killed, frozen or not. A pipe does this on every system. Linux's parent-death signal alone
+would not: it kills all commands at the same moment, and Redis cannot watch a pipe itself. The
+signal covers the case of a killed keeper.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 from honcho.colour import get_colours
@@ -46,6 +46,9 @@ class KeeperProcess:
     manager.
 
     `pid`: process of the command. `status`: exit status of the keeper, once it has ended.
+    `has_ended`: True if the command ended by itself and is not restarted. `is_retired`: True if
+    only this command is stopped. `is_added`: True if it was added to a running fleet, which its end
+    does not stop. `held_ends`: the open ends that `fleet up` holds, by name of the keeper.
     """
 
     def __init__(
@@ -56,18 +59,22 @@ class KeeperProcess:
         colour: str,
         *,
         surroundings: Surroundings,
-        pipe: tuple[int, int],
+        watched: int,
+        held_ends: Mapping[str, int],
         starter: ProcessStarter,
+        is_added: bool,
     ) -> None:
         self.name = name
         self.pid: int | None = None
         self.status: int | None = None
+        self.has_ended = self.is_retired = False
+        self.is_added = is_added
         self._arguments = arguments
         self._env = env
         self._colour = colour
         self._surroundings = surroundings
         self._starter = starter
-        self._watched, self._held = pipe
+        self._watched, self._held_ends = watched, held_ends
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
         """Start the keeper in a forked process. `predecessor`: pid of the command left by a keeper
@@ -84,7 +91,8 @@ class KeeperProcess:
         return self._process.exitcode
 
     def _run(self) -> None:
-        os.close(self._held)
+        for held in self._held_ends.values():
+            os.close(held)
         for signum in STOP_SIGNALS:
             # A handler that does nothing, not SIG_IGN, which the command would inherit.
             signal.signal(signum, lambda _signum, _frame: None)
@@ -127,6 +135,9 @@ class KeeperProcess:
     def started(self, pid: int) -> None:
         self._send("start", pid)
 
+    def ended(self) -> None:
+        self._send("ended", None)
+
     def _send(self, kind: str, data: object) -> None:
         self._messages.put(
             Message(type=kind, data=data, time=datetime.now(), name=self.name, colour=self._colour)
@@ -143,9 +154,18 @@ def _end(pid: int) -> None:
         psutil.Process(pid).wait(timeout=PREDECESSOR_TIMEOUT_S)
 
 
+class FleetFollower(Protocol):
+    """Changes the commands of a running fleet. `follow` is called several times per second, `end`
+    before the fleet is stopped.
+    """
+
+    def follow(self) -> None: ...
+    def end(self) -> None: ...
+
+
 class FleetManager:
     """Runs commands, each with a keeper, until a signal arrives or a command ends for good; then
-    stops all.
+    stops all. `follower`: adds and retires commands while the fleet runs.
 
     `culprit`: name of the process whose end stopped the fleet; None after a signal. `when_started`:
     called once, when all commands run.
@@ -153,13 +173,14 @@ class FleetManager:
 
     def __init__(self, surroundings: Surroundings, when_started: Callable[[], None]) -> None:
         self.culprit: str | None = None
+        self.follower: FleetFollower | None = None
         self._surroundings = surroundings
         self._when_started = when_started
         self._keepers: dict[str, KeeperProcess] = {}
         self._messages: Any = _fork.Queue()
         self._colours = get_colours()
         self._printer = Printer(sys.stdout, width=len(SYSTEM))
-        self._pipe = os.pipe()
+        self._held_ends: dict[str, int] = {}
         self._signal: signal.Signals | None = None
         self._has_started = self._stopping = False
         self._kill_s: float | None = None
@@ -167,17 +188,35 @@ class FleetManager:
     def keep(
         self, name: str, arguments: list[str], env: Mapping[str, str], starter: ProcessStarter
     ) -> None:
-        """Add a command: `loop` will run `fleet ARGUMENTS` under the process name `name`."""
-        self._keepers[name] = KeeperProcess(
+        """Add a command: `loop` will run `fleet ARGUMENTS` under the process name `name`. A running
+        fleet starts it at once.
+        """
+        watched, self._held_ends[name] = os.pipe()
+        keeper = self._keepers[name] = KeeperProcess(
             name,
             arguments,
             env,
             next(self._colours),
             surroundings=self._surroundings,
-            pipe=self._pipe,
+            watched=watched,
+            held_ends=self._held_ends,
             starter=starter,
+            is_added=self._has_started,
         )
         self._printer.width = max(self._printer.width, len(name))
+        if self._has_started:
+            keeper.fork(self._messages)
+
+    def find(self, name: str) -> KeeperProcess | None:
+        """Return the keeper of a command; None once it has ended."""
+        return self._keepers.get(name)
+
+    def retire(self, name: str) -> None:
+        """Stop one command, as the end of the fleet would, and forget it once it has ended."""
+        keeper = self._keepers[name]
+        if not keeper.is_retired:
+            keeper.is_retired = True
+            os.close(self._held_ends.pop(name))
 
     def loop(self) -> None:
         """Start all processes; return once they have ended and their output is printed."""
@@ -187,11 +226,13 @@ class FleetManager:
             keeper.fork(self._messages)
         while self._handle_message() or not self._all_ended():
             if self._signal is not None and not self._stopping:
-                self._print(f"{self._signal.name} received")
+                self.say(f"{self._signal.name} received")
                 self._stop()
             if not self._stopping:
                 self._check_keepers()
                 self._report_start()
+            if self.follower is not None and self._has_started and not self._stopping:
+                self.follower.follow()
             self._kill_overdue()
 
     def _note_signal(self, signum: int, _frame: object) -> None:
@@ -203,29 +244,33 @@ class FleetManager:
             message: Message = self._messages.get(timeout=POLL_S)
         except queue.Empty:
             return False
-        keeper = self._keepers[message.name]
+        keeper = self._keepers.get(message.name)
         if message.type == "line":
             self._write(message)
+        elif keeper is None:
+            return True
         elif message.type == "start":
             if self._has_started:
-                self._print(f"{keeper.name} started (pid={message.data})")
+                self.say(f"{keeper.name} started (pid={message.data})")
             keeper.pid = message.data
+        elif message.type == "ended":
+            keeper.has_ended = True
         else:
-            self._print(f"{keeper.name} stopped (rc={message.data})")
+            self.say(f"{keeper.name} stopped (rc={message.data})")
             self._end_keeper(keeper, message.data)
         return True
 
     def _check_keepers(self) -> None:
         """Replace keepers that were killed, and so could not report their end."""
-        for keeper in self._keepers.values():
+        for keeper in list(self._keepers.values()):
             status = keeper.exit_status
             if keeper.status is not None or status is None or status == 0:
                 continue  # running, or its last message is on its way
-            if status > 0:
+            if status > 0 or keeper.is_retired:
                 self._end_keeper(keeper, status)
                 return
             killed_by = signal.Signals(-status).name
-            self._print(
+            self.say(
                 f"the keeper of {keeper.name} was lost (killed by {killed_by}); starting both again"
             )
             keeper.fork(self._messages, predecessor=keeper.pid)
@@ -242,18 +287,26 @@ class FleetManager:
 
     def _end_keeper(self, keeper: KeeperProcess, status: int) -> None:
         keeper.status = status
+        if not self._stopping and (keeper.is_retired or keeper.is_added):
+            del self._keepers[keeper.name]
+            if not keeper.is_retired:
+                os.close(self._held_ends.pop(keeper.name))
+            return
         if not self._stopping:
             self.culprit = keeper.name
             self._stop()
         self._kill_s = self._kill_s or time.monotonic() + KILL_AFTER_S
 
     def _stop(self) -> None:
-        """Stop all keepers by closing the pipe that they watch."""
+        """Stop all keepers by closing the pipes that they watch."""
         if self._stopping:
             return
         self._stopping = True
-        self._print("stopping the fleet")
-        os.close(self._pipe[1])
+        self.say("stopping the fleet")
+        if self.follower is not None:
+            self.follower.end()
+        for held in self._held_ends.values():
+            os.close(held)
 
     def _kill_overdue(self) -> None:
         if self._kill_s is None or time.monotonic() < self._kill_s:
@@ -261,7 +314,7 @@ class FleetManager:
         self._kill_s = time.monotonic() + KILL_AFTER_S
         for keeper in self._keepers.values():
             if keeper.status is None and keeper.pid is not None and keeper.exit_status is None:
-                self._print(f"sending SIGKILL to {keeper.name} (pid {keeper.pid})")
+                self.say(f"sending SIGKILL to {keeper.name} (pid {keeper.pid})")
                 kill_all(keeper.pid)
 
     def _all_ended(self) -> bool:
@@ -270,7 +323,8 @@ class FleetManager:
             for keeper in self._keepers.values()
         )
 
-    def _print(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line of the manager itself."""
         self._write(Message(type="line", data=text, time=datetime.now(), name=SYSTEM, colour=None))
 
     def _write(self, message: Message) -> None:

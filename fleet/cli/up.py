@@ -7,6 +7,7 @@ import os
 import ssl
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,14 @@ from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
 from fleet.config import FleetConfig
 from fleet.config.safety import refuse_unsafe
 from fleet.config.schema import WebConfig
+from fleet.core.ids import RoleName
 from fleet.process.free_ports import free_ports
 from fleet.process.lan_address import EVERYWHERE, lan_address
 from fleet.process.private import write_private
 
 if TYPE_CHECKING:
     from fleet.cli.keeper import ProcessStarter
+    from fleet.cli.manager import FleetManager
 
 RESOLVED_NAME = "resolved.yaml"
 READY_POLL_S = 0.25
@@ -40,6 +43,9 @@ READY_POLL_S = 0.25
 def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = False) -> None:
     """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway
     and the job worker.
+
+    `fleet scale` and the console change the number of a role's workers while the fleet runs, until
+    the last `fleet up` of the fleet ends.
 
     In addition to a stage's replicas, `standby` workers load their weights and wait: when a worker
     of the stage is lost, one of them replaces it immediately, and the restarted worker becomes a
@@ -59,6 +65,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
       fleet up --config configs/text.yaml --set stages.lm.standby=1
     """
     from fleet.cli.manager import FleetManager
+    from fleet.cli.scaling import WorkerScaling
     from fleet.cli.supervise import Surroundings
 
     deployment = open_serving_deployment(config, with_read_only(set_, read_only))
@@ -74,13 +81,15 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     )
     surroundings = Surroundings(redis_url=deployment.redis_url, lease=resolved.lease)
     manager = FleetManager(surroundings, watch.start)
+    keep = partial(_keep, manager, resolved, resolved_file)
     for name, arguments in list_processes(deployment, resolved):
-        manager.keep(
-            name,
-            arguments,
-            _environment(arguments[0], resolved_file),
-            _starter_of(arguments, resolved),
-        )
+        keep(name, arguments)
+    manager.follower = WorkerScaling(
+        deployment.redis_url,
+        resolved.roles(),
+        manager,
+        lambda role, number: keep(*worker_process(resolved, role, number)),
+    )
     manager.loop()
     if manager.culprit:
         print(
@@ -89,6 +98,13 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
             flush=True,
         )
         raise typer.Exit(1)
+
+
+def _keep(
+    manager: "FleetManager", config: FleetConfig, config_file: Path, name: str, arguments: list[str]
+) -> None:
+    environment = _environment(arguments[0], config_file)
+    manager.keep(name, arguments, environment, _starter_of(arguments, config))
 
 
 def _check_peers(config: FleetConfig) -> None:
@@ -179,12 +195,16 @@ def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[st
     named: list[tuple[str, list[str]]] = [("redis", ["redis"])] if deployment.embedded_redis else []
     named.append(("conductor", ["conductor"]))
     for role in config.roles():
-        workers = role.replicas + role.standby
-        has_list = isinstance(config.of_role(role).device, tuple)
-        for number in range(1, workers + 1):
-            of_list = ["--replica", str(number)] if has_list else []
-            named.append((f"{role.name}.{number}", ["worker", role.name, *of_list]))
+        for number in range(1, role.replicas + role.standby + 1):
+            named.append(worker_process(config, role.name, number))
     return [*named, ("web", ["web"]), ("jobs", ["jobs"])]
+
+
+def worker_process(config: FleetConfig, role: RoleName, number: int) -> tuple[str, list[str]]:
+    """Return the name and the `fleet` arguments of a role's worker, counted from 1."""
+    has_list = isinstance(config.of_role(config.role(role)).device, tuple)
+    of_list = ["--replica", str(number)] if has_list else []
+    return f"{role}.{number}", ["worker", role, *of_list]
 
 
 def reachable(host: str) -> str:

@@ -38,6 +38,8 @@ REFUSED = PREFIX + "refused"
 RETAINED_AUDIO = PREFIX + "retained_audio"
 GONE = PREFIX + "gone"
 PLACES = PREFIX + "places"
+SUPERVISORS = PREFIX + "supervisors"
+WANTED = PREFIX + "wanted"
 FENCING = PREFIX + "fencing"
 BOUNDARIES = PREFIX + "boundaries"
 GRANTED = PREFIX + "granted"
@@ -90,6 +92,10 @@ def settings_group(group: str) -> str:
 
 def availability(name: RoleName) -> str:
     return f"{PREFIX}availability:{name}"
+
+
+def supervisor(supervisor_id: str) -> str:
+    return f"{PREFIX}supervisor:{supervisor_id}"
 
 
 def inbox(worker_id: WorkerId) -> str:
@@ -221,6 +227,12 @@ settings_group:{group} | zset | index | register, renew, fence_worker
     index: listed processes with these compared settings -> lease deadline, us
 places | hash | index | register
     index: host:pid of a process -> its listed worker or gateway
+supervisors | zset | lease | share_workers
+    `fleet up` that starts and stops workers (host:pid) -> lease deadline, us
+supervisor:{id} | hash | lease | share_workers
+    role -> number of its workers that this `fleet up` runs, and how many it can run
+wanted | hash | forever | scale
+    role -> number of workers that a person ordered; deleted when the first `fleet up` joins
 fencing | hash | lease | fence_worker
     fenced worker or gateway of which tasks are left to revoke -> how it ended
 role:{role} | stream | forever | submit

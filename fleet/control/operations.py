@@ -16,11 +16,20 @@ from fleet.control.dead_letters import DeadLetter, spec_of
 from fleet.control.telemetry.queues import find_letter
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, FleetError, NotFound, quoted
-from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
+from fleet.core.ids import (
+    CLIENT,
+    Epoch,
+    RequestId,
+    RoleName,
+    StageName,
+    WorkerId,
+    new_request_id,
+    role_of,
+)
 from fleet.core.request import RequestSpec, decode_request
 from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
 from fleet.graphs import Graph
-from fleet.telemetry.views import WorkerOrder
+from fleet.telemetry.views import MAX_REPLICAS, WorkerOrder
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
@@ -32,7 +41,7 @@ ORDER_REFUSALS = {
     "gateway": "is a gateway: it has no tasks, and accepts no orders",
     "leaving": "is leaving already; start another with `fleet worker`",
     "needed": "computes layers of a model, and {why}; start one with `fleet worker {role}`",
-    "gone": "is gone; start another with `fleet worker`",
+    "gone": "is gone already: its process has ended; start another with `fleet worker {role}`",
 }
 UNKNOWN_REQUEST = "no request {request!r:.66}; it never was, or its retention time is over"
 REDELIVERY_REFUSALS: dict[str, tuple[type[FleetError], str, str]] = {
@@ -75,6 +84,38 @@ def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
         raise BadInput(message, param="drafter")
 
 
+def check_scale(config: FleetConfig, role: str, number: int) -> RoleName:
+    """Check an order of workers, and return the role's name. Raises: NotFound for an unknown role,
+    Conflict for one whose number is not free, BadInput for a number out of range.
+    """
+    found = next((each for each in config.roles() if each.name == role), None)
+    if found is None:
+        known = ", ".join(each.name for each in config.roles())
+        raise NotFound(f"role: no role {quoted(role)}; there are {known}", param="role")
+    if found.optional or found.hosts_spans:
+        why = "one worker of it is active at a time" if found.optional else "its layers are divided"
+        raise Conflict(
+            f"role: the number of {role} cannot be ordered, since {why}; change its setting",
+            param="role",
+        )
+    if not 0 <= number <= MAX_REPLICAS:
+        raise BadInput(
+            f"replicas: {number} is not a whole number from 0 to {MAX_REPLICAS}", param="replicas"
+        )
+    return found.name
+
+
+def check_managed(role: RoleName, answer: str) -> None:
+    """Check the answer of the script `scale`. Raises: Conflict if no `fleet up` is present."""
+    if answer != "ok":
+        raise Conflict(
+            f"role: no `fleet up` runs that could start or stop a {role}; start one more with "
+            f"`fleet worker {role}`, or change its number where the workers are started "
+            f"(Kubernetes: `kubectl -n fleet scale deployment/{role} --replicas=N`)",
+            param="role",
+        )
+
+
 class Operations:
     """Carries out operators' orders on requests, workers, tasks and dead letters. Any method may
     raise RedisUnreachable, and NotFound or Conflict naming the cause.
@@ -83,6 +124,7 @@ class Operations:
     def __init__(self, client: Redis, config: FleetConfig, submit: Submit) -> None:
         self._redis = client
         self._submit = submit
+        self._config = config
         self._graph = config.graph_declaration()
 
     async def retry(self, request: RequestId) -> RequestId:
@@ -137,6 +179,17 @@ class Operations:
         why = "".join(reasons) or f"no other worker of {role} is free to replace it"
         refusal = ORDER_REFUSALS[answer].format(role=role, why=why)
         raise Conflict(f"{worker} {refusal}", param="worker_id")
+
+    async def scale(self, role: str, number: int, *, by: str = "") -> RoleName:
+        """Order how many workers of a role accept tasks; the present `fleet up` commands start and
+        stop them. Return the role's name. `by`: name of the API key that orders it.
+
+        Raises: BadInput, NotFound for an unknown role, Conflict if nothing follows the order.
+        """
+        name = check_scale(self._config, role, number)
+        answer = await answer_of(run_async(self._redis, scripts.scale(name, number, by)))
+        check_managed(name, text(answer))
+        return name
 
     async def choose_drafter(self, stage: str, drafter: str) -> None:
         """Let the workers of a stage draft with `drafter`. Workers follow within half a second."""

@@ -59,11 +59,11 @@ class FleetCondition(msgspec.Struct, frozen=True, kw_only=True):
 class Evidence:
     """What the fleet's condition is concluded from.
 
-    `roles`: present roles. `wanted`: configured workers by role. `missing`: roles that answers need
-    and that have no worker that accepts tasks. `redis_trouble`: why Redis admits no requests, "" if
-    it does. `num_live` of at most `max_live` requests are live, and `num_waiting` of at most
-    `max_waiting` wait at this gateway. `entries`: the journal from `journal_from_us` on, oldest
-    first; `points`: the time series of the last hour.
+    `roles`: present roles. `wanted`: workers that should accept tasks, by role. `missing`: roles
+    that answers need and that have no worker that accepts tasks. `redis_trouble`: why Redis admits
+    no requests, "" if it does. `num_live` of at most `max_live` requests are live, and
+    `num_waiting` of at most `max_waiting` wait at this gateway. `entries`: the journal from
+    `journal_from_us` on, oldest first; `points`: the time series of the last hour.
     """
 
     now_us: int

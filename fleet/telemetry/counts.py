@@ -114,6 +114,20 @@ class PullCounts(msgspec.Struct, kw_only=True):
         return PullCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
+class SentCounts(msgspec.Struct, kw_only=True):
+    """Chunks that a worker sent over one edge since it joined, and the bytes of their tensors.
+    `num_waiting`: number of its tasks that wait for credit on this edge now.
+    """
+
+    num_chunks: int = 0
+    num_bytes: int = 0
+    num_waiting: int = 0
+
+    def __add__(self, other: "SentCounts") -> "SentCounts":
+        names = self.__struct_fields__
+        return SentCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
 class PullTally:
     """Counter of one worker's pulls (reads of another worker's memory), by edge."""
 

@@ -23,10 +23,10 @@ WHAT = (
     "refused",
 )
 """Kinds of entries. Of a process: `joined`, `left` (it deregistered), `died` (a supervisor saw its
-end), `lapsed` (fenced after its lease), `ordered` (an operator ordered it to drain, stop or resume;
-`detail` says which), `leaving` (by its own decision), `led` (a conductor took over). Of a task:
-`lost` with its worker, `recovered` by the next one. Of a request: `failed`. Of a gateway, once per
-step of the time series and code: `refused`.
+end), `lapsed` (fenced after its lease), `ordered` (an operator ordered it to drain, stop or resume,
+or a number of workers of `role`; `detail` says which), `leaving` (by its own decision), `led` (a
+conductor took over). Of a task: `lost` with its worker, `recovered` by the next one. Of a request:
+`failed`. Of a gateway, once per step of the time series and code: `refused`.
 """
 
 

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import msgspec
 
 from fleet.core.events import AnyEvent
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.spans.protocol.figures import SpanPart
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
+MAX_REPLICAS = 64
+"""Largest number of workers of a role that a person can order."""
 GONE_LISTED_S, MAX_GONE_LISTED = 600, 200
 """Seconds for which a process that has ended is listed, and the number of such processes."""
 GONE_KEPT_DAYS, MAX_GONE_KEPT = 14, 1000
@@ -66,7 +68,26 @@ class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
     num_failed: int
 
 
+class EdgeFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Traffic of one edge of the graph over the whole fleet. `chunks_per_s`, `bytes_per_s`: mean of
+    the last minute, of chunks and of the tensors in them. `num_waiting`: tasks of the producer
+    that wait for the consumer's credit; `num_parked`: tasks that wait so and have given up their
+    slot, among the first hundred live requests.
+    """
+
+    edge: EdgeName
+    source: StageName
+    target: StageName
+    chunks_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    num_waiting: int = 0
+    num_parked: int = 0
+
+
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """Reads of other workers' memory by edge and by worker, and the traffic of all edges."""
+
+    flows: tuple[EdgeFlow, ...] = ()
     edges: tuple[EdgeTransfer, ...]
     workers: tuple[WorkerTransfer, ...]
 
@@ -167,6 +188,10 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     role.
     `admits`: True if new requests that need the role are admitted: it has a worker that accepts
     tasks, lost its last one a moment ago, or has one that starts.
+    `wanted`: workers that should accept tasks: the number that a person ordered, else the number
+    that the present `fleet up` commands run, or the configured one. `managed`: True if a `fleet up`
+    starts and stops them. `placed`: workers that these commands run or are starting; fewer than
+    `wanted` where a start failed.
     `loaded_percent`: percentage of its weights that the most advanced starting worker has loaded;
     None if unknown or if no worker loads. `gap`: missing layers without which no worker of the
     stage can compute, in a role of span workers; "" if no layer is missing.
@@ -182,6 +207,9 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     capacity: int = 0
     starting: int = 0
+    wanted: int = 0
+    managed: bool = False
+    placed: int = 0
     admits: bool = False
     loaded_percent: int | None = None
     gap: str = ""

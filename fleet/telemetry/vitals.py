@@ -9,7 +9,7 @@ from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.drafts.figures.training import TrainingFigures
 from fleet.spans.protocol.figures import SpanFigures
-from fleet.telemetry.counts import LatencyCounts, PullCounts
+from fleet.telemetry.counts import LatencyCounts, PullCounts, SentCounts
 
 Fields = Mapping[str, bytes]
 
@@ -21,6 +21,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     cached for later turns. `rows_reused`: positions whose KV was taken from that cache.
     `slots_used`, `used_bytes`: use of the transfer arena. `hops`: histogram of chunk latencies
     since the worker joined. `pulls`: statistics of reads from other workers' memory, by edge.
+    `sent`: chunks sent since the worker joined, by edge.
     `stalled_agents`: number of NIXL agents that make no progress, each at the cost of a core.
     `held_head`: the draft head that the worker holds in memory for other workers to read; ""
     removes the published field. `cpu_percent`: percentage of one core. `gpu`: name of the GPU.
@@ -34,6 +35,7 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     slots_used: int | None = None
     hops: LatencyCounts | None = None
     pulls: dict[str, PullCounts] | None = None
+    sent: dict[str, SentCounts] | None = None
     used_bytes: int | None = None
     stalled_agents: int | None = None
     memory_bytes: int | None = None

@@ -17,7 +17,6 @@ from fleet.telemetry.counts import (
     decode_receipts,
 )
 from fleet.telemetry.trace import BatchSizes
-from fleet.telemetry.views import WorkerTransfer, WorkerView
 from fleet.telemetry.vitals import Vitals
 from tests import harness
 from tests.harness import (
@@ -76,22 +75,7 @@ def test_pull_counts_add_up_and_survive_encoding() -> None:
         "none": PullCounts(),
         KV: decoded[1][KV],
     }
-    transfer = WorkerTransfer(
-        worker=WorkerId("w"),
-        role="lm",
-        backend="nixl",
-        registered_bytes=1,
-        used_bytes=0,
-        slots_used=0,
-        in_flight=2,
-        num_pulls=2,
-        num_failed=1,
-    )
-    worker_view = WorkerView(
-        id=WorkerId("w"), role="lm", host="h", pid=1, state="ready", started_us=1, transfer=transfer
-    )
-    view = transfers_of([worker_view], total, {"rows": 12.34})
-    rows, none, kv = view.edges
+    rows, none, kv = transfers_of(total, {"rows": 12.34})
     assert (rows.edge, rows.num_pulls, rows.num_bytes, rows.num_failed, rows.in_flight) == (
         "rows",
         2,
@@ -104,11 +88,7 @@ def test_pull_counts_add_up_and_survive_encoding() -> None:
         and 1.0 <= (rows.p50_ms or 0) < 1.2
         and 9.0 <= (rows.p95_ms or 0) < 10.2
     )
-    assert (
-        (none.num_pulls, none.p50_ms) == (0, None)
-        and kv.num_bytes == 7
-        and view.workers == (transfer,)
-    )
+    assert (none.num_pulls, none.p50_ms) == (0, None) and kv.num_bytes == 7
     assert one.counts({})["rows"].in_flight == 0, "the number in flight is a current value"
 
 

@@ -10,7 +10,7 @@ import httpx
 
 from fleet.control.embedded import embedded_url
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up
+from tests.e2e.fleets import FAKE, START_S, ProcessFleet, fleet_up
 from tests.support import redis_answers, run_cli, set_options, start_cli, wait_until
 
 ROLES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
@@ -41,6 +41,46 @@ def test_fleet_up_serves_restarts_a_killed_worker_and_leaves_no_process(tmp_path
         lambda: not [process for process in family if process.is_running()],
         "every process to be gone",
     )
+
+
+def test_ordered_numbers_start_workers_and_let_them_leave(tmp_path: Path) -> None:
+    role = ROLES[-1]
+    with fleet_up(tmp_path, *FAKE, "checkpoint=tiny") as fleet:
+        first = _pid_of(role, fleet)
+        assert run_cli("scale", f"{role}=2", cwd=fleet.folder, env=fleet.env).returncode == 0
+        wait_until(lambda: len(_serving(role, fleet)) == 2, "a second worker", timeout_s=START_S)
+        (view,) = [each for each in _status(fleet)["roles"] if each["role"] == role]
+        assert (view["wanted"], view["managed"], view["placed"]) == (2, True, 2)
+
+        killed = next(p for p in fleet.family() if p.pid == _pid_of(role, fleet))
+        killed.kill()
+        wait_until(
+            lambda: len(_serving(role, fleet) - {killed.pid}) == 2,
+            "the added worker to be restarted",
+            timeout_s=START_S,
+        )
+        answer = httpx.put(f"{fleet.url}/v1/fleet/roles/{role}", json={"replicas": 1}, timeout=10)
+        assert answer.json() == {"id": role, "object": "fleet.role", "replicas": 1}
+        fleet.running.wait_for(f"{role}.2 finishes its tasks and leaves: 1 wanted here")
+        wait_until(lambda: _serving(role, fleet) == {first}, "one to leave", timeout_s=60)
+        fleet.running.wait_for(f"{role}.2 stopped \\(rc=0\\)")
+        assert fleet.running.process.poll() is None, "the end of one worker ends no other"
+        orders = httpx.get(f"{fleet.url}/v1/fleet/journal?what=ordered", timeout=10).json()["data"]
+        assert [(entry["by"], entry["detail"]) for entry in reversed(orders)] == [
+            ("fleet scale", "2 workers wanted"),
+            ("", "1 worker wanted"),
+            ("fleet up", "drain"),
+        ]
+        assert fleet.running.stop(timeout_s=30) == 0
+
+
+def _serving(role: str, fleet: ProcessFleet) -> set[int]:
+    """Return the pids of the role's workers that accept tasks."""
+    return {
+        worker["pid"]
+        for worker in _status(fleet)["workers"]
+        if worker["role"] == role and not worker["draining"] and worker["lease_left_s"] > 0
+    }
 
 
 def _status(fleet: ProcessFleet) -> dict[str, Any]:

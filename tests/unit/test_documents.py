@@ -41,7 +41,7 @@ MAX_README_LINES, MAX_IMAGE_BYTES = 150, 200_000
 MAX_DESIGN_PAGES, MAX_DESIGN_LINES, MAX_GLOSSARY_ROWS = 10, 150, 35
 LINK = re.compile(r"\]\(([^)#]*)(?:#([\w-]+))?\)")
 SPAN = re.compile(r"`([^`\n]+)`")
-ROUTE = re.compile(r"(GET|POST|DELETE) (/[\w/{}.-]+)")
+ROUTE = re.compile(r"(GET|POST|PUT|DELETE) (/[\w/{}.-]+)")
 KEY = re.compile(r"`(limits|web|voice|batches|redis|lease|transfer|security)\.([a-z_]+)")
 WITHOUT_OPERATION = {"GET /v1/fleet/requests/{x-request-id}/stream"}
 """Documented routes with a value in place of a parameter's name."""

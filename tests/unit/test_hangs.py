@@ -74,6 +74,9 @@ class Kept:
     def say(self, text: str, *, error: bool = False) -> None:
         self.said.append(text)
 
+    def ended(self) -> None:
+        return
+
     def started(self, pid: int) -> None:
         self.pids.append(pid)
 

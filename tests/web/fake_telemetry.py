@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
+from fleet.config import FleetConfig
 from fleet.control.job_client import JobClient
-from fleet.control.operations import Operations, check_drafter
+from fleet.control.operations import Operations, check_drafter, check_managed, check_scale
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.telemetry.index import matches
 from fleet.control.telemetry.logs import checked_entry, says
@@ -97,6 +98,7 @@ class FakeTelemetry(Telemetry):
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     ordered_by: list[str] = field(default_factory=list[str])
+    scaled: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
     retried: list[str] = field(default_factory=list[str])
     redelivered: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
     chosen_drafters: dict[str, str] = field(default_factory=dict[str, str])
@@ -344,6 +346,14 @@ class FakeOperations(Operations):
         )
         return again
 
+    async def scale(self, role: str, number: int, *, by: str = "") -> RoleName:
+        self._fleet.check_reachable()
+        name = check_scale(FleetConfig(), role, number)
+        of_role = [view for view in self._fleet.queue_list if view.role == role]
+        check_managed(name, "ok" if any(view.managed for view in of_role) else "unmanaged")
+        self._fleet.scaled.append((role, number, by))
+        return name
+
     async def choose_drafter(self, stage: str, drafter: str) -> None:
         self._fleet.check_reachable()
         check_drafter(get_graph("qwen3_omni"), stage, drafter)
@@ -358,7 +368,8 @@ class FakeOperations(Operations):
             raise NotFound(f"no worker {quoted(worker)}", param="worker_id")
         view = self._fleet.worker_list[place]
         if view.gone or not view.role:
-            raise Conflict(f"{worker} is {view.state}, and takes no orders", param="worker_id")
+            why = "is gone already" if view.gone else f"is {view.state}, and takes no orders"
+            raise Conflict(f"{worker} {why}", param="worker_id")
         if order == "resume" and view.state == "leaving":
             raise Conflict(f"{worker} is leaving already", param="worker_id")
         self._fleet.orders.append((worker, order))

@@ -19,6 +19,7 @@ from fleet.telemetry.views import (
     SERIES_KEPT_S,
     SERIES_STEP_S,
     DeadLetterView,
+    EdgeFlow,
     EdgeTransfer,
     FeedEntry,
     Job,
@@ -76,7 +77,7 @@ def busy(graph: Graph) -> FakeTelemetry:
             num_prompt_tokens=23,
         )
     ]
-    fake.transfer_view = _transfers(stages)
+    fake.transfer_view = _transfers(graph, stages)
     fake.points = [_point(n, now, stages) for n in range(SERIES_KEPT_S // SERIES_STEP_S)]
     fake.entries = incident(stages, now, fake.rows[-1].id)
     fake.lines = [_line(n, now, stages, fake.rows[-1 - n % 20].id) for n in range(300)]
@@ -227,6 +228,9 @@ def _queue(number: int, stage: StageName, waiting: RequestId) -> RoleQueue:
         capacity=16,
         in_per_s=4.2,
         out_per_s=4.1,
+        wanted=1,
+        managed=True,
+        placed=1,
         **({} if number else waits),
     )
 
@@ -245,7 +249,7 @@ def _worker_transfer(role: str, number: int) -> WorkerTransfer:
     )
 
 
-def _transfers(stages: tuple[StageName, ...]) -> Transfers:
+def _transfers(graph: Graph, stages: tuple[StageName, ...]) -> Transfers:
     thought = EdgeTransfer(
         edge="thought",
         num_pulls=930,
@@ -257,7 +261,20 @@ def _transfers(stages: tuple[StageName, ...]) -> Transfers:
         p95_ms=6.2,
         durations=tuple({23: 900, 36: 30}.get(at, 0) for at in range(101)),
     )
+    flows = (
+        EdgeFlow(
+            edge=edge.name,
+            source=edge.source,
+            target=edge.target,
+            chunks_per_s=8.2 * (number + 1),
+            bytes_per_s=1.3e5 * 4**number,
+            num_waiting=3 * (number == 1),
+            num_parked=2 * (number == 1),
+        )
+        for number, edge in enumerate(graph.answer_edges)
+    )
     return Transfers(
+        flows=tuple(flows),
         edges=(thought, build(EdgeTransfer, edge="kv")),
         workers=tuple(_worker_transfer(stage, n) for n, stage in enumerate(stages)),
     )

@@ -11,6 +11,7 @@ from web.console.login import LoginPages
 from web.console.page_context import LIVE
 from web.console.pages.api_docs import ApiDocsPage
 from web.console.pages.compare import ComparePage
+from web.console.pages.fleet import FleetPage
 from web.console.pages.jobs import JobsPage
 from web.console.pages.logs import LogsPage, LogStream
 from web.console.pages.now import NowPage
@@ -30,6 +31,7 @@ from web.gateway.gateway import Gateway
 def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) -> list[BaseRoute]:
     requests, answers = RequestsPage(gateway), AnswerLoader(gateway)
     workers = (
+        FleetPage(gateway),
         WorkersPage(gateway),
         OneWorkerPage(gateway),
         QueuesPage(gateway),

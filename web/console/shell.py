@@ -39,6 +39,7 @@ ROOMS = (
     NavigationRoom(
         label="Fleet",
         pages=(
+            ("fleet", "/fleet", "Fleet"),
             ("workers", "/workers", "Workers"),
             ("queues", "/queues", "Queues"),
             ("transfers", "/transfers", "Transfers"),

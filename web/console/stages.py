@@ -5,8 +5,8 @@ Knows no stage by name.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.core.ids import stage_of
-from fleet.telemetry.views import RoleQueue, SeriesPoint, WorkerView
+from fleet.core.ids import RoleName, stage_of
+from fleet.telemetry.views import RoleQueue, RoleView, SeriesPoint, WorkerView
 from web.console import formats
 from web.console.charts import find_last
 from web.gateway.gateway import Gateway
@@ -15,8 +15,8 @@ from web.gateway.gateway import Gateway
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
     """A stage of the pipeline. `up`, `standby`, `starting` and `draining` count its workers in
-    these states, `draining` the workers that accept no more tasks; `wanted` counts the replicas in
-    the configuration. `loaded_percent` is the percentage of the weights that the most advanced
+    these states, `draining` the workers that accept no more tasks; `wanted` counts those that
+    should be up. `loaded_percent` is the percentage of the weights that the most advanced
     starting worker has loaded; None if unknown. `waiting` counts tasks, `oldest_s` is the longest
     wait among them. `resources` is a text about memory and load of the workers.
 
@@ -50,6 +50,14 @@ class StageSummary:
         return 0 < self.capacity <= self.running
 
 
+def wanted_workers(gateway: Gateway, roles: Sequence[RoleView]) -> dict[RoleName, int]:
+    """Return how many workers of each role should accept tasks: the number that the present `fleet
+    up` commands follow, else the configured one.
+    """
+    followed = {view.role: view.wanted for view in roles if view.managed}
+    return {role.name: followed.get(role.name, role.replicas) for role in gateway.config.roles()}
+
+
 def summarise_stages(
     gateway: Gateway,
     workers: Sequence[WorkerView],
@@ -57,7 +65,7 @@ def summarise_stages(
     series: Sequence[SeriesPoint],
 ) -> tuple[StageSummary, ...]:
     """Return the summary of each stage, in the order of the graph. `workers`: present workers."""
-    at_us = [point.at_us for point in series]
+    at_us, wanted = [point.at_us for point in series], wanted_workers(gateway, queues)
     found: list[StageSummary] = []
     for stage in gateway.graph.stages:
         name = stage.name
@@ -67,7 +75,7 @@ def summarise_stages(
         summary = StageSummary(
             name=name,
             up=sum(1 for view in serving if view.state == "ready"),
-            wanted=sum(role.replicas for role in gateway.config.roles_of(name)),
+            wanted=sum(wanted[role.name] for role in gateway.config.roles_of(name)),
             standby=sum(1 for view in serving if view.state == "standby"),
             starting=sum(queue.starting for queue in waiting),
             loaded_percent=max(

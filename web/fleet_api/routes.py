@@ -39,6 +39,7 @@ from web.fleet_api.request_detail import (
     request_not_found,
     wav_of,
 )
+from web.fleet_api.scaling import ScalingApi
 from web.fleet_api.training import TrainingApi
 from web.gateway.fleet_metrics import GATEWAY_ROLE
 from web.gateway.gateway import Gateway
@@ -199,6 +200,7 @@ class FleetApi:
             Route(f"{root}/drafters", self.drafters),
             Route(f"{root}/drafters/{{stage}}/{{drafter}}", self.choose_drafter, methods=["POST"]),
             *TrainingApi(self._gateway).routes(root),
+            *ScalingApi(self._gateway).routes(root),
             Route(f"{root}/queues", self.queues),
             Route(f"{root}/dead-letters", self.dead_letters),
             Route(

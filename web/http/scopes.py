@@ -70,6 +70,7 @@ OPERATE DELETE  /v1/fleet/requests/{request_id}/pin
 OPERATE POST    /v1/fleet/requests/{request_id}/tasks/{stage}/redeliver
 WATCH   GET     /v1/fleet/workers
 OPERATE POST    /v1/fleet/workers/{worker_id}/{order}
+OPERATE PUT     /v1/fleet/roles/{role}
 WATCH   GET     /v1/fleet/drafters
 OPERATE POST    /v1/fleet/drafters/{stage}/{drafter}
 WATCH   GET     /v1/fleet/training
@@ -112,6 +113,7 @@ WATCH   GET     /requests/{id}
 WATCH   GET     /requests/{id}/compare
 WATCH   GET     /requests/{id}/older
 WATCH   GET     /requests/{id}/newer
+WATCH   GET     /fleet
 WATCH   GET     /workers
 WATCH   GET     /workers/{id}
 WATCH   GET     /queues

@@ -33,6 +33,7 @@ from web.fleet_api.routes import (
     WorkerList,
     WorkerOrderResult,
 )
+from web.fleet_api.scaling import RoleOrderBody, RoleOrderResult
 from web.fleet_api.training import ForgottenResult, VersionResult
 from web.openai.audio_encoder import MEDIA_TYPES
 from web.openai.batches import BatchPage
@@ -304,6 +305,13 @@ OPERATIONS: tuple[Operation, ...] = (
         "/v1/fleet/workers/{worker_id}/{order}",
         "Order a worker: drain, resume, stop or dump",
         answer=WorkerOrderResult,
+    ),
+    Operation(
+        "PUT",
+        "/v1/fleet/roles/{role}",
+        "Order how many workers a role has",
+        body=RoleOrderBody,
+        answer=RoleOrderResult,
     ),
     Operation(
         "GET",

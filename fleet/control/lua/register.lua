@@ -5,7 +5,7 @@
 -- tensors with them or does not share their secret ("mismatch"). Workers of one `stage`, where they
 -- name it, hand tasks over to each other and must therefore compute alike too. A lapsed worker is
 -- ignored: it may be long dead. It stands by (answer "standby") where its role has `replicas`
--- workers that accept tasks, and fewer than `standby` that stand by.
+-- workers that accept tasks, or as many as were ordered, and fewer than `standby` that stand by.
 -- ARGV: worker, role ("" for a gateway), lease_us, event, replicas, standby, then repeated 2:
 -- field, value (of its hash)
 local worker, role, lease_us, event, replicas, standby = unpack(ARGV, 1, 6)
@@ -98,7 +98,8 @@ end
 local function num_live(status)
   return call('ZCOUNT', role_workers_key(role, status), int(now), '+inf')
 end
-local stands_by = role ~= '' and num_live('accepting') >= tonumber(replicas)
+local wanted = tonumber(call('HGET', PREFIX .. 'wanted', role) or replicas)
+local stands_by = role ~= '' and num_live('accepting') >= wanted
   and num_live('standby') < tonumber(standby)
 local worker_key = PREFIX .. 'worker:' .. worker
 call('ZADD', PREFIX .. 'workers', int(now + tonumber(lease_us)), worker)

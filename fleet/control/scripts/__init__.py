@@ -93,7 +93,9 @@ from fleet.control.scripts.workers import (
     queues,
     register,
     renew,
+    scale,
     set_route,
+    share_workers,
 )
 
 __all__ = [
@@ -170,10 +172,12 @@ __all__ = [
     "restore",
     "save_response",
     "save_voice",
+    "scale",
     "set_route",
     "set_task_metadata",
     "set_walk",
     "sha",
+    "share_workers",
     "source",
     "stale_streams",
     "submit",

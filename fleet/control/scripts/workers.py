@@ -84,6 +84,27 @@ def order(worker: WorkerId, action: WorkerOrder, by: str = "") -> Call:
 
 
 @script
+def scale(role: RoleName, number: int, by: str = "") -> Call:
+    """Order how many workers of a role accept tasks. Answers "ok", or "unmanaged" if no `fleet up`
+    runs that could start or stop one. `by`: name of the API key that orders it, for the journal.
+    """
+    ...
+
+
+@script
+def share_workers(
+    supervisor: str, lease_us: int, roles: Sequence[tuple[RoleName, int, int]] = ()
+) -> Call:
+    """Renew the lease of a `fleet up` that starts and stops workers, and read its share of each
+    role. `lease_us`: 0 if it ends. `roles`: name of each role, the number of its workers by the
+    configuration, and the number that can run here.
+
+    Answers for each role the number that a person ordered ("" none), and the share.
+    """
+    ...
+
+
+@script
 def announce_start(
     role: RoleName,
     place: str,

@@ -3,7 +3,7 @@ series, logs, events. Knows no HTTP.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from typing import cast
 
@@ -24,6 +24,7 @@ from fleet.control.connect import (
 )
 from fleet.control.redis_status import RedisStatus
 from fleet.control.telemetry.feed import Feed
+from fleet.control.telemetry.flows import flows_of, read_parked
 from fleet.control.telemetry.index import read_page, read_rows
 from fleet.control.telemetry.journal import read_journal
 from fleet.control.telemetry.logs import (
@@ -36,6 +37,7 @@ from fleet.control.telemetry.logs import (
 from fleet.control.telemetry.queues import (
     letter_view,
     read_letters_async,
+    read_orders,
     read_queues,
     read_roles,
     read_waiting_clients,
@@ -192,8 +194,10 @@ class Telemetry:
         """
         counted = self._tally.take()
         try:
-            load = await read_load(self._redis, "running", "pulls")
+            load = await read_load(self._redis, "running", "pulls", "sent")
             gauges = {f"pulled:{edge}": counts.num_bytes for edge, counts in load.pulls.items()}
+            for edge, sent in load.sent.items():
+                gauges |= {f"chunks:{edge}": sent.num_chunks, f"bytes:{edge}": sent.num_bytes}
             roles = list(dict.fromkeys([*self._role_names(), *sorted(load.running)]))
             waiting = cast(
                 "list[list[object]]", await run_async(self._redis, scripts.queues(roles))
@@ -253,7 +257,18 @@ class Telemetry:
         grace_us = int(self._config.lease.no_worker_timeout_s * 1e6)
         roles = await answer_of(read_roles(self._redis, self._role_names(), grace_us=grace_us))
         gaps = await self._gaps()
-        return [msgspec.structs.replace(role, gap=gaps.get(role.role, "")) for role in roles]
+        configured = {role.name: role.replicas for role in self._config.roles()}
+        orders = await answer_of(read_orders(self._redis))
+        return [
+            msgspec.structs.replace(
+                role,
+                gap=gaps.get(role.role, ""),
+                wanted=orders.wanted_of(role.role, configured.get(role.role, 0)),
+                managed=role.role in orders.placed,
+                placed=orders.placed[role.role],
+            )
+            for role in roles
+        ]
 
     async def _gaps(self) -> dict[RoleName, str]:
         """Return the missing layers by role of span workers, for roles with too few workers for any
@@ -304,17 +319,22 @@ class Telemetry:
         return [letter_view(letter) for letter in await answer_of(read_letters_async(self._redis))]
 
     async def transfers(self) -> Transfers:
-        workers, counts = await self.workers(), await self._pull_counts()
+        workers = await self.workers()
+        load = await answer_of(read_load(self._redis, "pulls", "sent"))
         steps = await answer_of(self._series.read(GROWTH_STEPS))
-        return transfers_of(workers, counts, growth_of(steps, "pulled"))
+        parked = await answer_of(read_parked(self._redis, self._graph))
+        return Transfers(
+            flows=flows_of(self._graph, load.sent, parked, steps),
+            edges=transfers_of(self._pull_counts(load.pulls), growth_of(steps, "pulled")),
+            workers=tuple(view.transfer for view in workers if view.transfer is not None),
+        )
 
-    async def _pull_counts(self) -> dict[str, PullCounts]:
-        """Return the pull counts by edge, summed over the listed workers since each joined. Edges
-        with remote tensors come first, even without a pull.
+    def _pull_counts(self, counts: Mapping[str, PullCounts]) -> dict[str, PullCounts]:
+        """Return the pull counts by edge. Edges with remote tensors come first, even without a
+        pull.
         """
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())
-        counts = (await answer_of(read_load(self._redis, "pulls"))).pulls
         names = [*edges, *([KV] if split else []), *sorted(counts)]
         return {name: counts.get(name, PullCounts()) for name in names}
 

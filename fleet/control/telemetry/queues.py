@@ -2,14 +2,24 @@
 internals of workers.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 from redis.asyncio import Redis
 
 from fleet.control import keys, scripts
-from fleet.control.connect import entry_order, number, run_async, stream_entries, text
+from fleet.control.connect import (
+    Reply,
+    entry_order,
+    number,
+    pairs,
+    run_async,
+    stream_entries,
+    text,
+)
 from fleet.control.dead_letters import DeadLetter, letters_of, spec_of
 from fleet.control.telemetry.workers import read_workers
 from fleet.core.errors import NotFound, UnknownWireVersion, quoted
@@ -69,6 +79,43 @@ def _role(
         capacity=sum(worker.capacity for worker in workers if worker.takes_tasks),
         starting=starting,
         loaded_percent=loaded if isinstance(loaded, int) else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleOrders:
+    """Numbers of workers that persons ordered, and what the present `fleet up` commands run:
+    `ordered` and `placed`, by role.
+    """
+
+    ordered: Mapping[RoleName, int]
+    placed: Counter[RoleName]
+
+    def wanted_of(self, role: RoleName, configured: int) -> int:
+        """Return how many workers a role should have. `configured`: number in the configuration."""
+        return self.ordered.get(role, self.placed[role] if role in self.placed else configured)
+
+
+async def read_orders(client: Redis) -> RoleOrders:
+    pipe = client.pipeline(transaction=False)
+    pipe.time()
+    pipe.zrange(keys.SUPERVISORS, 0, -1, withscores=True)
+    pipe.hgetall(keys.WANTED)
+    (seconds, _), listed, ordered = cast(
+        "tuple[tuple[int, int], list[tuple[bytes, float]], Reply]", tuple(await pipe.execute())
+    )
+    present = [text(name) for name, deadline_us in listed if deadline_us > seconds * 1_000_000]
+    for supervisor in present:
+        pipe.hgetall(keys.supervisor(supervisor))
+    placed = Counter[RoleName]()
+    for shares in cast("list[Reply]", await pipe.execute()) if present else []:
+        # written by `share_workers`: the share, and the number of workers that can run
+        placed.update(
+            {RoleName(role): int(text(v).split()[0]) for role, v in pairs(shares).items()}
+        )
+    return RoleOrders(
+        ordered={RoleName(role): int(text(number)) for role, number in pairs(ordered).items()},
+        placed=placed,
     )
 
 

@@ -3,8 +3,9 @@ page.
 
 Fields of a step: `submitted`, `ended:STATE`, `in:ROLE` and `out:ROLE` (granted, claimed),
 `first:EDGE:BOUND`, `took:STAGE:BOUND`, `rtf:BOUND` and `underruns` are counts; `running:ROLE`,
-`waiting:ROLE` and `pulled:EDGE` (bytes so far) were last seen by some gateway. A BOUND is an index
-into `fleet.telemetry.counts.BOUNDS_US`; a real-time factor is counted as a duration in seconds.
+`waiting:ROLE` and, as totals so far, `pulled:EDGE` (bytes), `chunks:EDGE` and `bytes:EDGE` were
+last seen by some gateway. A BOUND is an index into `fleet.telemetry.counts.BOUNDS_US`; a real-time
+factor is counted as a duration in seconds.
 """
 
 from collections import Counter

@@ -15,13 +15,12 @@ from fleet.control.connect import number, pairs, slices, text, texts, worker_ids
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
 from fleet.drafts.figures.speculation import WorkerDrafts
 from fleet.spans.protocol.figures import SpanFigures, SpanPart
-from fleet.telemetry.counts import LatencyCounts, PullCounts
+from fleet.telemetry.counts import LatencyCounts, PullCounts, SentCounts
 from fleet.telemetry.views import (
     GONE_LISTED_S,
     MAX_GONE_LISTED,
     EdgeTransfer,
     TaskRef,
-    Transfers,
     WorkerTransfer,
     WorkerView,
 )
@@ -216,12 +215,13 @@ def _transfer(worker: WorkerId, fields: Fields, vitals: Vitals) -> WorkerTransfe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLoad:
-    """Totals over the listed workers: number of tasks by role, pull counts by edge, and chunk
-    latencies.
+    """Totals over the listed workers: number of tasks by role, pull counts and sent chunks by edge,
+    and chunk latencies.
     """
 
     running: Mapping[RoleName, int]
     pulls: Mapping[str, PullCounts]
+    sent: Mapping[str, SentCounts]
     hops: LatencyCounts
 
 
@@ -231,6 +231,7 @@ async def read_load(client: Redis, *names: str) -> FleetLoad:
     """
     running: Counter[RoleName] = Counter()
     pulls: dict[str, PullCounts] = {}
+    sent: dict[str, SentCounts] = {}
     hops = LatencyCounts()
     for workers in slices(worker_ids(await client.zrange(keys.WORKERS, 0, -1)), SLICE):
         pipe = client.pipeline(transaction=False)
@@ -243,22 +244,17 @@ async def read_load(client: Redis, *names: str) -> FleetLoad:
                 running[RoleName(text(role))] += vitals.running or 0
             for edge, counts in (vitals.pulls or {}).items():
                 pulls[edge] = pulls.get(edge, PullCounts()) + counts
+            for edge, counts in (vitals.sent or {}).items():
+                sent[edge] = sent.get(edge, SentCounts()) + counts
             if vitals.hops:
                 hops += vitals.hops
-    return FleetLoad(running=running, pulls=pulls, hops=hops)
+    return FleetLoad(running=running, pulls=pulls, sent=sent, hops=hops)
 
 
 def transfers_of(
-    workers: Sequence[WorkerView], pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]
-) -> Transfers:
-    return Transfers(
-        edges=tuple(
-            _edge(name, counts, bytes_per_s.get(name, 0.0)) for name, counts in pulls.items()
-        ),
-        workers=tuple(
-            view.transfer for view in workers if view.transfer is not None and not view.gone
-        ),
-    )
+    pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]
+) -> tuple[EdgeTransfer, ...]:
+    return tuple(_edge(name, counts, bytes_per_s.get(name, 0.0)) for name, counts in pulls.items())
 
 
 def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:

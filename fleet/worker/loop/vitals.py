@@ -24,6 +24,7 @@ def read_vitals(
         slots_used=transfer.used_slots(),
         hops=context.link.hops,
         pulls=parts.pull_tally.counts(parts.receiver.in_flight()),
+        sent=parts.sender.counts(parts.tasks.values()),
         used_bytes=transfer.used_bytes(),
         stalled_agents=num_stalled,
         # Not a constant of this module, which the fork server imports: it would be the server.

@@ -3,7 +3,8 @@ remote ones are published to be pulled. Knows no engine.
 """
 
 import logging
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.events import ChunkAppended
 from fleet.core.ids import EdgeName, Epoch, RequestId, WorkerId
+from fleet.telemetry.counts import SentCounts
 from fleet.transfer.base import Transfer
 from fleet.worker.task.outbound import Draft, OutboundEdge
-from fleet.worker.task.task import Task
+from fleet.worker.task.task import Task, TaskPhase
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Sender:
     def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
         self._transfer, self._worker = transfer, worker
         self._published: dict[RequestId, dict[_Key, tuple[Epoch, TensorRef]]] = {}
+        self._sent = defaultdict[str, SentCounts](SentCounts)
 
     def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
         """Add a task's unsent chunks to `appends`, and new locations of logged chunks whose tensors
@@ -106,7 +109,22 @@ class Sender:
                 asks=chunk.boundary and not edge.writes_markers,
             )
             appends.append(append)
+            sent = self._sent[edge.edge.name]
+            sent.num_chunks += 1
+            sent.num_bytes += sum(array.nbytes for array in draft.arrays.values())
         return appends
+
+    def counts(self, tasks: Iterable[Task]) -> dict[str, SentCounts]:
+        """Return the chunks sent so far by edge, and how many of `tasks` wait for credit on it."""
+        waiting = Counter[str](
+            wait.edge
+            for task in tasks
+            if task.phase is TaskPhase.OUT_OF_CREDIT
+            for wait in task.credit_waits()
+        )
+        for edge in {*self._sent, *waiting}:
+            self._sent[edge].num_waiting = waiting[edge]
+        return self._sent
 
     def _tensors(
         self, task: Task, edge: OutboundEdge, draft: Draft

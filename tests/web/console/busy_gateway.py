@@ -19,6 +19,7 @@ from web.realtime.session_views import SessionView
 LIVE_PAGES = (
     "now",
     "requests",
+    "fleet",
     "workers",
     "queues",
     "transfers",

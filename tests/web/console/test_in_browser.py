@@ -217,20 +217,75 @@ def test_commands_to_one_of_several_workers_need_no_confirmation(
     )
 
 
-def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
+@pytest.mark.parametrize("is_removed", [False, True], ids=["button-stays", "button-removed"])
+def test_command_to_a_worker_that_dies_meanwhile_says_so(
+    open_page: OpenPage, telemetry: FakeTelemetry, is_removed: bool
+) -> None:
     page = open_page("/workers")
+    held = stop_dying_worker(page, telemetry, is_removed=is_removed)
+    held.continue_()
+    expect(page.locator(".toast.bad")).to_contain_text("is gone already")
+
+
+def test_command_without_an_answer_says_so_after_its_button_is_removed(
+    browser: Browser, gateway: ServedGateway
+) -> None:
+    fill(gateway)
+    expected = ("Failed to load resource", "htmx:error")
+    with visiting(browser, gateway.url + "/workers", expected=expected) as page:
+        expect(page.locator("#link")).to_have_text("live")
+        held = stop_dying_worker(page, gateway.client.telemetry, is_removed=True)
+        held.abort()
+        expect(page.locator(".toast.bad")).to_contain_text("The gateway did not answer")
+
+
+def stop_dying_worker(page: Page, telemetry: FakeTelemetry, *, is_removed: bool) -> Route:
+    """Click the Stop button of a worker that dies then; return the request, which is held back.
+    `is_removed`: wait until an update of the page has removed the button.
+    """
     view = telemetry.worker_list[0]
+    row = page.locator(f'[id="w-{view.id}"]')
+    held: list[Route] = []
+    page.route("**/stop", lambda route: held.append(route))
+    row.get_by_role("button", name="Stop").click()
+    wait_until(lambda: page.evaluate("1") and held, "the request")
+    telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
+    if is_removed:
+        publish_event(telemetry)
+        expect(row).to_have_count(0)
+    return held[0]
 
-    def die_and_continue(route: Route) -> None:
-        """Let the worker die after the button was clicked; an earlier update of the page would
-        remove the button.
-        """
-        telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
-        route.continue_()
 
-    page.route("**/drain", die_and_continue)
-    page.locator(f'[id="w-{view.id}"]').get_by_role("button", name="Drain").click()
-    expect(page.locator(".toast.bad")).to_contain_text("takes no orders")
+def test_number_of_workers_is_ordered_with_the_keyboard(
+    open_page: OpenPage, telemetry: FakeTelemetry
+) -> None:
+    page = open_page("/fleet")
+    row = page.locator("#role-talker")
+    row.get_by_role("button", name="One talker more").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".toast")).to_contain_text("talker: 2 wanted")
+    questions: list[str] = []
+
+    def dismiss(dialog: Dialog) -> None:
+        questions.append(dialog.message)
+        dialog.dismiss()
+
+    page.once("dialog", dismiss)
+    row.get_by_role("button", name="One talker less").focus()
+    page.keyboard.press("Enter")
+    wait_until(lambda: page.evaluate("1") and questions, "the question")
+    assert "Leave talker without a worker?" in questions[0]
+    assert telemetry.scaled == [("talker", 2, "")], "a dismissed order is not sent"
+
+
+@pytest.mark.parametrize("path", ["/fleet", "/workers", "/transfers"])
+def test_phone_shows_every_page_of_the_room(open_page: OpenPage, path: str) -> None:
+    page = open_page(path)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for link in page.locator("nav.pages a").all():
+        box = link.bounding_box()
+        assert box and box["x"] >= 0 and box["x"] + box["width"] <= 360 and box["height"] >= 24
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_retried_request_can_be_opened(open_page: OpenPage, gateway: ServedGateway) -> None:

@@ -16,7 +16,7 @@ from fleet.telemetry.views import SERIES_KEPT_S, RoleQueue, RoleView, SeriesPoin
 from web.console.hour import HourWindow, LifeRow, MarkRow, answers_between, life_rows, mark_rows
 from web.console.hour_charts import HourChart, HourCharts
 from web.console.page_context import LivePage, PageContext, Query
-from web.console.stages import StageSummary, summarise_stages
+from web.console.stages import StageSummary, summarise_stages, wanted_workers
 from web.gateway.gateway import Gateway
 
 MAX_ENTRIES, MAX_EARLIER, NUM_EVENTS, MAX_RESUMABLE = 2000, 200, 12, 3
@@ -102,8 +102,7 @@ class NowPage(LivePage):
         super().__init__(gateway)
         graph = gateway.graph
         self._stages = tuple(stage.name for stage in graph.stages)
-        roles = gateway.config.roles()
-        self._wanted = {role.name: role.replicas for role in roles if not role.optional}
+        self._needed = [role.name for role in gateway.config.roles() if not role.optional]
 
     def empty(self, query: Query) -> NowContext:
         return NowContext(stages=summarise_stages(self._gateway, [], [], []))
@@ -126,11 +125,13 @@ class NowPage(LivePage):
 
     def _build(self, found: _Read, now_us: int) -> NowContext:
         limits, window = self._gateway.config.limits, HourWindow.until(now_us)
+        numbers = wanted_workers(self._gateway, found.queues)
+        wanted = {role: numbers[role] for role in self._needed}
         seen = Evidence(
             now_us=now_us,
             roles=found.queues,
             workers=found.workers,
-            wanted=self._wanted,
+            wanted=wanted,
             missing=found.missing,
             redis_trouble=self._gateway.client.telemetry.redis_trouble(),
             num_live=found.num_live,
@@ -152,7 +153,7 @@ class NowPage(LivePage):
         listed = [entry for entry in found.entries if entry.what in LISTED]
         return NowContext(
             condition=judge(seen),
-            remedy_of=find_remedy(found.missing, self._wanted, found.workers, found.queues, listed),
+            remedy_of=find_remedy(found.missing, wanted, found.workers, found.queues, listed),
             gateways=sum(1 for view in found.present if not view.role),
             num_live=found.num_live,
             stages=summarise_stages(self._gateway, found.present, found.queues, found.series),

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 
-from fleet.telemetry.views import EdgeTransfer, WorkerTransfer
+from fleet.telemetry.views import EdgeFlow, EdgeTransfer, WorkerTransfer
 from web.console.page_context import LivePage, PageContext, Query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransfersContext(PageContext):
+    flows: tuple[EdgeFlow, ...] = ()
     edges: tuple[EdgeTransfer, ...] = ()
     workers: tuple[WorkerTransfer, ...] = ()
 
@@ -15,9 +16,11 @@ class TransfersContext(PageContext):
 class TransfersPage(LivePage):
     key = active = "transfers"
     path = "/transfers"
-    live = ("trouble", "edges", "workers")
+    live = ("trouble", "flows", "edges", "workers")
     context = TransfersContext
 
     async def read(self, query: Query) -> TransfersContext:
         transfers = await self._gateway.client.telemetry.transfers()
-        return TransfersContext(edges=transfers.edges, workers=transfers.workers)
+        return TransfersContext(
+            flows=transfers.flows, edges=transfers.edges, workers=transfers.workers
+        )

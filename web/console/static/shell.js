@@ -96,6 +96,7 @@
     if (response.status >= 400) return toast(body.error?.message ?? `The gateway returned HTTP status ${response.status}`, "bad");
     const address = button.dataset.goto && body.id ? button.dataset.goto + encodeURIComponent(body.id) : "";
     toast(button.dataset.done, "good", address);
+    if (button.dataset.body) window.fleetRefresh();
   }
 
   // Build the JSON body of a form: `data-json` with the fields that are not empty as `arguments`.
@@ -164,9 +165,10 @@
       ctx.request.headers["x-csrf-token"] = document.body.dataset.csrf;
     },
     htmx_before_request: (element, { ctx }) => {
-      if (!element.matches("form[data-json]")) return;
+      const body = element.matches("form[data-json]") ? encodeForm(element) : element.dataset.body;
+      if (!body) return;
       ctx.request.headers["content-type"] = "application/json";
-      ctx.request.body = encodeForm(element);
+      ctx.request.body = body;
     },
   });
 
@@ -186,8 +188,10 @@
       if (sourceElement?.dataset?.done !== undefined) showResult(sourceElement, response, text);
     });
     document.addEventListener("htmx:error", (event) => {
-      if (!event.target._htmx?.sse) retryStream(event.target);
-      if (event.target.dataset?.done !== undefined) toast("The gateway did not answer; the command may not have been received.", "bad");
+      // the event's target is the document if an update has removed the button meanwhile
+      const source = event.detail.ctx?.sourceElement ?? event.target;
+      if (!source._htmx?.sse) retryStream(source);
+      if (source.dataset?.done !== undefined) toast("The gateway did not answer; the command may not have been received.", "bad");
     });
   });
 })();

@@ -2,6 +2,10 @@
 
 from web.schema.fields.table import FieldTable, served
 
+ROLE = FieldTable(
+    "PUT /v1/fleet/roles/{role}",
+    served("replicas", "a whole number from 0 to 64"),
+)
 JOB = FieldTable(
     "POST /v1/fleet/jobs",
     served("kind"),

@@ -50,9 +50,12 @@ local function end_standby(worker)
   index_worker(worker)
   notify(worker, 'k', 'p')
 end
--- Let a standby worker of the role accept tasks, if there is one: the one with the longest lease is
--- surely alive.
+-- Let a standby worker of the role accept tasks, if there is one, and if not as many as were
+-- ordered do already: the one with the longest lease is surely alive.
 local function promote(role)
+  local wanted = call('HGET', PREFIX .. 'wanted', role)
+  local serving = call('ZCOUNT', role_workers_key(role, 'accepting'), int(now_us()), '+inf')
+  if wanted and serving >= tonumber(wanted) then return end
   local standby = role_workers_key(role, 'standby')
   local worker = call('ZREVRANGEBYSCORE', standby, '+inf', int(now_us()), 'LIMIT', 0, 1)[1]
   if worker then end_standby(worker) end
