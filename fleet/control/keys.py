@@ -283,7 +283,7 @@ logs | stream | forever | all processes
 logs:facts | stream | forever | scripts that log a fact
     deaths, dead letters, drains and refused workers under their ids in `logs`, which keeps them
     for less long; trimmed
-journal | stream | forever | fence_worker, register, order, drain, lead, claim, fail, record_metrics
+journal | stream | forever | all scripts
     what happened to processes, roles and answers: ends, joins, orders, lost and recovered tasks,
     failures, refusals; trimmed
 logs:dropped | string | forever | all processes

@@ -165,7 +165,11 @@ class FakeRequests(GatewayRequests):
         return 0
 
     async def submit(
-        self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None
+        self,
+        spec: RequestSpec,
+        blob: bytes | None,
+        applicant: Applicant | None = None,
+        ordered_by: str | None = None,
     ) -> FakeStream:
         fleet, script = self._fleet, self._fleet.script
         while script.submit_gate is not None and not script.submit_gate.is_set():
@@ -213,11 +217,12 @@ class FakeRequests(GatewayRequests):
         for stream in self._fleet.streams.values():
             stream.fail(GatewayStopping("this gateway stops"))
 
-    async def abort(self, request: RequestId) -> bool:
+    async def abort(self, request: RequestId, *, ordered_by: str | None = None) -> bool:
         stream = self._fleet.streams.get(request)
         if stream is None or stream.finished or stream.aborted is not None:
             return False
         await stream.abort("cancelled through the API")
+        self._fleet.telemetry.ordered_by += [] if ordered_by is None else [ordered_by]
         stream.fail(Aborted("cancelled through the API"))
         return True
 

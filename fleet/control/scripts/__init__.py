@@ -11,6 +11,7 @@ from fleet.control.scripts.calls import (
 )
 from fleet.control.scripts.requests import (
     API_RIGHT,
+    OPERATOR_RIGHT,
     AUDIO_RETENTION_S,
     EdgePosition,
     StreamPosition,
@@ -99,6 +100,7 @@ from fleet.control.scripts.workers import (
 __all__ = [
     "ANY_VERSION",
     "API_RIGHT",
+    "OPERATOR_RIGHT",
     "AUDIO_RETENTION_S",
     "Ack",
     "Append",
