@@ -88,6 +88,10 @@ def settings_group(group: str) -> str:
     return f"{PREFIX}settings_group:{group}"
 
 
+def alert(incident: str, event: str) -> str:
+    return f"{PREFIX}alert:{incident}:{event}"
+
+
 def availability(name: RoleName) -> str:
     return f"{PREFIX}availability:{name}"
 
@@ -286,6 +290,9 @@ logs:facts | stream | forever | scripts that log a fact
 journal | stream | forever | all scripts
     what happened to processes, roles and answers: ends, joins, orders, lost and recovered tasks,
     failures, refusals; trimmed
+alert:{incident}:{event} | string | retention | gateway
+    which gateway sends the alert that an incident opened, is worse or ended, and what became of
+    it
 logs:dropped | string | forever | all processes
     number of lost log lines
 req:{r}:task:{stage} | hash | retention | submit

@@ -288,9 +288,7 @@ def _deaths(entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     return parts
 
 
-def _answers(
-    points: Sequence[SeriesPoint], entries: Sequence[JournalEntry]
-) -> list[ConditionPart]:
+def _answers(points: Sequence[SeriesPoint], entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     """Return the parts about answers whose worker was lost, and about failed answers. `lost` of a
     task is followed by `recovered`, or by `failed` of its request.
     """

@@ -1,5 +1,5 @@
-"""Incidents: episodes of trouble in the journal, each from its first trouble until ten quiet minutes
-have followed the last one. Pure.
+"""Incidents: episodes of trouble in the journal, each from its first trouble until ten quiet
+minutes have followed the last one. Pure.
 
 Units: `*_us` are microseconds since 1970 on Redis's clock. Knows no Redis, no HTTP and no clock.
 """
@@ -7,6 +7,7 @@ Units: `*_us` are microseconds since 1970 on Redis's clock. Knows no Redis, no H
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 
@@ -29,12 +30,15 @@ GAP_US = QUIET_S * 1_000_000
 the Now page calls the fleet well again after the same time.
 """
 _ID = "%Y%m%dT%H%M%SZ"
+AlertEvent = Literal["opened", "worse", "ended"]
+ALERT_EVENTS: tuple[AlertEvent, ...] = ("opened", "worse", "ended")
+AlertState = Literal["sending", "sent", "failed"]
 
 
 class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in which a role had no worker that accepts tasks. `end_us`: 0 while it lasts. `worker`:
-    the role's last worker. `refuses`: True if requests were refused meanwhile: an operator ordered
-    the last worker to drain or stop, or no other one came in time.
+    """A time in which a role had no worker that accepts tasks. `end_us`: 0 while it lasts.
+    `worker`: the role's last worker. `refuses`: True if requests were refused meanwhile: an
+    operator ordered the last worker to drain or stop, or no other one came in time.
     """
 
     role: RoleName
@@ -46,8 +50,8 @@ class Outage(msgspec.Struct, frozen=True, kw_only=True):
 
 class AffectedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that an incident touched. `state`: continued, open (its task is lost and not yet
-    claimed again), failed, or lost (failed after the loss of a task). `pause_us`: longest pause of a
-    task. `lost_with`, `recovered_by`: workers of its last loss.
+    claimed again), failed, or lost (failed after the loss of a task). `pause_us`: longest pause of
+    a task. `lost_with`, `recovered_by`: workers of its last loss.
     """
 
     request: RequestId
@@ -90,11 +94,25 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return self.begin_us - 1_000_000 < at_us <= self.last_us
 
 
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """A message about an incident to another system. `level`: of the incident at that time.
+    `gateway`: sends it; `at_us`: time of the claim or, if it was sent or given up, of that.
+    `detail`: why it was given up.
+    """
+
+    event: AlertEvent
+    level: Level
+    gateway: WorkerId
+    at_us: int
+    state: AlertState = "sending"
+    detail: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalView:
-    """What incidents are found in. `entries`: the journal from `from_us` on, oldest first. `needed`:
-    roles that answers need. `patience_us`: how long requests wait for a role that lost its last
-    worker.
+    """What incidents are found in. `entries`: the journal from `from_us` on, oldest first.
+    `needed`: roles that answers need. `patience_us`: how long requests wait for a role that lost
+    its last worker.
     """
 
     entries: Sequence[JournalEntry]
@@ -116,6 +134,21 @@ def time_of(incident: str) -> int | None:
     except ValueError:
         return None
     return round(moment.timestamp()) * 1_000_000
+
+
+def sentence_of(incident: Incident) -> str:
+    """Return the incident's sentence as plain text, with times in UTC."""
+    level = "Down" if incident.level == "down" else "Degraded"
+    until = f" until {utc(incident.end_us)}" if incident.end_us is not None else ""
+    parts = [
+        f"{part.text} {utc(part.at_us)}" if part.at_us else part.text for part in incident.parts
+    ]
+    return f"{level} since {utc(incident.begin_us)}{until}: {'; '.join(parts)}."
+
+
+def utc(at_us: int) -> str:
+    """Format a time in UTC to the second, such as 2026-11-30T03:12:04Z."""
+    return datetime.fromtimestamp(at_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def find_incidents(seen: JournalView) -> list[Incident]:
@@ -195,7 +228,9 @@ def _build(seen: JournalView, outages: Sequence[Outage], begin: int, last: int) 
 
 
 def _told(outage: Outage) -> ConditionPart:
-    waiting = "requests that needed it were refused" if outage.refuses else "requests waited for one"
+    waiting = (
+        "requests that needed it were refused" if outage.refuses else "requests waited for one"
+    )
     time = f"for {duration(outage.end_us - outage.begin_us)} from" if outage.end_us else "since"
     return ConditionPart(
         text=f"no worker of {outage.role} accepted tasks, and {waiting}, {time}",

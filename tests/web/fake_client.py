@@ -33,7 +33,7 @@ from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build, build_rows, tensor_chunk, with_logprobs
-from tests.web.fake_stores import FakeLogins, FakeResponses, FakeVoice
+from tests.web.fake_stores import FakeAlerts, FakeLogins, FakeResponses, FakeVoice
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
 
@@ -245,6 +245,7 @@ class FakeClient:
     unreachable: FleetError | None = None
     id: str = "gateway@host:2:b"
     logins: FakeLogins = field(default_factory=FakeLogins)
+    alerts: FakeAlerts = field(default_factory=FakeAlerts)
     num_asked: int = 0
     num_checked: int = 0
     requests: FakeRequests = field(init=False)

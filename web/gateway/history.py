@@ -1,5 +1,5 @@
-"""The kept answers and incidents, as the gateway reads and writes them: off the event loop, and never a reason to
-fail a request. Knows no route.
+"""The kept answers and incidents, as the gateway reads and writes them: off the event loop, and
+never a reason to fail a request. Knows no route.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class AnswerHistory:
-    """Kept answers and incidents of this host. A file that cannot be read or written is logged, and counts as
-    one without answers. Disabled by `history.max_mib: 0`.
+    """Kept answers and incidents of this host. A file that cannot be read or written is logged, and
+    counts as one without answers. Disabled by `history.max_mib: 0`.
     """
 
     def __init__(self, config: FleetConfig) -> None:
@@ -49,8 +49,13 @@ class AnswerHistory:
         """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
         return await self._call(False, self._store.pin, request, pinned=pinned)
 
-    async def keep_incident(self, incident: KeptIncident) -> None:
-        await self._call(None, self._store.keep_incident, incident, now_us())
+    async def keep_incident(self, incident: KeptIncident) -> bool:
+        """Keep an incident; return False if it could not be written."""
+        return await self._call(False, self._keep_incident, incident)
+
+    def _keep_incident(self, incident: KeptIncident) -> bool:
+        self._store.keep_incident(incident, now_us())
+        return True
 
     async def incident(self, incident: str) -> KeptIncident | None:
         """Return a kept incident with its record, or None."""

@@ -11,8 +11,8 @@ from fleet.control.scripts.calls import (
 )
 from fleet.control.scripts.requests import (
     API_RIGHT,
-    OPERATOR_RIGHT,
     AUDIO_RETENTION_S,
+    OPERATOR_RIGHT,
     EdgePosition,
     StreamPosition,
     VoiceHold,
