@@ -253,13 +253,13 @@ def _limits_of_knowledge(seen: Evidence) -> list[ConditionPart]:
     """
     parts: list[ConditionPart] = []
     if not seen.covers_the_hour(seen.counted_from_us):
-        parts.append(known_since("answers are counted", seen.counted_from_us, seen.now_us))
+        parts.append(_since("answers are counted", seen.counted_from_us, seen.now_us))
     if not seen.covers_the_hour(seen.journal_from_us):
-        parts.append(known_since("events are known", seen.journal_from_us, seen.now_us))
+        parts.append(_since("events are known", seen.journal_from_us, seen.now_us))
     return parts
 
 
-def known_since(text: str, at_us: int, now_us: int) -> ConditionPart:
+def _since(text: str, at_us: int, now_us: int) -> ConditionPart:
     """Return a part that ends with a time. A time within the present step is not shown, as it would
     change at every reading.
     """

@@ -19,7 +19,6 @@ from fleet.telemetry.condition import (
     ConditionPart,
     Level,
     duration,
-    known_since,
     refusals_of,
     tell,
 )
@@ -207,7 +206,7 @@ def _build(seen: JournalView, outages: Sequence[Outage], begin: int, last: int) 
     deaths = tuple(entry for entry in entries if entry.what in DEATHS)
     refusing = [outage for outage in of_it if outage.refuses]
     begins_earlier = 0 < begin - GAP_US < seen.from_us
-    limits = [known_since("events are known", seen.from_us, seen.now_us)] if begins_earlier else []
+    limit = ConditionPart(text="events are known since", at_us=seen.from_us)
     is_open = seen.now_us - last < GAP_US
     return Incident(
         id=id_of(begin),
@@ -215,7 +214,11 @@ def _build(seen: JournalView, outages: Sequence[Outage], begin: int, last: int) 
         last_us=last,
         end_us=None if is_open else last,
         level="down" if refusing else "degraded",
-        parts=(*(_told(outage) for outage in of_it), *tell(entries), *limits),
+        parts=(
+            *(_told(outage) for outage in of_it),
+            *tell(entries),
+            *([limit] if begins_earlier else []),
+        ),
         roles=tuple(
             dict.fromkeys([*(outage.role for outage in of_it), *(e.role for e in deaths if e.role)])
         ),

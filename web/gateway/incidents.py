@@ -38,13 +38,15 @@ T = TypeVar("T")
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An incident with what is known of its time, each oldest first. `entries`: the journal, from a
-    while before it to a while after it; `journal_from_us`: begin of the journal. `lines`: warnings
+    while before it to a while after it; `journal_from_us`: begin of the journal. The shown time is
+    from `from_us` to `to_us`. `lines`: warnings
     and errors of the log; `log_reaches`: True if the log reaches back to the begin of the incident.
     `points`: consecutive steps of the time series. `workers`: processes of that time.
     """
 
     incident: Incident
     entries: tuple[JournalEntry, ...]
+    to_us: int
     journal_from_us: int = 0
     lines: tuple[LogLine, ...] = ()
     log_reaches: bool = False
@@ -54,10 +56,6 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def from_us(self) -> int:
         return self.incident.begin_us - MARGIN_US
-
-    @property
-    def to_us(self) -> int:
-        return self.incident.last_us + MARGIN_US
 
 
 _encode = msgspec.msgpack.encode
@@ -193,8 +191,12 @@ class IncidentReader:
             for entry in entries
             if incident.begin_us - GAP_US <= entry.at_us <= incident.last_us + GAP_US
         ]
+        to_us = now_us() if incident.is_open else incident.last_us
         bare = IncidentRecord(
-            incident=incident, entries=tuple(around), journal_from_us=from_us, log_reaches=True
+            incident=incident,
+            entries=tuple(around),
+            to_us=to_us + MARGIN_US,
+            journal_from_us=from_us,
         )
         lines, reaches = await self._read_lines(bare)
         points = await telemetry.series()
