@@ -38,7 +38,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     `max_new_tokens` of `transformers` does, the end token included. `seed` keys the counter-based
     noise (seed, stage, codebook, index). Before `min_tokens` no end token is sampled and stop
     strings do not count; with `ignore_eos` no end token is ever sampled. With a `constraint` only
-    tokens that keep its rule are sampled, and the answer ends where the rule allows no more.
+    tokens that keep its rule are sampled, and the answer ends where the rule allows no more, or on
+    the shortest way when `max_tokens` is near.
 
     The last fields are about single token ids. `min_p`: share of the highest probability below
     which no token is sampled; 0 is off. `logit_bias`: numbers added to the logits of ids before all

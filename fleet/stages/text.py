@@ -197,7 +197,7 @@ class TextAdapter(TaskAdapter):
             sampling=sampling,
             params=params,
             history=history,
-            open_rule=self._model.constraints.compile(sampling.constraint),
+            open_rule=self._model.constraints.compile(sampling.constraint, sampling.max_tokens),
         )
         return request, [EngineInput(walk=PREFILL, arrays={"ids": ids}, final=True)]
 

@@ -46,6 +46,7 @@ def test_scale_invalid_number_is_a_usage_error(
     assert "is not a whole number" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.one_in(6, "commands that take minutes")
 def test_scale_run_reports_complete_answers_and_a_joined_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,10 +1,11 @@
 """Choice of the number of draft tokens per step by measured times; a function gives the simulated
-steps' times.
+steps' times, and drafting takes none.
 """
 
 import random
 from collections.abc import Callable, Sequence
 from itertools import takewhile
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -36,6 +37,12 @@ NUM_PASSES, MOSTLY = 4000, 0.96
 """Number of simulated steps, and the share that must use the best number of drafts: every 32nd step
 may measure another number, where that wastes little time.
 """
+
+
+@pytest.fixture(autouse=True)
+def no_time_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let drafting take no time: a busy machine would decide which number is best."""
+    monkeypatch.setattr("fleet.drafts.speculation.time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 def chosen(

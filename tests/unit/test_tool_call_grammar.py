@@ -38,7 +38,7 @@ NOW = call_text("now", "{}")
 
 def keeps(rule: Constraint, text: str) -> bool:
     """Return True if an answer of this text, with its end, keeps the rule."""
-    open_rule = RULES.compile(rule)
+    open_rule = RULES.compile(rule, 256)
     assert open_rule is not None
     matched: MatchedRule = open_rule()
     for token in [*token_ids(TOKENIZER, text, ""), END]:

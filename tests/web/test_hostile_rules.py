@@ -58,7 +58,7 @@ def check_worker_begins(loaded: Loaded, body: bytes) -> None:
     constraints = Constraints(
         lambda: tokenizer, tokenizer.get_vocab_size(), loaded.frontend.end_ids()
     )
-    begin = constraints.compile(found.constraint)
+    begin = constraints.compile(found.constraint, 256)
     assert begin is not None
     rule = begin()
     allowed = rule.allowed([])

@@ -46,7 +46,7 @@ from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
 TEXT, THOUGHT = EdgeName("text"), EdgeName("thought")
 Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float32]]]
-CompileRule = Callable[[Constraint | None], Callable[[], TokenRule] | None]
+CompileRule = Callable[[Constraint | None, int], Callable[[], TokenRule] | None]
 
 
 def build(options: BuildOptions) -> BuiltStage:
@@ -201,7 +201,7 @@ class ThinkerAdapter(TaskAdapter):
             sampling=sampling,
             params=params,
             history=history,
-            open_rule=self._compile_rule(sampling.constraint),
+            open_rule=self._compile_rule(sampling.constraint, sampling.max_tokens),
         )
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 
