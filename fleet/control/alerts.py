@@ -1,5 +1,5 @@
-"""Alerts about incidents in Redis: which gateway sends one, and what became of it. Each is sent by
-one gateway; if that ends before it has sent it, by another. Knows no HTTP.
+"""Alerts about incidents in Redis: which gateway sends an alert, and what became of it. If that
+gateway ends before it has sent the alert, another gateway sends it. Knows no HTTP.
 """
 
 from collections.abc import Mapping

@@ -52,8 +52,8 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """A kept incident. `begin_us`: its first trouble, microseconds since 1970. `summary`: what a
-    list shows; `record`: all that its page shows; both encoded by the gateway.
+    """A kept incident. `begin_us`: time of the first trouble, microseconds since 1970. `summary`:
+    what a list shows; `record`: all that a page shows; both encoded by the gateway.
     """
 
     id: str

@@ -34,7 +34,7 @@ ALERT_EVENTS: tuple[AlertEvent, ...] = ("opened", "worse", "ended")
 AlertState = Literal["sending", "sent", "failed"]
 
 
-class Outage(msgspec.Struct, frozen=True, kw_only=True):
+class RoleOutage(msgspec.Struct, frozen=True, kw_only=True):
     """A time in which a role had no worker that accepts tasks. `end_us`: 0 while it lasts.
     `worker`: the role's last worker. `refuses`: True if requests were refused meanwhile: an
     operator ordered the last worker to drain or stop, or no other one came in time.
@@ -78,7 +78,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     parts: tuple[ConditionPart, ...]
     roles: tuple[str, ...] = ()
-    outages: tuple[Outage, ...] = ()
+    outages: tuple[RoleOutage, ...] = ()
     answers: tuple[AffectedAnswer, ...] = ()
     deaths: tuple[JournalEntry, ...] = ()
     refused: Mapping[str, int] = {}
@@ -94,9 +94,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """A message about an incident to another system. `level`: of the incident at that time.
-    `gateway`: sends it; `at_us`: time of the claim or, if it was sent or given up, of that.
-    `detail`: why it was given up.
+    """A message about an incident to another system. `level`: level of the incident at that
+    time. `gateway`: gateway that sends it. `at_us`: time of the claim or, once it was sent or given
+    up, that time. `detail`: why it was given up.
     """
 
     event: AlertEvent
@@ -156,9 +156,9 @@ def find_incidents(seen: JournalView) -> list[Incident]:
     return [_build(seen, outages, *times) for times in _episodes(seen, outages)][::-1]
 
 
-def _outages(seen: JournalView) -> list[Outage]:
+def _outages(seen: JournalView) -> list[RoleOutage]:
     """Return the outages of needed roles, by their begin."""
-    found: list[Outage] = []
+    found: list[RoleOutage] = []
     begun: dict[str, JournalEntry] = {}
     for entry in seen.entries:
         if entry.role not in seen.needed:
@@ -173,9 +173,9 @@ def _outages(seen: JournalView) -> list[Outage]:
     return sorted(found, key=lambda outage: outage.begin_us)
 
 
-def _outage(seen: JournalView, first: JournalEntry, end_us: int) -> Outage:
+def _outage(seen: JournalView, first: JournalEntry, end_us: int) -> RoleOutage:
     lasted_us = (end_us or seen.now_us) - first.at_us
-    return Outage(
+    return RoleOutage(
         role=RoleName(first.role),
         begin_us=first.at_us,
         end_us=end_us,
@@ -184,7 +184,7 @@ def _outage(seen: JournalView, first: JournalEntry, end_us: int) -> Outage:
     )
 
 
-def _episodes(seen: JournalView, outages: Sequence[Outage]) -> Iterator[tuple[int, int]]:
+def _episodes(seen: JournalView, outages: Sequence[RoleOutage]) -> Iterator[tuple[int, int]]:
     """Yield begin and last trouble of each episode, oldest first."""
     kinds = (*TROUBLES, "lost", "recovered")
     times = [(entry.at_us, entry.at_us) for entry in seen.entries if entry.what in kinds]
@@ -200,7 +200,7 @@ def _episodes(seen: JournalView, outages: Sequence[Outage]) -> Iterator[tuple[in
     yield begin, last
 
 
-def _build(seen: JournalView, outages: Sequence[Outage], begin: int, last: int) -> Incident:
+def _build(seen: JournalView, outages: Sequence[RoleOutage], begin: int, last: int) -> Incident:
     of_it = [outage for outage in outages if begin <= outage.begin_us <= last]
     entries = [entry for entry in seen.entries if begin <= entry.at_us <= last]
     deaths = tuple(entry for entry in entries if entry.what in DEATHS)
@@ -230,7 +230,7 @@ def _build(seen: JournalView, outages: Sequence[Outage], begin: int, last: int) 
     )
 
 
-def _told(outage: Outage) -> ConditionPart:
+def _told(outage: RoleOutage) -> ConditionPart:
     waiting = (
         "requests that needed it were refused" if outage.refuses else "requests waited for one"
     )

@@ -32,7 +32,7 @@ NAME = id_of(BEGIN)
 
 
 @dataclass(slots=True)
-class Receiver:
+class AlertReceiver:
     """Server that records the bodies it receives, and answers with the next of `statuses`, then
     204.
     """
@@ -52,10 +52,10 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[AlertReceiver]:
     monkeypatch.setattr(alert_sender, "PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(alert_sender, "POLL_S", 0.01)
-    found = Receiver()
+    found = AlertReceiver()
     with serve_http(found.answer) as url:
         found.url = f"{url}/secret-path"
         yield found
@@ -111,7 +111,7 @@ def senders(loaded: Loaded, *entries: JournalEntry, **settings: object) -> Sende
 
 @pytest.mark.usefixtures("at")
 async def test_alert_is_sent_once_by_one_of_the_gateways(
-    loaded: Loaded, receiver: Receiver
+    loaded: Loaded, receiver: AlertReceiver
 ) -> None:
     both = senders(loaded, entry("led", -GAP_US / SECOND), DEATH, webhook=receiver.url)
     for _ in range(3):
@@ -132,7 +132,7 @@ async def test_alert_is_sent_once_by_one_of_the_gateways(
 
 
 async def test_worse_level_and_end_are_sent_once_each(
-    loaded: Loaded, receiver: Receiver, at: Callable[[float], None]
+    loaded: Loaded, receiver: AlertReceiver, at: Callable[[float], None]
 ) -> None:
     both = senders(loaded, LAST_DEATH, webhook=receiver.url)
     await both.send_due()
@@ -148,7 +148,7 @@ async def test_worse_level_and_end_are_sent_once_each(
 
 
 async def test_incident_that_was_over_before_anybody_watched_is_not_sent(
-    loaded: Loaded, receiver: Receiver, at: Callable[[float], None]
+    loaded: Loaded, receiver: AlertReceiver, at: Callable[[float], None]
 ) -> None:
     at(GAP_US / SECOND)
     await senders(loaded, DEATH, webhook=receiver.url).send_due()
@@ -156,7 +156,7 @@ async def test_incident_that_was_over_before_anybody_watched_is_not_sent(
 
 
 async def test_trouble_shorter_than_after_s_is_not_sent(
-    loaded: Loaded, receiver: Receiver, at: Callable[[float], None]
+    loaded: Loaded, receiver: AlertReceiver, at: Callable[[float], None]
 ) -> None:
     both = senders(loaded, DEATH, webhook=receiver.url, after_s=30)
     at(300)
@@ -168,7 +168,7 @@ async def test_trouble_shorter_than_after_s_is_not_sent(
 
 
 async def test_level_down_leaves_out_what_is_degraded(
-    loaded: Loaded, receiver: Receiver, at: Callable[[float], None]
+    loaded: Loaded, receiver: AlertReceiver, at: Callable[[float], None]
 ) -> None:
     both = senders(loaded, LAST_DEATH, webhook=receiver.url, level="down")
     await both.send_due()
@@ -179,7 +179,7 @@ async def test_level_down_leaves_out_what_is_degraded(
 
 
 @pytest.mark.usefixtures("at")
-async def test_refused_alert_is_sent_again(loaded: Loaded, receiver: Receiver) -> None:
+async def test_refused_alert_is_sent_again(loaded: Loaded, receiver: AlertReceiver) -> None:
     receiver.statuses = [500, 302]
     both = senders(loaded, DEATH, webhook=receiver.url)
     await both.send_due()
@@ -189,7 +189,7 @@ async def test_refused_alert_is_sent_again(loaded: Loaded, receiver: Receiver) -
 
 @pytest.mark.usefixtures("at")
 async def test_alert_that_is_never_accepted_is_given_up_and_logged_without_its_address(
-    loaded: Loaded, receiver: Receiver, caplog: pytest.LogCaptureFixture
+    loaded: Loaded, receiver: AlertReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.statuses = [500] * 9
     both = senders(loaded, DEATH, webhook=receiver.url)
@@ -205,7 +205,7 @@ async def test_alert_that_is_never_accepted_is_given_up_and_logged_without_its_a
 
 @pytest.mark.usefixtures("at")
 async def test_address_that_cannot_be_reached_is_given_up(
-    loaded: Loaded, receiver: Receiver
+    loaded: Loaded, receiver: AlertReceiver
 ) -> None:
     both = senders(loaded, DEATH, webhook="http://127.0.0.1:9/nobody")
     await both.send_due()
@@ -213,7 +213,9 @@ async def test_address_that_cannot_be_reached_is_given_up(
 
 
 @pytest.mark.usefixtures("at")
-async def test_running_sender_sends_by_itself_and_stops(loaded: Loaded, receiver: Receiver) -> None:
+async def test_running_sender_sends_by_itself_and_stops(
+    loaded: Loaded, receiver: AlertReceiver
+) -> None:
     sender = senders(loaded, DEATH, webhook=receiver.url).each[0]
     sender.start()
 
@@ -225,10 +227,10 @@ async def test_running_sender_sends_by_itself_and_stops(loaded: Loaded, receiver
 
 
 async def test_sender_without_an_address_does_nothing(loaded: Loaded) -> None:
-    sender = senders(loaded, DEATH).each[0]
-    sender.start()
-    await sender.stop()
-    assert not await sender._gateway.client.alerts.read(NAME)
+    both = senders(loaded, DEATH)
+    both.each[0].start()
+    await both.each[0].stop()
+    assert not both.alerts.known
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "host/x", "http://", "https://a b/", "file:///x"])

@@ -1,5 +1,5 @@
 """Alerts: messages about incidents to the address `alerts.webhook`. Every gateway watches the
-incidents, and one of them sends each alert.
+incidents; an alert is sent by the first gateway that claims it.
 """
 
 import asyncio
@@ -150,22 +150,19 @@ async def post(url: str, body: AlertBody) -> str:
     """Send a body as JSON, in several tries. Return why it was given up; "" if it was accepted with
     a status from 200 to 299. The text names the host only: the rest of an address may be a secret.
     """
-    host = urlsplit(url).hostname
-    why = ""
     async with httpx2.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False) as http:
-        for pause_s in (*PAUSES_S, None):
-            try:
-                answer = await http.post(
-                    url,
-                    content=msgspec.json.encode(body),
-                    headers={"content-type": "application/json"},
-                )
-                if answer.is_success:
-                    return ""
-                why = f"{host} answered {answer.status_code}"
-            except httpx2.HTTPError as error:
-                why = f"{host} cannot be reached ({type(error).__name__})"
-            if pause_s is not None:
-                log.info("an alert is sent again in %g s: %s", pause_s, why)
-                await asyncio.sleep(pause_s)
-    return why
+        for pause_s in PAUSES_S:
+            if not (why := await _try(http, url, body)):
+                return ""
+            log.info("an alert is sent again in %g s: %s", pause_s, why)
+            await asyncio.sleep(pause_s)
+        return await _try(http, url, body)
+
+
+async def _try(http: httpx2.AsyncClient, url: str, body: AlertBody) -> str:
+    host, content = urlsplit(url).hostname, msgspec.json.encode(body)
+    try:
+        answer = await http.post(url, content=content, headers={"content-type": "application/json"})
+    except httpx2.HTTPError as error:
+        return f"{host} cannot be reached ({type(error).__name__})"
+    return "" if answer.is_success else f"{host} answered {answer.status_code}"

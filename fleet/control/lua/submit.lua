@@ -9,8 +9,8 @@
 -- requests of its key), audio_bound (s a day), ordered ("1" by an operator), by (name of the
 -- operator's API key), then
 -- written (the request as `begin_request` takes it)
-local request, gateway, bound, roles, grace_us, waits, key_bound, audio_bound, ordered, by = unpack(
-  ARGV, 1, 10)
+local request, gateway, bound, roles, grace_us, waits, key_bound, audio_bound, ordered, by =
+  unpack(ARGV, 1, 10)
 local written = {unpack(ARGV, 11)}
 local client, key = unpack(written, 14, 15)
 if call('EXISTS', PREFIX .. 'req:' .. request) == 1 then return {'exists'} end

@@ -57,8 +57,8 @@ local function promote(role)
   local worker = call('ZREVRANGEBYSCORE', standby, '+inf', int(now_us()), 'LIMIT', 0, 1)[1]
   if worker then end_standby(worker) end
 end
--- Return the number of the role's live workers that accept tasks, for the journal; "" for gateways. A
--- standby worker counts where none does: the script that is running lets it accept tasks.
+-- Return the number of the role's live workers that accept tasks, for the journal; "" for gateways.
+-- A standby worker counts where none does: the running script lets it accept tasks.
 local function num_serving(role)
   if not role or role == '' then return '' end
   local function num_live(status)
