@@ -66,7 +66,7 @@ def draw_band(
     workers: Sequence[WorkerView],
 ) -> HourBand:
     """Draw a time on one axis. `drawn`: the charts of its time series, left out if it is past and
-    has none; `entries`: its journal.
+    has none; `entries`: the journal.
     """
     charts = drawn.charts() if drawn.series or not drawn.is_past else ()
     recent = _Recent(

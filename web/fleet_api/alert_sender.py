@@ -38,8 +38,8 @@ NUM_WATCHED = 3
 class AlertBody(msgspec.Struct, frozen=True, kw_only=True):
     """Body of an alert. `event`: opened, worse or ended. `incident`: the same in all alerts about
     one. `fleet`: name of the model. `level`: degraded or down. `since`, `until`: times in UTC;
-    `until` is null while the incident goes on. `link`: its page. `text`: sentence and link, as chat
-    systems show it.
+    `until` is null while the incident goes on. `link`: address of the page. `text`: sentence and
+    link, as chat systems show it.
     """
 
     event: AlertEvent
