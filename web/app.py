@@ -14,6 +14,7 @@ from web.console.error_pages import ErrorPages
 from web.console.login import LoginPages
 from web.console.routes import console_routes
 from web.console.templating import Templates
+from web.fleet_api.alert_sender import AlertSender
 from web.fleet_api.answer_keeper import AnswerKeeper
 from web.fleet_api.health import HealthRoutes
 from web.fleet_api.history import HistoryApi
@@ -105,6 +106,7 @@ def create_app(
     app.state.close = gateway.close
     app.state.stop_captures = gateway.captures.stop
     app.state.keeper = keeper
+    app.state.alerts = AlertSender(gateway)
     return app
 
 

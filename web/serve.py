@@ -148,11 +148,13 @@ async def serve(
         _announce(config, listener)
         beating = start(_beat_regularly(), "the gateway's beat")
         app.state.keeper.start()
+        app.state.alerts.start()
         await server.serve([listener])
         beating.cancel()
     finally:
         beat(LEAVING_S, LEAVING_S)
         await app.state.keeper.stop()
+        await app.state.alerts.stop()
         await app.state.stop_captures()
         await client.stop()
 

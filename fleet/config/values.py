@@ -223,6 +223,22 @@ def origin(value: object) -> str:
     return exact
 
 
+def url(value: object) -> str:
+    """Accept an address of the web, http or https, without a fragment."""
+    given = text(value)
+    try:
+        parts = urlsplit(given)
+        has_host = _is_host(parts.hostname or "") and (parts.port or 1) > 0
+    except ValueError:
+        has_host, parts = False, urlsplit("")
+    if parts.scheme not in ("http", "https") or not has_host or parts.fragment:
+        raise ValueError(
+            "must be an address that begins with http:// or https://, such as "
+            "https://alerts.example.com/fleet"
+        )
+    return given
+
+
 def _is_host(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

@@ -14,6 +14,7 @@ from fleet.config.fields import (
     Strict,
     Switch,
     Text,
+    Url,
 )
 from fleet.config.values import Number, Whole
 
@@ -125,6 +126,20 @@ class HistoryConfig(Strict):
     max_mib: Annotated[int, Whole(0, 1024 * 1024)] = 256
     days: Annotated[int, Whole(1, 3650)] = 14
     sound: Switch = False
+
+
+class AlertConfig(Strict):
+    """Settings of the alerts about incidents, which a gateway sends.
+
+    `webhook`: address that receives them as JSON by POST; None: none are sent. `console`: address
+    of the console in the links; None: host and port of the gateway that sends. `after_s`: how long
+    troubles last until the first alert. `level`: the lowest level that is sent.
+    """
+
+    webhook: Url | None = None
+    console: Url | None = None
+    after_s: Annotated[float, Number(0, 3600)] = 30.0
+    level: Literal["degraded", "down"] = "degraded"
 
 
 class VoiceConfig(Strict):

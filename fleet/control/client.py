@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys
+from fleet.control.alerts import AlertStore
 from fleet.control.connect import (
     MAX_CONNECTIONS,
     Reply,
@@ -47,6 +48,7 @@ from fleet.process.background import keep_running
 from fleet.telemetry.views import SERIES_STEP_S
 
 __all__ = [
+    "AlertStore",
     "BACKGROUND",
     "Applicant",
     "ClientShare",
@@ -96,6 +98,7 @@ class FleetClient:
         self.jobs = JobClient(url, config.data_dir)
         self.voice = VoiceStore(self._redis, config.voice, self._membership)
         self.logins = LoginStore(self._redis)
+        self.alerts = AlertStore(self._redis)
         self.responses = ResponseStore(self._redis, config.web)
         self.training = TrainingClient(self._redis, config)
         self._loops: list[asyncio.Task[None]] = []

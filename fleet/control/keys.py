@@ -90,6 +90,10 @@ def settings_group(group: str) -> str:
     return f"{PREFIX}settings_group:{group}"
 
 
+def alert(incident: str, event: str) -> str:
+    return f"{PREFIX}alert:{incident}:{event}"
+
+
 def availability(name: RoleName) -> str:
     return f"{PREFIX}availability:{name}"
 
@@ -295,9 +299,12 @@ logs | stream | forever | all processes
 logs:facts | stream | forever | scripts that log a fact
     deaths, dead letters, drains and refused workers under their ids in `logs`, which keeps them
     for less long; trimmed
-journal | stream | forever | fence_worker, register, order, drain, lead, claim, fail, record_metrics
+journal | stream | forever | all scripts
     what happened to processes, roles and answers: ends, joins, orders, lost and recovered tasks,
     failures, refusals; trimmed
+alert:{incident}:{event} | string | retention | gateway
+    which gateway sends the alert that an incident opened, is worse or ended, and what became of
+    it
 logs:dropped | string | forever | all processes
     number of lost log lines
 req:{r}:task:{stage} | hash | retention | submit

@@ -32,9 +32,9 @@ from fleet.graphs import Graph
 from fleet.telemetry.views import MAX_REPLICAS, WorkerOrder
 
 log = logging.getLogger(__name__)
-Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
-"""Function that submits a request without a client. The gateway reads the answer to its end, so
-that its log is complete.
+Submit = Callable[[RequestSpec, bytes | None, str | None], Awaitable[None]]
+"""Function that submits a request without a client, with the name of the key that ordered it. The
+gateway reads the answer to its end, so that its log is complete.
 """
 
 ORDER_REFUSALS = {
@@ -127,9 +127,10 @@ class Operations:
         self._config = config
         self._graph = config.graph_declaration()
 
-    async def retry(self, request: RequestId) -> RequestId:
+    async def retry(self, request: RequestId, *, by: str | None = None) -> RequestId:
         """Submit a copy of a request and return the new id. A client reads the answer with
-        `GatewayRequests.resume`.
+        `GatewayRequests.resume`. `by`: name of the API key that orders it, for the journal; None if
+        no operator did.
         """
         raw = cast("bytes | None", await answer_of(self._redis.hget(keys.request(request), "spec")))
         if raw is None:
@@ -146,9 +147,11 @@ class Operations:
                 "minute after its end",
                 param="request_id",
             )
-        return await self._submit_again(spec, blob)
+        return await self._submit_again(spec, blob, by)
 
-    async def _submit_again(self, spec: RequestSpec, blob: bytes | None) -> RequestId:
+    async def _submit_again(
+        self, spec: RequestSpec, blob: bytes | None, by: str | None
+    ) -> RequestId:
         if spec.graph != self._graph.name:
             raise Conflict(
                 f"request {spec.id} is of graph {spec.graph}, and this deployment serves "
@@ -158,7 +161,7 @@ class Operations:
         again = msgspec.structs.replace(
             spec, id=new_request_id(), created_us=now_us(), retry_of=spec.id, is_counted=False
         )
-        await self._submit(again, blob)
+        await self._submit(again, blob, by)
         return again.id
 
     async def order_worker(self, worker: str, order: WorkerOrder, *, by: str = "") -> None:
@@ -199,12 +202,14 @@ class Operations:
         else:
             await answer_of(self._redis.hset(keys.DRAFTERS, stage, drafter))
 
-    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+    async def redeliver(
+        self, request: RequestId, stage: StageName, epoch: Epoch, *, by: str = ""
+    ) -> None:
         """Revoke a task from its owner, so that it is granted again. `epoch`: the epoch that the
-        operator saw; 0: any.
+        operator saw; 0: any. `by`: name of the API key that orders it, for the journal.
         """
         has_worker = stage != CLIENT
-        call = scripts.redeliver(request, stage, epoch)
+        call = scripts.redeliver(request, stage, epoch, by)
         answer = text(await answer_of(run_async(self._redis, call))) if has_worker else "no_task"
         if answer == "ok":
             log.info(
@@ -219,7 +224,7 @@ class Operations:
             param=param,
         )
 
-    async def retry_dead_letter(self, request: RequestId) -> RequestId:
+    async def retry_dead_letter(self, request: RequestId, *, by: str = "") -> RequestId:
         """Submit the request of a dead letter again, as `retry` does, and drop the letter. If
         workers die over it again, the new id becomes a dead letter.
         """
@@ -227,7 +232,7 @@ class Operations:
         blob = cast(
             "bytes | None", await answer_of(self._redis.get(keys.dead_letter_blob(request)))
         )
-        again = await self._submit_again(spec_of(letter), blob)
+        again = await self._submit_again(spec_of(letter), blob, by)
         await answer_of(self._drop(letter))
         return again
 

@@ -102,10 +102,15 @@ class GatewayRequests:
         return self._admission.waiting.num_waiting
 
     async def submit(
-        self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None
+        self,
+        spec: RequestSpec,
+        blob: bytes | None,
+        applicant: Applicant | None = None,
+        ordered_by: str | None = None,
     ) -> ClientStream:
         """Admit a request and return the stream of its answer. `blob`: samples of its audio prompt.
-        At the limit of requests, one with an `applicant` waits for its turn.
+        At the limit of requests, one with an `applicant` waits for its turn. `ordered_by`: name of
+        the API key of the operator who ordered a retry, for the journal.
 
         A request whose role has no worker waits if a worker is starting, or if the last one was
         lost less than `lease.no_worker_timeout_s` ago.
@@ -120,7 +125,7 @@ class GatewayRequests:
 
         def submission(me: WorkerId, *, waits: scripts.Waits) -> scripts.Call:
             limits = limits_of(applicant)
-            return self._calls.submit(spec, blob, me, stream.client_key, waits, limits)
+            return self._calls.submit(spec, blob, me, stream.client_key, waits, limits, ordered_by)
 
         async def submit(client: Redis, call: scripts.Call) -> Reply:
             nonlocal may_have_run
@@ -154,11 +159,13 @@ class GatewayRequests:
         else:
             self.endings.owe(abort)
 
-    async def submit_without_client(self, spec: RequestSpec, blob: bytes | None) -> None:
+    async def submit_without_client(
+        self, spec: RequestSpec, blob: bytes | None, ordered_by: str | None
+    ) -> None:
         """Submit a request without a client: its answer is read and acknowledged until a client
         resumes it. Raises: as `submit`.
         """
-        self._drain(await self.submit(spec, blob))
+        self._drain(await self.submit(spec, blob, ordered_by=ordered_by))
 
     async def check_admission(
         self,
@@ -283,9 +290,12 @@ class GatewayRequests:
             earlier.supersede()
         self._held.add(stream)
 
-    async def abort(self, request: RequestId) -> bool:
-        """Abort any request of the fleet. Return True if it was live."""
-        call = scripts.abort(request, scripts.API_RIGHT, "cancelled through the API")
+    async def abort(self, request: RequestId, *, ordered_by: str | None = None) -> bool:
+        """Abort any request of the fleet. Return True if it was live. `ordered_by`: name of the API
+        key of the operator who ordered it, for the journal; None if its own client did.
+        """
+        right = scripts.API_RIGHT if ordered_by is None else scripts.OPERATOR_RIGHT
+        call = scripts.abort(request, right, "cancelled through the API", ordered_by or "")
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     def detach_all(self) -> None:

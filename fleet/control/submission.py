@@ -40,6 +40,7 @@ class SubmissionCalls:
         client: str,
         waits: scripts.Waits,
         limits: KeyLimits = NO_LIMITS,
+        ordered_by: str | None = None,
     ) -> scripts.Call:
         parts = self._parts_of(spec)
         return scripts.submit(
@@ -57,6 +58,7 @@ class SubmissionCalls:
             client=client,
             waits=waits,
             limits=limits,
+            ordered_by=ordered_by,
         )
 
     def restore(

@@ -235,12 +235,16 @@ def _begin_of_recent_trouble(seen: Evidence) -> int:
 def _happened(seen: Evidence) -> list[ConditionPart]:
     """Return the parts about deaths, continued answers, failures and refusals of the last hour."""
     entries = [entry for entry in seen.entries if entry.at_us >= seen.hour_us]
-    return [
-        *_deaths(entries),
-        *_answers(seen, entries),
-        *_refusals(seen, entries),
-        *_limits_of_knowledge(seen),
-    ]
+    return [*tell(entries, seen.points), *_limits_of_knowledge(seen)]
+
+
+def tell(
+    entries: Sequence[JournalEntry], points: Sequence[SeriesPoint] = ()
+) -> list[ConditionPart]:
+    """Return the parts about the deaths, continued answers, failures and refusals among `entries`,
+    oldest first. `points`: the time series of their time, which may have counted more.
+    """
+    return [*_deaths(entries), *_answers(points, entries), *_refusals(points, entries)]
 
 
 def _limits_of_knowledge(seen: Evidence) -> list[ConditionPart]:
@@ -284,7 +288,7 @@ def _deaths(entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     return parts
 
 
-def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[ConditionPart]:
+def _answers(points: Sequence[SeriesPoint], entries: Sequence[JournalEntry]) -> list[ConditionPart]:
     """Return the parts about answers whose worker was lost, and about failed answers. `lost` of a
     task is followed by `recovered`, or by `failed` of its request.
     """
@@ -298,7 +302,7 @@ def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[ConditionP
         parts.append(
             ConditionPart(
                 text=f"{_answers_word(len(continued))} paused, longest "
-                f"{_duration(longest.pause_us)}",
+                f"{duration(longest.pause_us)}",
                 request=longest.request,
             )
         )
@@ -312,19 +316,17 @@ def _answers(seen: Evidence, entries: Sequence[JournalEntry]) -> list[ConditionP
         )
     if lost and not gone and not open_:
         parts.append(ConditionPart(text="none lost"))
-    num_failed = max(len(failed), sum(p.ended.get("failed", 0) for p in seen.points)) - len(gone)
+    num_failed = max(len(failed), sum(p.ended.get("failed", 0) for p in points)) - len(gone)
     if num_failed > 0:
         newest = next((e.request for e in reversed(entries) if e.what == "failed"), RequestId(""))
         parts.append(ConditionPart(text=f"{_number(num_failed)} failed", request=newest))
     return parts
 
 
-def _refusals(seen: Evidence, entries: Sequence[JournalEntry]) -> list[ConditionPart]:
-    counted = _refused(seen)
-    logged = Counter[str]()
-    for entry in entries:
-        if entry.what == "refused":
-            logged[entry.code] += max(entry.count, 1)
+def _refusals(
+    points: Sequence[SeriesPoint], entries: Sequence[JournalEntry]
+) -> list[ConditionPart]:
+    counted, logged = _refused(points), refusals_of(entries)
     refused = {code: max(counted[code], logged[code]) for code in {**counted, **logged}}
     total = sum(refused.values())
     if not total:
@@ -332,9 +334,18 @@ def _refusals(seen: Evidence, entries: Sequence[JournalEntry]) -> list[Condition
     return [ConditionPart(text=f"{_number(total)} refused ({', '.join(sorted(refused))})")]
 
 
-def _refused(seen: Evidence) -> Counter[str]:
+def refusals_of(entries: Sequence[JournalEntry]) -> Counter[str]:
+    """Return the number of refused requests among `entries` by error code."""
     total = Counter[str]()
-    for point in seen.points:
+    for entry in entries:
+        if entry.what == "refused":
+            total[entry.code] += max(entry.count, 1)
+    return total
+
+
+def _refused(points: Sequence[SeriesPoint]) -> Counter[str]:
+    total = Counter[str]()
+    for point in points:
         total.update(point.refused)
     return total
 
@@ -349,7 +360,8 @@ def _calm(seen: Evidence) -> list[ConditionPart]:
     ended = sum(sum(point.ended.values()) for point in seen.points)
     span = " in the last hour" if seen.covers_the_hour(seen.counted_from_us) else " ended"
     parts = [live, ConditionPart(text=f"{_number(ended)}{span}")]
-    return parts if sum(_refused(seen).values()) else [*parts, ConditionPart(text="none refused")]
+    none = ConditionPart(text="none refused")
+    return parts if sum(_refused(seen.points).values()) else [*parts, none]
 
 
 def _answers_word(count: int) -> str:
@@ -361,5 +373,12 @@ def _number(count: int) -> str:
     return f"{count:,}".replace(",", "\u202f")
 
 
-def _duration(us: int) -> str:
-    return f"{us / 1e6:.1f} s" if us >= 99_500 else f"{us / 1000:.0f} ms"
+def duration(us: int) -> str:
+    """Format microseconds, such as 340 ms, 1.5 s or 11 min 40 s."""
+    if us < 99_500:
+        return f"{us / 1000:.0f} ms"
+    if us < 119_950_000:
+        return f"{us / 1e6:.1f} s"
+    minutes, seconds = divmod(round(us / 1e6), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"

@@ -23,10 +23,11 @@ WHAT = (
     "refused",
 )
 """Kinds of entries. Of a process: `joined`, `left` (it deregistered), `died` (a supervisor saw its
-end), `lapsed` (fenced after its lease), `ordered` (an operator ordered it to drain, stop or resume,
-or a number of workers of `role`; `detail` says which), `leaving` (by its own decision), `led` (a
-conductor took over). Of a task: `lost` with its worker, `recovered` by the next one. Of a request:
-`failed`. Of a gateway, once per step of the time series and code: `refused`.
+end), `lapsed` (fenced after its lease), `leaving` (by its own decision), `led` (a conductor took
+over). Of a task: `lost` with its worker, `recovered` by the next one. Of a request: `failed`. Of a
+gateway, once per step of the time series and code: `refused`. An operator's order is `ordered`, and
+`detail` says which: drain, stop or resume of a worker; a number of workers of `role`; cancel, retry
+or redeliver of a request.
 """
 
 
@@ -37,7 +38,8 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     `by`: name of the API key that ordered it. `code`: error code of a failure or refusal. `detail`:
     text for people: cause of an end (signal or exit status), order, reason of a failure. `count`:
     tasks held by a process that ended; refusals of the step. `pause_us`: time from the loss of a
-    task until a worker claimed it again.
+    task until a worker claimed it again. `serving`: number of the role's workers that accept tasks
+    after the entry, of the end or drain of a worker; None if the entry does not say.
     """
 
     id: str
@@ -52,3 +54,4 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     count: int = 0
     pause_us: int = 0
+    serving: int | None = None

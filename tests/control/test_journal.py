@@ -113,6 +113,44 @@ def test_order_names_the_key_and_only_changes_are_entered(control: Control) -> N
     assert (ordered.by, ordered.detail) == ("night shift", "drain")
 
 
+def test_orders_on_answers_name_the_key(control: Control) -> None:
+    epoch = control.own()
+    assert control.run(scripts.redeliver(REQUEST, STAGE, epoch, "night shift")) == "ok"
+    for _ in range(2):
+        control.run(scripts.abort(REQUEST, scripts.OPERATOR_RIGHT, "stop", "day shift"))
+    ordered = [(e.detail, e.request, e.stage, e.by) for e in entries(control, "ordered")]
+    assert ordered == [
+        ("redeliver", REQUEST, STAGE, "night shift"),
+        ("cancel", REQUEST, "", "day shift"),
+    ]
+
+
+async def test_retry_is_entered_if_an_operator_ordered_it(redis_url: str) -> None:
+    async with open_fleet(redis_url) as (fleet, client):
+        spec = fake_spec(fleet)
+        await client.requests.submit(spec, None)
+        again = await client.operations.retry(spec.id, by="night shift")
+        await client.operations.retry(spec.id)
+        (ordered,) = await client.telemetry.journal(what=("ordered",))
+        assert (ordered.detail, ordered.request, ordered.by) == ("retry", again, "night shift")
+
+
+def test_end_of_the_last_worker_that_accepts_tasks_is_told_from_others(control: Control) -> None:
+    control.register(OTHER)
+    control.run(scripts.order(OTHER, "drain"))
+    control.leave(died=True)
+    control.run(scripts.order(OTHER, "resume"))
+    control.drain(OTHER)
+    kinds = ("ordered", "died", "leaving")
+    assert [entry.serving for entry in entries(control, *kinds)] == [1, 0, 1, 0]
+
+
+def test_standby_worker_that_takes_over_counts_as_serving(control: Control) -> None:
+    control.register(OTHER, standby=1)
+    control.leave(died=True)
+    assert only_entry(control, "died").serving == 1
+
+
 def test_worker_that_leaves_by_its_own_decision_is_an_entry_once(control: Control) -> None:
     for _ in range(2):
         control.drain()
@@ -291,7 +329,8 @@ async def test_refused_requests_are_in_the_series_and_the_journal(redis_url: str
 
 
 def test_script_of_an_append_knows_no_journal() -> None:
-    for name in ("append", "ack", "submit", "read_grants", "renew"):
+    for name in ("append", "ack", "read_grants", "renew"):
         assert "write_journal" not in scripts.source(name)
-    head, _, rest = scripts.source("claim").partition("if lost_us then")
-    assert "write_journal" not in head and "write_journal" in rest
+    for name, block in (("claim", "if lost_us then"), ("submit", "if ordered == '1' then")):
+        head, _, rest = scripts.source(name).partition(block)
+        assert "write_journal" not in head and "write_journal" in rest

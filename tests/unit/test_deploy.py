@@ -113,7 +113,7 @@ def test_cluster_example_configuration_is_valid(tmp_path: Path) -> None:
 
 def test_deployment_example_variables_are_read() -> None:
     known = {"REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT"}
-    for path in DEPLOY.iterdir():
+    for path in filter(Path.is_file, DEPLOY.rglob("*")):
         assert set(re.findall(r"\b(?:FLEET_[A-Z_]+|REDIS_URL)\b", path.read_text())) <= known, (
             path.name
         )

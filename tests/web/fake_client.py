@@ -33,7 +33,7 @@ from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build, build_rows, tensor_chunk, with_logprobs
-from tests.web.fake_stores import FakeLogins, FakeResponses, FakeVoice
+from tests.web.fake_stores import FakeAlerts, FakeLogins, FakeResponses, FakeVoice
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
 
@@ -165,7 +165,11 @@ class FakeRequests(GatewayRequests):
         return 0
 
     async def submit(
-        self, spec: RequestSpec, blob: bytes | None, applicant: Applicant | None = None
+        self,
+        spec: RequestSpec,
+        blob: bytes | None,
+        applicant: Applicant | None = None,
+        ordered_by: str | None = None,
     ) -> FakeStream:
         fleet, script = self._fleet, self._fleet.script
         while script.submit_gate is not None and not script.submit_gate.is_set():
@@ -213,11 +217,12 @@ class FakeRequests(GatewayRequests):
         for stream in self._fleet.streams.values():
             stream.fail(GatewayStopping("this gateway stops"))
 
-    async def abort(self, request: RequestId) -> bool:
+    async def abort(self, request: RequestId, *, ordered_by: str | None = None) -> bool:
         stream = self._fleet.streams.get(request)
         if stream is None or stream.finished or stream.aborted is not None:
             return False
         await stream.abort("cancelled through the API")
+        self._fleet.telemetry.ordered_by += [] if ordered_by is None else [ordered_by]
         stream.fail(Aborted("cancelled through the API"))
         return True
 
@@ -240,6 +245,7 @@ class FakeClient:
     unreachable: FleetError | None = None
     id: str = "gateway@host:2:b"
     logins: FakeLogins = field(default_factory=FakeLogins)
+    alerts: FakeAlerts = field(default_factory=FakeAlerts)
     num_asked: int = 0
     num_checked: int = 0
     requests: FakeRequests = field(init=False)

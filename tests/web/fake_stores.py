@@ -1,4 +1,6 @@
-"""Fake stores of the control plane, in memory: browser logins, responses and voice sessions."""
+"""Fake stores of the control plane, in memory: browser logins, alerts, responses and voice
+sessions.
+"""
 
 import asyncio
 import dataclasses
@@ -6,10 +8,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.config.api_keys import NO_LIMITS, KeyLimits
+from fleet.control.alerts import AlertStore
 from fleet.control.logins import LoginStore
 from fleet.control.responses import ResponseStore
 from fleet.control.voice import OWN_FIELDS, HeldVoice, Saved, VoiceStore
 from fleet.core.clock import now_us
+from fleet.telemetry.incidents import Alert, AlertEvent
+
+
+@dataclass(slots=True)
+class FakeAlerts(AlertStore):
+    """Store of alerts in memory, which the gateways of a test share."""
+
+    known: dict[tuple[str, AlertEvent], Alert] = field(
+        default_factory=dict[tuple[str, AlertEvent], Alert]
+    )
+
+    async def claim(self, incident: str, alert: Alert, lease_s: int) -> bool:
+        return self.known.setdefault((incident, alert.event), alert) is alert
+
+    async def end(self, incident: str, alert: Alert) -> None:
+        self.known[incident, alert.event] = alert
+
+    async def read(self, incident: str) -> Mapping[AlertEvent, Alert]:
+        return {event: alert for (of, event), alert in self.known.items() if of == incident}
 
 
 @dataclass(slots=True)

@@ -321,12 +321,13 @@ class FakeTelemetry(Telemetry):
 class FakeOperations(Operations):
     _fleet: FakeTelemetry
 
-    async def retry(self, request: RequestId) -> RequestId:
+    async def retry(self, request: RequestId, *, by: str | None = None) -> RequestId:
         self._fleet.check_reachable()
         old = await self._fleet.trace(request)
         if old is None:
             raise NotFound(f"no request {quoted(request)}", param="request_id")
         self._fleet.retried.append(request)
+        self._fleet.ordered_by += [] if by is None else [by]
         again = new_request_id()
         if self._fleet.on_retry(request, again):
             return again
@@ -379,7 +380,9 @@ class FakeOperations(Operations):
         state = view.state if order == "drain" and view.state == "leaving" else STATE_AFTER[order]
         self._fleet.worker_list[place] = msgspec.structs.replace(view, state=state)
 
-    async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
+    async def redeliver(
+        self, request: RequestId, stage: StageName, epoch: Epoch, *, by: str = ""
+    ) -> None:
         self._fleet.check_reachable()
         trace = await self._fleet.trace(request)
         if trace is None:
@@ -395,9 +398,11 @@ class FakeOperations(Operations):
                 param="epoch",
             )
         self._fleet.redelivered.append((request, stage, epoch))
+        self._fleet.ordered_by.append(by)
 
-    async def retry_dead_letter(self, request: RequestId) -> RequestId:
+    async def retry_dead_letter(self, request: RequestId, *, by: str = "") -> RequestId:
         await self.drop_dead_letter(request)
+        self._fleet.ordered_by.append(by)
         self._fleet.retried.append(request)
         return new_request_id()
 

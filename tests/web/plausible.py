@@ -110,7 +110,11 @@ def incident(stages: tuple[StageName, ...], now: int, failed: RequestId) -> list
             (ago + 60 if number else 7_000, "joined", worker),
             (ago, "died", {**worker, "detail": "SIGKILL", "count": 2}),
             (ago, "lost", {**worker, **task}),
-            (ago - 2, "recovered", {**task, "pause_us": 1_200_000 + 300_000 * number}),
+            (
+                ago - 2,
+                "recovered",
+                {**task, "worker": worker_id(role, 40), "pause_us": 1_200_000 + 300_000 * number},
+            ),
         ]
     drained: Mapping[str, object] = {"worker": worker_id(stages[-1], 5), "role": stages[-1]}
     rows += [

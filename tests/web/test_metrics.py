@@ -1,10 +1,17 @@
-"""Metrics: continuity of playback, reports of players, transfers between workers."""
+"""Metrics: continuity of playback, reports of players, transfers between workers, and the alerts of
+Prometheus over them.
+"""
+
+import re
+from typing import Any
 
 import pytest
+import yaml
 
-from fleet.core.ids import RequestId, StageName
-from tests.support import await_until
-from tests.web.conftest import Loaded, ServedGateway
+from fleet.core.ids import RequestId, RoleName, StageName
+from fleet.telemetry.views import RoleView
+from tests.support import REPO, await_until
+from tests.web.conftest import Loaded, ServedGateway, chat
 from tests.web.divided import ANCHOR, FIRST, STANDS_BY, divided_workers
 from tests.web.plausible import busy
 from tests.web.plausible_requests import worker_id
@@ -117,3 +124,44 @@ def test_metrics_list_passes_of_divided_models_by_role_and_worker(gateway: Serve
     )
     gateway.client.show(busy(gateway.client.graph))
     assert "fleet_span_passes_total{" not in gateway.http.get("/metrics").text
+
+
+RULES = REPO / "deploy" / "prometheus" / "alerts.yaml"
+SELECTOR = re.compile(r"(fleet_\w+)(?:\{([^}]*)\})?")
+
+
+def alert_rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_alert_rules_name_metrics_labels_and_outcomes_that_are_served(
+    gateway: ServedGateway,
+) -> None:
+    gateway.client.show(busy(gateway.client.graph))
+    gateway.client.telemetry.role_list = [RoleView(role=RoleName("talker"))]
+    assert chat(gateway).status_code == 200
+    served = gateway.http.get("/metrics").text
+    for rule in alert_rules():
+        selected = SELECTOR.findall(rule["expr"])
+        assert selected, rule["alert"]
+        grouped = re.findall(r"by \((\w+)\)", rule["expr"])
+        for name, matchers in selected:
+            samples = re.findall(rf"^{name}(?:\{{(.*)\}})? ", served, re.MULTILINE)
+            labels = {label for sample in samples for label in re.findall(r"(\w+)=", sample)}
+            assert f"# TYPE {name} " in served, f"{rule['alert']}: {name}"
+            wanted = {*grouped, *re.findall(r"(\w+)[=!~]+\"", matchers)}
+            assert wanted <= labels, f"{rule['alert']}: {name} has {labels}"
+    finished = re.findall(r'fleet_requests_total\{outcome="(\w+)"', served)
+    (failed,) = [rule for rule in alert_rules() if rule["alert"] == "FleetAnswersFail"]
+    assert finished and all(outcome in failed["expr"] for outcome in finished)
+
+
+def test_alert_rules_are_complete() -> None:
+    rules = alert_rules()
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert rule["labels"]["severity"] in ("page", "warn")
+        assert re.fullmatch(r"\d+m", rule["for"])

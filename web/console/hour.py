@@ -1,5 +1,5 @@
-"""The last hour on one axis: marks of what happened, and the lives of processes. Positions are
-percentages of the window. Knows no page and no colour.
+"""The last hour, or another time, on one axis: marks of what happened, and the lives of processes.
+Positions are percentages of the window. Knows no page and no colour.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,8 @@ from web.gateway.fleet_metrics import GATEWAY_ROLE
 STEP_US = SERIES_STEP_S * 1_000_000
 MERGED = 1.25
 """Percentage of the window within which marks of one kind become one mark: 45 seconds."""
-MAX_TRACKS, MAX_LANES = 6, 24
+MAX_TRACKS, MAX_LANES, MAX_TICKS = 6, 24, 7
+TICKS_US = tuple(minutes * 60_000_000 for minutes in (1, 2, 5, 10, 30, 60, 180, 720))
 AROUND_US = 30_000_000
 """Time before and after a moment, in the lists of answers and log lines that a mark leads to."""
 ENDS = ("died", "lapsed", "left")
@@ -41,19 +42,27 @@ SAID = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourWindow:
-    """The shown time, until the end of the present step of the time series, so that the page moves
-    once per step.
-    """
+    """The shown time: of the length `length_us`, an hour by default."""
 
     to_us: int
+    length_us: int = SERIES_KEPT_S * 1_000_000
 
     @classmethod
     def until(cls, now_us: int) -> "HourWindow":
+        """Return the hour until the end of the present step of the time series, so that the page
+        moves once per step.
+        """
         return cls(to_us=(now_us // STEP_US + 1) * STEP_US)
+
+    @classmethod
+    def of(cls, from_us: int, to_us: int) -> "HourWindow":
+        """Return the window of whole steps that has a time."""
+        begin, end = from_us // STEP_US * STEP_US, (to_us // STEP_US + 1) * STEP_US
+        return cls(to_us=end, length_us=end - begin)
 
     @property
     def from_us(self) -> int:
-        return self.to_us - SERIES_KEPT_S * 1_000_000
+        return self.to_us - self.length_us
 
     def x(self, at_us: int) -> float:
         """Return the position of a time in per cent, 0 or 100 for a time outside the window."""
@@ -62,8 +71,10 @@ class HourWindow:
 
     @property
     def ticks(self) -> list[tuple[float, int]]:
-        """Position and time of every tenth minute."""
-        step = 600_000_000
+        """Position and time of at most seven round times."""
+        step = next(
+            (step for step in TICKS_US if self.length_us < MAX_TICKS * step), self.length_us
+        )
         first = -(-self.from_us // step) * step
         return [(self.x(at), at) for at in range(first, self.to_us, step)]
 
@@ -118,6 +129,14 @@ class LifeRow:
     num_more: int = 0
 
 
+ORDERED = {
+    "cancel": "was cancelled",
+    "retry": "was sent as a retry",
+    "redeliver": "was taken from its worker",
+}
+"""What an order did to an answer."""
+
+
 def describe(entry: JournalEntry) -> str:
     """Describe an entry of the journal in one line, without its time."""
     who = entry.worker or entry.request or entry.role or "a process"
@@ -127,7 +146,8 @@ def describe(entry: JournalEntry) -> str:
         return f"{count} request{'' if count == 1 else 's'} refused ({entry.code}){detail}"
     if entry.what == "ordered":
         by = f" by key {entry.by}" if entry.by else ""
-        return f"{who} was ordered to {entry.detail or 'change'}{by}"
+        default = f"was ordered to {entry.detail or 'change'}"
+        return f"{who} {ORDERED.get(entry.detail, default)}{by}"
     code = f" ({entry.code})" if entry.code else ""
     held = f", with {entry.count} task{'' if entry.count == 1 else 's'}" if entry.count else ""
     return f"{who} {SAID.get(entry.what, entry.what)}{code}{detail}{held}"
@@ -135,7 +155,7 @@ def describe(entry: JournalEntry) -> str:
 
 def link_of(entry: JournalEntry) -> str:
     """Return the page that explains an entry: its answer, its worker, or the log at its time."""
-    if entry.what == "failed" and entry.request:
+    if entry.request and entry.what in ("failed", "ordered"):
         return f"/requests/{entry.request}"
     if entry.worker and entry.what not in ("led", "refused"):
         return f"/workers/{entry.worker}"
@@ -267,14 +287,18 @@ def _spans(
             begin = begun.get(worker, window.from_us)
             spans.append((role, worker, begin, end.at_us, end.what))
     return sorted(
-        (span for span in spans if not span[3] or span[3] > window.from_us),
+        (
+            span
+            for span in spans
+            if span[2] < window.to_us and (not span[3] or span[3] > window.from_us)
+        ),
         key=lambda span: (span[2], span[1]),
     )
 
 
 def _life(worker: str, begin: int, end: int, how: str, window: HourWindow) -> Life:
     x = window.x(begin)
-    since = f"since {formats.clock(begin)}" if begin > window.from_us else "for more than the hour"
+    since = f"since {formats.clock(begin)}" if begin > window.from_us else "since before this time"
     text = (
         f"{worker}: {how}, lived until {formats.clock(end)}, {since}"
         if end

@@ -1,5 +1,5 @@
-"""The four charts of the last hour: their lines, the columns of numbers that the browser draws, and
-the present numbers as text. Knows no page and no colour.
+"""The four charts of the last hour, or of a past time: their lines, the columns of numbers that the
+browser draws, and the present numbers as text. Knows no page and no colour.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,12 +60,18 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourCharts:
     """Charts of a time series. `stages`: names of the stages in the order of their colours.
-    `speaks`: True if answers have audio; the first text counts otherwise.
+    `speaks`: True if answers have audio; the first text counts otherwise. `is_past`: True for a
+    time other than the last hour, of which nothing is called present.
     """
 
     series: Sequence[SeriesPoint]
     stages: Sequence[str]
     speaks: bool
+    is_past: bool = False
+
+    @property
+    def _span(self) -> str:
+        return "this time" if self.is_past else "the hour"
 
     def columns(self, points: Sequence[SeriesPoint]) -> Columns:
         """Return the numbers of `points`, which are steps of the series."""
@@ -122,11 +128,10 @@ class HourCharts:
         return find_last(self._column(name), [point.at_us for point in self.series])
 
     def _ended(self) -> HourChart:
-        minute = self.series[-RECENT_STEPS:]
+        minute = self.series if self.is_past else self.series[-RECENT_STEPS:]
         num_ended = sum(sum(point.ended.values()) for point in minute)
-        now = (
-            formats.rate(num_ended / (RECENT_STEPS * SERIES_STEP_S)) if minute else formats.NOTHING
-        )
+        now = formats.rate(num_ended / (len(minute) * SERIES_STEP_S)) if minute else formats.NOTHING
+        on_average = "on average" if self.is_past else "in the last minute"
         hour = {s: sum(point.ended.get(s, 0) for point in self.series) for s in ENDED}
         totals = ", ".join(f"{formats.count(count)} {state}" for state, count in hour.items())
         return HourChart(
@@ -134,7 +139,7 @@ class HourCharts:
             title="Answers per second",
             unit="/s",
             now=now,
-            description=f"Answers per second: {now} in the last minute; in the hour {totals}",
+            description=f"Answers per second: {now} {on_average}; in {self._span} {totals}",
             lines=(
                 HourLine(column="finished", label="finished", colour="good"),
                 HourLine(column="failed", label="failed", colour="bad", dashed=True),
@@ -151,9 +156,9 @@ class HourCharts:
             title=title,
             unit="ms",
             now=now,
-            at_us=at_us,
+            at_us=0 if self.is_past else at_us,
             description=f"{title}, p50 {formats.ms(p50)}, p95 {formats.ms(p95)} as last measured; "
-            f"at most {formats.ms(self._top('p95'))} in the hour",
+            f"at most {formats.ms(self._top('p95'))} in {self._span}",
             lines=(
                 HourLine(column="p50", label="p50", colour="accent"),
                 HourLine(column="p95", label="p95", colour="warn", dashed=True),
@@ -168,6 +173,8 @@ class HourCharts:
             if at_us
             else formats.NOTHING
         )
+        if self.is_past and at_us:
+            now = f"at most {formats.count(self._top('waiting'))} waiting"
         each = ", ".join(f"{stage} {formats.count(count)}" for stage, count in running.items())
         return HourChart(
             key="tasks",
@@ -175,7 +182,7 @@ class HourCharts:
             unit="",
             now=now,
             description=f"Tasks: {now}; running by stage: {each}; at most "
-            f"{formats.count(self._top('waiting'))} waiting in the hour",
+            f"{formats.count(self._top('waiting'))} waiting in {self._span}",
             lines=(
                 *(
                     HourLine(column=f"running:{stage}", label=stage, colour=f"c{number % 6}")
@@ -188,7 +195,7 @@ class HourCharts:
     def _listening(self) -> HourChart:
         rtf, _ = self._last("rtf")
         underruns = sum(point.underruns for point in self.series)
-        now = f"{formats.count(underruns)} in the hour; real-time factor {formats.ratio(rtf)}"
+        now = f"{formats.count(underruns)} in {self._span}; real-time factor {formats.ratio(rtf)}"
         return HourChart(
             key="listening",
             title="Underruns",

@@ -12,9 +12,11 @@ from web.console.page_context import LIVE
 from web.console.pages.api_docs import ApiDocsPage
 from web.console.pages.compare import ComparePage
 from web.console.pages.fleet import FleetPage
+from web.console.pages.incidents import IncidentsPage, OneIncidentPage
 from web.console.pages.jobs import JobsPage
 from web.console.pages.logs import LogsPage, LogStream
 from web.console.pages.now import NowPage
+from web.console.pages.orders import OrdersPage
 from web.console.pages.queues import QueuesPage
 from web.console.pages.request import OneRequestPage
 from web.console.pages.requests import RequestsPage
@@ -40,6 +42,9 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
     training = TrainingPage(gateway)
     others = (
         NowPage(gateway),
+        IncidentsPage(gateway),
+        OneIncidentPage(gateway),
+        OrdersPage(gateway),
         OneRequestPage(gateway, answers),
         ComparePage(gateway, answers),
         SessionsPage(gateway),

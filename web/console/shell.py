@@ -31,7 +31,14 @@ class NavigationRoom:
 
 ROOMS = (
     NavigationRoom(label="Talk", pages=(("talk", "/", "Talk"),)),
-    NavigationRoom(label="Now", pages=(("now", "/now", "Now"),)),
+    NavigationRoom(
+        label="Now",
+        pages=(
+            ("now", "/now", "Now"),
+            ("incidents", "/incidents", "Incidents"),
+            ("orders", "/orders", "Orders"),
+        ),
+    ),
     NavigationRoom(
         label="Answers",
         pages=(("requests", "/requests", "Answers"), ("sessions", "/sessions", "Sessions")),

@@ -1,5 +1,5 @@
-"""Keeper of answers beyond their retention in Redis. Of the gateways of a host one follows the
-fleet's events; each keeps the answers whose players it hears running dry.
+"""Keeper of answers and incidents beyond what Redis retains. Of the gateways of a host one follows
+the fleet's events; each keeps the answers whose players it hears running dry.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ log = logging.getLogger("fleet.web")
 LOCK = "follower.lock"
 """Name of the file, in the history's folder, that the gateway which follows the events has locked.
 """
-LOCK_POLL_S, WRITE_POLL_S = 5.0, 1.0
+LOCK_POLL_S, WRITE_POLL_S, INCIDENT_POLL_S = 5.0, 1.0, 30.0
 SETTLE_S = 3.0
 """Time after the end of an answer until it is kept, for the last reports of its player. Its audio
 is stored for a minute.
@@ -103,16 +103,32 @@ class AnswerKeeper:
             self._waiting[request] = (due_s, known | set(why))
 
     async def _follow(self) -> None:
-        """Follow the events once no other gateway of this host does."""
+        """Follow the events and incidents once no other gateway of this host does."""
         with _lock_file(self._gateway.history.folder / LOCK) as lock:
             while not _try_lock(lock):
                 await asyncio.sleep(LOCK_POLL_S)
-            choice = AnswerChoice()
-            while True:
-                try:
-                    await self._choose(choice)
-                except RedisUnreachable:
-                    await asyncio.sleep(WRITE_POLL_S)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_answers())
+                group.create_task(self._keep_incidents())
+
+    async def _follow_answers(self) -> None:
+        choice = AnswerChoice()
+        while True:
+            try:
+                await self._choose(choice)
+            except RedisUnreachable:
+                await asyncio.sleep(WRITE_POLL_S)
+
+    async def _keep_incidents(self) -> None:
+        """Keep each incident of the journal while it goes on, and once more when it has ended."""
+        incidents = self._gateway.incidents
+        while True:
+            try:
+                for incident in await incidents.from_journal():
+                    await incidents.keep(incident)
+            except RedisUnreachable as error:
+                log.info("incidents cannot be read, and are not kept: %s", error.message)
+            await asyncio.sleep(INCIDENT_POLL_S)
 
     async def _choose(self, choice: AnswerChoice) -> None:
         async with aclosing(self._gateway.client.telemetry.follow_events()) as entries:

@@ -245,7 +245,9 @@ class FleetApi:
         """
         request_id = _request_id(request)
         await check_owner(self._gateway, request_id)
-        aborted = await self._client.requests.abort(request_id)
+        caller = current_caller()
+        ordered_by = caller.name if caller.may("operate") else None
+        aborted = await self._client.requests.abort(request_id, ordered_by=ordered_by)
         if not aborted and await self._client.telemetry.trace(request_id) is None:
             raise request_not_found(request_id)
         return json_response(AbortResult(id=request_id, aborted=aborted))
@@ -282,7 +284,7 @@ class FleetApi:
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
-        new_id = await self._client.operations.retry(request_id)
+        new_id = await self._client.operations.retry(request_id, by=current_caller().name)
         return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
@@ -291,7 +293,8 @@ class FleetApi:
         """
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
         epoch = Epoch(int_param(request.query_params, "epoch", 0, MAX_EPOCH))
-        await self._client.operations.redeliver(request_id, stage, epoch)
+        by = current_caller().name
+        await self._client.operations.redeliver(request_id, stage, epoch, by=by)
         return json_response(RedeliveryResult(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:
@@ -333,7 +336,8 @@ class FleetApi:
 
     async def retry_dead_letter(self, request: Request) -> Response:
         request_id = _request_id(request)
-        new_id = await self._client.operations.retry_dead_letter(request_id)
+        by = current_caller().name
+        new_id = await self._client.operations.retry_dead_letter(request_id, by=by)
         return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def drop_dead_letter(self, request: Request) -> Response:

@@ -5,6 +5,7 @@ no HTTP.
 from typing import Protocol
 
 from fleet.control.client import (
+    AlertStore,
     GatewayRequests,
     JobClient,
     LoginStore,
@@ -35,6 +36,8 @@ class FleetPort(Protocol):
     def voice(self) -> VoiceStore: ...
     @property
     def logins(self) -> LoginStore: ...
+    @property
+    def alerts(self) -> AlertStore: ...
     @property
     def responses(self) -> ResponseStore: ...
     @property

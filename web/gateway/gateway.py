@@ -39,6 +39,7 @@ from web.gateway.answer_words import WORD_ENDS
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.fleet_port import FleetPort
 from web.gateway.history import AnswerHistory
+from web.gateway.incidents import IncidentReader
 from web.gateway.live_captures import NO_STORE, LiveCaptures
 from web.gateway.messages import is_large, messages_of
 from web.gateway.metrics import Metrics
@@ -90,6 +91,7 @@ class Gateway:
         """Form in which the model writes function calls; "" if it calls none."""
         self.captures = LiveCaptures(client, config)
         self.history = AnswerHistory(config)
+        self.incidents = IncidentReader(client, config, self.history)
         self._answer_context = AnswerContext(
             edges=self.edges,
             frontend=frontend,

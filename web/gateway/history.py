@@ -1,5 +1,5 @@
-"""The kept answers, as the gateway reads and writes them: off the event loop, and never a reason to
-fail a request. Knows no route.
+"""The kept answers and incidents, as the gateway reads and writes them: off the event loop, and
+never a reason to fail a request. Knows no route.
 """
 
 import asyncio
@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from fleet.config import FleetConfig
+from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
-from fleet.history.store import HistoryStore, KeptAnswer
+from fleet.history.store import HistoryStore, KeptAnswer, KeptIncident
 
 log = logging.getLogger("fleet.web")
 
@@ -20,8 +21,8 @@ T = TypeVar("T")
 
 
 class AnswerHistory:
-    """Kept answers of this host. A file that cannot be read or written is logged, and counts as
-    one without answers. Disabled by `history.max_mib: 0`.
+    """Kept answers and incidents of this host. A file that cannot be read or written is logged, and
+    counts as one without answers. Disabled by `history.max_mib: 0`.
     """
 
     def __init__(self, config: FleetConfig) -> None:
@@ -47,6 +48,22 @@ class AnswerHistory:
     async def pin(self, request: RequestId, *, pinned: bool) -> bool:
         """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
         return await self._call(False, self._store.pin, request, pinned=pinned)
+
+    async def keep_incident(self, incident: KeptIncident) -> bool:
+        """Keep an incident; return False if it could not be written."""
+        return await self._call(False, self._keep_incident, incident)
+
+    def _keep_incident(self, incident: KeptIncident) -> bool:
+        self._store.keep_incident(incident, now_us())
+        return True
+
+    async def incident(self, incident: str) -> KeptIncident | None:
+        """Return a kept incident with its record, or None."""
+        return await self._call(None, self._store.incident, incident)
+
+    async def incidents(self, limit: int, *, before_us: int = 0) -> Sequence[KeptIncident]:
+        """Return kept incidents as `HistoryStore.incidents` does."""
+        return await self._call([], self._store.incidents, limit, before_us=before_us)
 
     async def _call(
         self, otherwise: T, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs

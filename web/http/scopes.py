@@ -108,6 +108,9 @@ WATCH   GET     /
 WATCH   GET     /docs
 WATCH   GET     /now
 WATCH   GET     /overview
+WATCH   GET     /incidents
+WATCH   GET     /incidents/{id}
+WATCH   GET     /orders
 WATCH   GET     /requests
 WATCH   GET     /requests/{id}
 WATCH   GET     /requests/{id}/compare

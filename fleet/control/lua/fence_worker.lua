@@ -74,7 +74,8 @@ local role, standby, draining, ordered_off = unpack(
   call('HMGET', worker_key, 'role', 'standby', 'draining', 'ordered_off'))
 local cause = cjson.decode(event).cause or ''
 if role then
-  write_journal(how, 'worker', worker, 'role', role, 'detail', cause, 'count', #tasks)
+  write_journal(how, 'worker', worker, 'role', role, 'detail', cause, 'count', #tasks,
+    'serving', num_serving(role))
 end
 -- First: a worker that still waits there must not receive the grants of its own tasks.
 call('DEL', PREFIX .. 'inbox:' .. worker)

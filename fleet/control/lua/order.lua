@@ -51,13 +51,14 @@ if order ~= 'resume' and is_used(worker) then
   if need and need ~= '' then return {'needed', need} end
   if not need and not has_replacement() then return {'needed', ''} end
 end
+local changes = false
 if order == 'stop' or (order == 'resume') == (draining == '1') then
   local process, stage = labels_of(role)
   local held, only_request = held_by(worker)
   log_fact('info', process, worker, stage, only_request,
     'worker ' .. worker .. ' is ordered to ' .. order .. '; it holds ' .. held)
-  write_journal('ordered', 'worker', worker, 'role', role, 'by', by, 'detail', order)
   call('HDEL', worker_key, 'drained')
+  changes = true
 end
 if order == 'resume' then
   call('HSET', worker_key, 'draining', '')
@@ -66,6 +67,10 @@ else
 end
 call('HSET', worker_key, 'ordered_off', order == 'resume' and '' or '1')
 index_worker(worker)
+if changes then
+  write_journal('ordered', 'worker', worker, 'role', role, 'by', by, 'detail', order,
+    'serving', num_serving(role))
+end
 if order == 'stop' then call('HSET', worker_key, 'leaving', '1') end
 notify(worker, 'k', 'o', 'o', order)
 return 'ok'

@@ -12,6 +12,7 @@ from fleet.control.scripts.calls import (
 from fleet.control.scripts.requests import (
     API_RIGHT,
     AUDIO_RETENTION_S,
+    OPERATOR_RIGHT,
     EdgePosition,
     StreamPosition,
     VoiceHold,
@@ -101,6 +102,7 @@ from fleet.control.scripts.workers import (
 __all__ = [
     "ANY_VERSION",
     "API_RIGHT",
+    "OPERATOR_RIGHT",
     "AUDIO_RETENTION_S",
     "Ack",
     "Append",

@@ -9,7 +9,7 @@ from fleet.core.events import RequestSubmitted, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec, encode_request
 
-API_RIGHT = "api"
+API_RIGHT, OPERATOR_RIGHT = "api", "operator"
 """Right by which `DELETE /v1/fleet/requests/{id}` may abort a request, whichever gateway holds its
 client edges.
 """
@@ -46,6 +46,7 @@ def submit(
     client: str = "",
     waits: Waits = "",
     limits: KeyLimits = NO_LIMITS,
+    ordered_by: str | None = None,
 ) -> Call:
     """Submit a request, with `blob` as the samples of its audio prompt. Refused at `bound` live
     requests, and unless every role in `roles` has a worker, is starting one, or lost its last one
@@ -54,7 +55,8 @@ def submit(
     `client`: client whose live requests the request is counted among. `waits`: the request waits if
     it is refused at the bound. So it is refused too while it is the turn of other waiting clients
     ("turn", "soon"), and while its roles have enough unclaimed tasks ("soon"). `limits`: limits of
-    the request's API key, at which it is refused too, if it is counted.
+    the request's API key, at which it is refused too, if it is counted. `ordered_by`: name of the
+    API key of the operator who ordered a retry, for the journal; None for other requests.
 
     `stages`, `edges`: stages and edges of its graph that it uses. `first_roles`: role to which each
     stage's task is granted first; by default the stages' own names.
@@ -63,8 +65,9 @@ def submit(
     """
     written = _written(spec, blob, stages, edges, audio, retention_s, first_roles, client)
     quota = (limits.max_requests, limits.audio_s_per_day)
+    order = (ordered_by is not None, ordered_by)
     return Call.of(
-        "submit", spec.id, gateway, bound, ",".join(roles), grace_us, waits, quota, written
+        "submit", spec.id, gateway, bound, ",".join(roles), grace_us, waits, quota, order, written
     )
 
 
@@ -166,7 +169,11 @@ def backlog() -> Call:
 
 
 @script
-def abort(request: RequestId, right: str | Epoch, reason: str) -> Call: ...
+def abort(request: RequestId, right: str | Epoch, reason: str, by: str = "") -> Call:
+    """Close a request as aborted. `right`: epoch of its client edges, `API_RIGHT` or
+    `OPERATOR_RIGHT`, with `by`, the name of the operator's API key, for the journal.
+    """
+    ...
 
 
 class VoiceHold(NamedTuple):

@@ -325,8 +325,8 @@ def set_walk(
 
 
 @script
-def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+def redeliver(request: RequestId, stage: StageName, epoch: Epoch, by: str = "") -> Call:
     """Revoke a task from its owner, by right of the API. `epoch`: epoch of the owner; 0: the
-    present owner.
+    present owner. `by`: name of the API key that orders it, for the journal.
     """
     ...

@@ -55,4 +55,5 @@ def entry_of(entry: str, fields: Mapping[str, bytes]) -> JournalEntry:
         detail=fields.get("detail", b"").decode(errors="replace"),
         count=number(fields, "count"),
         pause_us=number(fields, "pause_us"),
+        serving=number(fields, "serving") if "serving" in fields else None,
     )

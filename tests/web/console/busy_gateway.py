@@ -2,6 +2,8 @@
 screenshots.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
 from fleet.control.voice import HeldVoice
@@ -10,6 +12,8 @@ from fleet.core.clock import now_us
 from fleet.core.ids import WorkerId
 from fleet.drafts.figures.training import DraftVersion, TrainingFigures, TrainingState
 from fleet.graphs import Graph
+from fleet.telemetry.incidents import id_of
+from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.trace import EdgeTrace, RequestTrace
 from tests.web.conftest import ServedGateway
 from tests.web.divided import divided_workers
@@ -18,6 +22,8 @@ from web.realtime.session_views import SessionView
 
 LIVE_PAGES = (
     "now",
+    "incidents",
+    "orders",
     "requests",
     "fleet",
     "workers",
@@ -146,6 +152,12 @@ def session(number: int, state: str, request: str) -> SessionView:
     )
 
 
+def incident_of(entries: Sequence[JournalEntry]) -> str:
+    """Return the id of the incident that the entries end with."""
+    began = next(entry for entry in entries if entry.what == "died")
+    return id_of(began.at_us)
+
+
 def paths(gateway: ServedGateway) -> dict[str, str]:
     """Return the paths of the console's pages by page name."""
     telemetry = gateway.client.telemetry
@@ -155,4 +167,5 @@ def paths(gateway: ServedGateway) -> dict[str, str]:
         **{name: f"/{name}" for name in LIVE_PAGES},
         "request": f"/requests/{failed.id}",
         "worker": f"/workers/{worker.id}",
+        "incident": f"/incidents/{incident_of(telemetry.entries)}",
     }

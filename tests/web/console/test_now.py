@@ -197,7 +197,7 @@ def test_stream_sends_the_hour_once_and_then_its_last_minute(gateway: ServedGate
 def test_page_without_a_series_or_journal_says_so(gateway: ServedGateway) -> None:
     gateway.client.show(FakeTelemetry())
     page = gateway.http.get("/now").text
-    assert "No event is recorded for this hour" in page
+    assert "No event is recorded for this time" in page
     assert "no task measured in the hour" in part_of(page, "topology")
     assert '<p class="trouble"' not in page
 

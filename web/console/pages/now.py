@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from fleet.core.ids import RoleName, WorkerId
 from fleet.telemetry.condition import DEATHS, Evidence, FleetCondition, is_replaced, judge
+from fleet.telemetry.incidents import Incident
 from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.trace import RequestFilter
 from fleet.telemetry.views import SERIES_KEPT_S, RoleQueue, RoleView, SeriesPoint, WorkerView
-from web.console.hour import HourWindow, LifeRow, MarkRow, answers_between, life_rows, mark_rows
-from web.console.hour_charts import HourChart, HourCharts
-from web.console.page_context import LivePage, PageContext, Query
+from web.console.hour import HourWindow
+from web.console.hour_charts import HourCharts
+from web.console.hour_context import BandContext, draw_band
+from web.console.page_context import LivePage, Query
 from web.console.stages import StageSummary, summarise_stages, wanted_workers
 from web.gateway.gateway import Gateway
 
@@ -37,10 +37,9 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NowContext(PageContext):
-    """Data of the Now page. `events` are the last entries of the journal, newest first. `whole` and
-    `recent` are the JSON of the numbers that the charts draw (`drawn`): of the hour, and of its
-    last minute with what the charts need to draw them.
+class NowContext(BandContext):
+    """Data of the Now page. `events` are the last entries of the journal, newest first. `incident`:
+    the one that goes on.
     """
 
     condition: FleetCondition = UNKNOWN
@@ -48,31 +47,8 @@ class NowContext(PageContext):
     gateways: int = 0
     num_live: int = 0
     stages: tuple[StageSummary, ...] = ()
-    window: HourWindow = HourWindow(to_us=0)
-    marks: tuple[MarkRow, ...] = ()
-    lives: tuple[LifeRow, ...] = ()
-    charts: tuple[HourChart, ...] = ()
     events: tuple[JournalEntry, ...] = ()
-    drawn: HourCharts | None = None
-    recent: str = "{}"
-
-    @property
-    def whole(self) -> str:
-        """The numbers of the hour, which only the whole page has: no other update encodes them."""
-        return _island(self.drawn.whole()) if self.drawn is not None else "{}"
-
-    @property
-    def answers_path(self) -> str:
-        return answers_between(self.window.from_us, self.window.to_us)
-
-
-class _Recent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chart needs at each change. `from_s`, `to_s`: the window in seconds since 1970."""
-
-    from_s: int
-    to_s: int
-    newest: object
-    charts: tuple[HourChart, ...]
+    incident: Incident | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +97,13 @@ class NowPage(LivePage):
             earlier=await telemetry.journal(until_us=begin_us, limit=MAX_EARLIER),
             num_live=await telemetry.num_live(),
         )
-        return self._build(found, now_us)
+        return self._build(found, now_us, await self._gateway.incidents.current())
 
-    def _build(self, found: _Read, now_us: int) -> NowContext:
+    def _build(self, found: _Read, now_us: int, incident: Incident | None) -> NowContext:
         limits, window = self._gateway.config.limits, HourWindow.until(now_us)
         numbers = wanted_workers(self._gateway, found.queues)
         wanted = {role: numbers[role] for role in self._needed}
+        drawn = HourCharts(series=found.series, stages=self._stages, speaks=self._gateway.speaks)
         seen = Evidence(
             now_us=now_us,
             roles=found.queues,
@@ -142,14 +119,6 @@ class NowPage(LivePage):
             journal_from_us=_begin_of_journal(found, now_us),
             points=found.series,
         )
-        drawn = HourCharts(series=found.series, stages=self._stages, speaks=self._gateway.speaks)
-        charts = drawn.charts()
-        recent = _Recent(
-            from_s=window.from_us // 1_000_000,
-            to_s=window.to_us // 1_000_000,
-            newest=drawn.recent(),
-            charts=charts,
-        )
         listed = [entry for entry in found.entries if entry.what in LISTED]
         return NowContext(
             condition=judge(seen),
@@ -157,19 +126,10 @@ class NowPage(LivePage):
             gateways=sum(1 for view in found.present if not view.role),
             num_live=found.num_live,
             stages=summarise_stages(self._gateway, found.present, found.queues, found.series),
-            window=window,
-            marks=mark_rows(listed, window),
-            lives=life_rows(found.workers, found.entries, window, self._stages),
-            charts=charts,
+            band=draw_band(window, drawn, found.entries, found.workers),
             events=tuple(reversed(listed[-NUM_EVENTS:])),
-            drawn=drawn,
-            recent=_island(recent),
+            incident=incident,
         )
-
-
-def _island(data: msgspec.Struct) -> str:
-    """Return the JSON of `data` as the content of a script element, which no text in it can end."""
-    return msgspec.json.encode(data).decode().replace("<", "\\u003c")
 
 
 def _begin_of_journal(found: _Read, now_us: int) -> int:

@@ -1,11 +1,10 @@
-// The last hour: four charts on one axis with the marks and lives above them. A drag zooms all of them, a click or Enter
+// The last hour, or the time of an incident: four charts on one axis with the marks and lives above them. A drag zooms all of them, a click or Enter
 // opens the answers of that time.
 (() => {
   const HEIGHT_PX = 132;
   const AXIS_PX = 52;
   const RIGHT_PX = 44;
   const NARROW_PX = 640;
-  const NUM_STEPS = 720;
   const CLICK_PX = 4;
   const AROUND_S = 30;
   const LEAST_S = 60;
@@ -32,10 +31,11 @@
     const [first] = Object.values(sent ?? {});
     if (!first?.length) return;
     const kept = times.filter((at) => at < at_s).length;
+    const most = Math.ceil((recent.to_s - recent.from_s) / step_s);
     // A reader that missed more than was sent has the whole page sent.
-    times = [...times.slice(0, kept), ...first.map((_, number) => at_s + number * step_s)].slice(-NUM_STEPS);
+    times = [...times.slice(0, kept), ...first.map((_, number) => at_s + number * step_s)].slice(-most);
     for (const [name, values] of Object.entries(sent)) {
-      columns[name] = [...(columns[name] ?? []).slice(0, kept), ...values].slice(-NUM_STEPS);
+      columns[name] = [...(columns[name] ?? []).slice(0, kept), ...values].slice(-most);
     }
   }
 
@@ -80,7 +80,7 @@
     const axis = $("hour-axis");
     const [from, to] = range;
     const most = Math.max(2, Math.floor(axis.getBoundingClientRect().width / GAP_PX));
-    const step = [10, 30, 60, 120, 300, 600, 900, 1200, 1800].find((size) => (to - from) / size <= most) ?? 3600;
+    const step = [10, 30, 60, 120, 300, 600, 900, 1200, 1800, 3600, 10800, 43200].find((size) => (to - from) / size <= most) ?? 86400;
     const labels = [];
     const margin = (to - from) * EDGE; // a label at the edge would be cut
     for (let at = Math.ceil((from + margin) / step) * step; at < to - margin; at += step) labels.push(at);
@@ -250,7 +250,7 @@
       replaceNumbers(JSON.parse(text));
     }
     recent = JSON.parse($("recent").textContent);
-    if (!recent.charts?.length || !$("hour-axis")) return;
+    if (!recent.charts || !$("hour-axis")) return;
     const hasNumbers = Object.values(recent.newest.columns).some(({ length }) => length > 0);
     if (!times.length && hasNumbers) return window.fleetRefresh(); // the page was opened without Redis
     mergeNumbers(recent.newest);

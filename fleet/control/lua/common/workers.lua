@@ -60,6 +60,15 @@ local function promote(role)
   local worker = call('ZREVRANGEBYSCORE', standby, '+inf', int(now_us()), 'LIMIT', 0, 1)[1]
   if worker then end_standby(worker) end
 end
+-- Return the number of the role's live workers that accept tasks, for the journal; "" for gateways.
+-- A standby worker counts where none does: the running script lets it accept tasks.
+local function num_serving(role)
+  if not role or role == '' then return '' end
+  local function num_live(status)
+    return call('ZCOUNT', role_workers_key(role, status), int(now_us()), '+inf')
+  end
+  return math.max(num_live('accepting'), math.min(num_live('standby'), 1))
+end
 local function availability_key(role) return PREFIX .. 'availability:' .. role end
 -- Return until when an announced start counts (us), the number of a keeper's start ("" for a
 -- process), and the percentage of its weights that is loaded (nil unknown).
