@@ -1,6 +1,6 @@
 """Answers that are kept for days, beyond the retention of requests in Redis: the ones that somebody
-will ask about.
+will ask about. And the voice sessions.
 
-`choice` decides from the fleet's events which answers these are, and `store` keeps them in an
-SQLite file that all gateways of a host share.
+`choice` decides from the fleet's events which answers these are; `store` keeps them, and `sessions`
+the sessions, in an SQLite file (`file`) that all gateways of a host share.
 """

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleet.core.ids import RequestId
-from fleet.history.store import DAY_US, FILE, HistoryStore, KeptAnswer
+from fleet.history.file import DAY_US, FILE
+from fleet.history.store import HistoryStore, KeptAnswer
 
 NOW_US = 1_800_000_000_000_000
 MANY = 1 << 30

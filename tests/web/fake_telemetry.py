@@ -149,7 +149,9 @@ class FakeTelemetry(Telemetry):
 
     async def trace(self, request: RequestId) -> RequestTrace | None:
         self.check_reachable()
-        return self.traces.get(request) or self.traces_of().get(request)
+        trace = self.traces.get(request) or self.traces_of().get(request)
+        turn = self.turns.get(request)
+        return trace if trace is None or turn is None else msgspec.structs.replace(trace, turn=turn)
 
     async def first_outputs(self, request: RequestId) -> FirstOutputs:
         self.check_reachable()

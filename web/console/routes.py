@@ -17,6 +17,7 @@ from web.console.pages.now import NowPage
 from web.console.pages.queues import QueuesPage
 from web.console.pages.request import OneRequestPage
 from web.console.pages.requests import RequestsPage
+from web.console.pages.session import OneSessionPage
 from web.console.pages.sessions import SessionsPage
 from web.console.pages.training import TrainingPage
 from web.console.pages.transfers import TransfersPage
@@ -41,6 +42,7 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
         OneRequestPage(gateway, answers),
         ComparePage(gateway, answers),
         SessionsPage(gateway),
+        OneSessionPage(gateway),
         JobsPage(gateway),
         LogsPage(gateway),
     )

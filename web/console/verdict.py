@@ -8,35 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fleet.core.errors import (
-    BadInput,
-    ContextLengthExceeded,
-    InputTooLarge,
-    NoWorker,
-    Overloaded,
-    UnsupportedValue,
-)
 from fleet.core.ids import CLIENT
 from fleet.telemetry.trace import LIVE_STATES
 from web.console import formats
 from web.console.answer_facts import AUDIO, LOSSES, TEXT, AnswerFacts, Loss, Pace
+from web.http.errors import REFUSALS
 
 Kind = Literal["fine", "slow", "interrupted", "refused", "failed", "stopped", "running", "unknown"]
 MAX_FIRST_MS = 1000.0
 """Wait for the first output from which an answer counts as slow: people notice a pause of a second
 as a break of the conversation.
 """
-REFUSALS = {
-    error.code
-    for error in (
-        BadInput,
-        InputTooLarge,
-        ContextLengthExceeded,
-        UnsupportedValue,
-        Overloaded,
-        NoWorker,
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)

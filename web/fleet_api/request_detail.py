@@ -104,8 +104,7 @@ async def has_sound(gateway: Gateway, request: RequestId) -> bool:
         return False
     if await gateway.client.telemetry.has_edge_log(request, edge):
         return True
-    kept = await gateway.history.read(request)
-    return kept is not None and bool(kept.sound)
+    return await gateway.history.has_sound(request)
 
 
 async def pcm_of(gateway: Gateway, request: RequestId) -> bytes:

@@ -1,5 +1,5 @@
-"""The kept answers, as the gateway reads and writes them: off the event loop, and never a reason to
-fail a request. Knows no route.
+"""The kept answers and sessions, as the gateway reads and writes them: off the event loop, and
+never a reason to fail a request. Knows no route.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from fleet.config import FleetConfig
 from fleet.core.ids import RequestId
+from fleet.history.sessions import KeptSession, KeptSessionFilter, SessionStore
 from fleet.history.store import HistoryStore, KeptAnswer
 
 log = logging.getLogger("fleet.web")
@@ -20,8 +21,8 @@ T = TypeVar("T")
 
 
 class AnswerHistory:
-    """Kept answers of this host. A file that cannot be read or written is logged, and counts as
-    one without answers. Disabled by `history.max_mib: 0`.
+    """Kept answers and sessions of this host. A file that cannot be read or written is
+    logged, and counts as one without answers. Disabled by `history.max_mib: 0`.
     """
 
     def __init__(self, config: FleetConfig) -> None:
@@ -30,6 +31,7 @@ class AnswerHistory:
         self.keeps_sound = settings.sound
         self.is_enabled = settings.max_mib > 0
         self._store = HistoryStore(self.folder, settings.max_mib * MIB, settings.days)
+        self._sessions = SessionStore(self.folder, settings.max_mib * MIB, settings.days)
 
     async def keep(self, answer: KeptAnswer) -> None:
         await self._call(None, self._store.keep, answer)
@@ -37,6 +39,10 @@ class AnswerHistory:
     async def read(self, request: RequestId) -> KeptAnswer | None:
         """Return a kept answer with its record, or None."""
         return await self._call(None, self._store.read, request)
+
+    async def has_sound(self, request: RequestId) -> bool:
+        """Return True if the sound of an answer is kept."""
+        return await self._call(False, self._store.has_sound, request)
 
     async def newest(
         self, limit: int, *, before_us: int = 0, why: str = ""
@@ -47,6 +53,19 @@ class AnswerHistory:
     async def pin(self, request: RequestId, *, pinned: bool) -> bool:
         """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
         return await self._call(False, self._store.pin, request, pinned=pinned)
+
+    async def keep_session(self, kept: KeptSession) -> None:
+        await self._call(None, self._sessions.keep, kept)
+
+    async def session(self, session: str) -> KeptSession | None:
+        """Return a kept session as `SessionStore.read` does."""
+        return await self._call(None, self._sessions.read, session)
+
+    async def sessions(
+        self, limit: int, wanted: KeptSessionFilter, *, before_us: int = 0
+    ) -> Sequence[KeptSession]:
+        """Return kept sessions as `SessionStore.newest` does."""
+        return await self._call([], self._sessions.newest, limit, wanted, before_us=before_us)
 
     async def _call(
         self, otherwise: T, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
