@@ -5,7 +5,8 @@ milliseconds at most: SQLite and zlib release it.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -112,6 +113,19 @@ class HistoryStore:
                 (before_us, before_us, why, why, limit),
             ).fetchall()
         return [_answer(row) for row in rows]
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of kept answers by reason; an answer counts for each reason. All of
+        them are counted under "".
+        """
+        if not self._file.exists:
+            return {}
+        with self._file.open() as file:
+            rows = file.execute("SELECT why, count(*) FROM answers GROUP BY why").fetchall()
+        found: Counter[str] = Counter()
+        for why, count in rows:
+            found.update(dict.fromkeys(["", *str(why).split()], int(count)))
+        return found
 
     def size(self) -> int:
         """Return the size of all blobs of the file in bytes."""

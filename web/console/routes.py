@@ -12,6 +12,7 @@ from web.console.page_context import LIVE
 from web.console.pages.api_docs import ApiDocsPage
 from web.console.pages.compare import ComparePage
 from web.console.pages.jobs import JobsPage
+from web.console.pages.kept import KeptPage
 from web.console.pages.logs import LogsPage, LogStream
 from web.console.pages.now import NowPage
 from web.console.pages.queues import QueuesPage
@@ -43,6 +44,7 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
         ComparePage(gateway, answers),
         SessionsPage(gateway),
         OneSessionPage(gateway),
+        KeptPage(gateway),
         JobsPage(gateway),
         LogsPage(gateway),
     )

@@ -34,7 +34,11 @@ ROOMS = (
     NavigationRoom(label="Now", pages=(("now", "/now", "Now"),)),
     NavigationRoom(
         label="Answers",
-        pages=(("requests", "/requests", "Answers"), ("sessions", "/sessions", "Sessions")),
+        pages=(
+            ("requests", "/requests", "Answers"),
+            ("sessions", "/sessions", "Sessions"),
+            ("kept", "/kept", "Kept answers"),
+        ),
     ),
     NavigationRoom(
         label="Fleet",

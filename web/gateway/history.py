@@ -5,7 +5,7 @@ never a reason to fail a request. Knows no route.
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from fleet.config import FleetConfig
@@ -49,6 +49,10 @@ class AnswerHistory:
     ) -> Sequence[KeptAnswer]:
         """Return kept answers as `HistoryStore.newest` does."""
         return await self._call([], self._store.newest, limit, before_us=before_us, why=why)
+
+    async def counts(self) -> Mapping[str, int]:
+        """Return the number of kept answers by reason, as `HistoryStore.counts` does."""
+        return await self._call({}, self._store.counts)
 
     async def pin(self, request: RequestId, *, pinned: bool) -> bool:
         """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""

@@ -68,7 +68,7 @@ class SessionKeeper:
 
 def _record_of(session: Session, view: SessionView, turns: Iterable[TurnRecord]) -> SessionRecord:
     """Return the record of a session, without what was said if the client asked for that."""
-    has_texts = session.settings.keeps_texts
+    has_texts = session.settings.store is not False
     shown = turns if has_texts else map(without_texts, turns)
     copies = tuple(msgspec.structs.replace(turn) for turn in shown)
     return SessionRecord(view=view, turns=copies, has_texts=has_texts)

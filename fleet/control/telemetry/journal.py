@@ -55,4 +55,6 @@ def entry_of(entry: str, fields: Mapping[str, bytes]) -> JournalEntry:
         detail=fields.get("detail", b"").decode(errors="replace"),
         count=number(fields, "count"),
         pause_us=number(fields, "pause_us"),
+        requests=tuple(map(RequestId, filter(None, text(fields.get("requests")).split(",")))),
+        message=fields.get("message", b"").decode(errors="replace"),
     )

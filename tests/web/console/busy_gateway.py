@@ -2,8 +2,6 @@
 screenshots.
 """
 
-import msgspec
-
 from fleet.control.voice import HeldVoice
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
@@ -14,6 +12,7 @@ from fleet.telemetry.trace import EdgeTrace, RequestTrace
 from tests.web.conftest import ServedGateway
 from tests.web.divided import divided_workers
 from tests.web.plausible import busy
+from tests.web.plausible_sessions import build_turns, fields_of
 from web.realtime.session_views import SessionView
 
 LIVE_PAGES = (
@@ -46,9 +45,8 @@ def fill(gateway: ServedGateway) -> None:
     gateway.client.training.known, gateway.client.training.shown = training()
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
-        gateway.client.voice.held[view.id] = HeldVoice(
-            epoch=1, fields={"view": msgspec.json.encode(view)}
-        )
+        turns = build_turns(gateway.client.graph, telemetry.rows[-1].id) if not number else []
+        gateway.client.voice.held[view.id] = HeldVoice(epoch=1, fields=fields_of(view, turns))
 
 
 def training() -> tuple[list[DraftVersion], TrainingState]:
@@ -154,4 +152,6 @@ def paths(gateway: ServedGateway) -> dict[str, str]:
         **{name: f"/{name}" for name in LIVE_PAGES},
         "request": f"/requests/{failed.id}",
         "worker": f"/workers/{worker.id}",
+        "session": f"/sessions/{next(iter(gateway.client.voice.held))}",
+        "kept": "/kept",
     }

@@ -124,9 +124,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
         return self.audio.input.turn_detection
 
     @property
-    def keeps_texts(self) -> bool:
-        """False if the client asked that nothing be stored of what is said."""
-        return self.store is not False
+    def store_option(self) -> bool | None:
+        """The field `store` of the session's requests: False if nothing of them may be kept."""
+        return False if self.store is False else None
 
     @property
     def hearing(self) -> RecognitionOptions:
