@@ -18,10 +18,9 @@ TAIL_CHARS = 8
 
 
 class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A kept session. `seen_us`: time of the last record of it; `ended_us`: its end, 0 while it is
-    not known to have ended; both, and `began_us`, in microseconds since 1970. `key`: name of the
-    API key. `why`: its troubles, each one of `TROUBLES`. `record`: the session, encoded by the
-    gateway.
+    """A kept session. `seen_us`: time of the last record; `ended_us`: end of the session, 0 while
+    none is known; both, and `began_us`, in microseconds since 1970. `key`: name of the API key.
+    `why`: what went wrong, in words of `TROUBLES`. `record`: the session, encoded by the gateway.
     """
 
     session: str
@@ -48,7 +47,7 @@ class KeptSessionFilter(msgspec.Struct, frozen=True, kw_only=True):
     to_us: int = 0
 
 
-class SessionStore:
+class KeptSessionStore:
     """The sessions in the host's file, which they share with the kept answers.
 
     Raises: OSError if the folder cannot be made; sqlite3.Error if the file cannot be read or

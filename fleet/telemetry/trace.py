@@ -237,7 +237,7 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class SoundGaps(msgspec.Struct, frozen=True, kw_only=True):
     """Gaps in the sound of a whole answer as it was made: times without sound for a player that
-    begins with the first. `num`: their number; `longest_us`: length of the longest.
+    begins with the first. `num`: number of gaps; `longest_us`: length of the longest.
     """
 
     num: int

@@ -7,7 +7,7 @@ import msgspec
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
 from fleet.graphs import Graph
-from fleet.history.sessions import KeptSession, SessionStore
+from fleet.history.sessions import KeptSession, KeptSessionStore
 from tests.web.plausible_requests import HOSTILE
 from web.realtime.protocol.server_events import TimingPart
 from web.realtime.recorded_sessions import SessionRecord
@@ -17,6 +17,48 @@ from web.realtime.turn_log import TurnRecord, encode_turn
 
 MIB = 1 << 20
 GATEWAY, OTHER = "gateway@machine:4120:000014", "gateway@machine:4188:00001c"
+
+ANSWER = "On Tuesday the shop opens at nine, and it closes at half past six."
+KINDS: list[dict[str, object]] = [
+    {"said": "When does the shop open on Tuesday?", "answer": ANSWER, "outcome": "completed"},
+    {
+        "said": f"And on Wednesday? {HOSTILE}",
+        "answer": ANSWER,
+        "played": "On Tuesday the shop",
+        "outcome": "cancelled",
+        "cause": "turn_detected",
+    },
+    {"answer": "opens at nine.", "outcome": "completed", "continues": True},
+    {
+        "said": "Book a table for two.",
+        "answer": "One moment.",
+        "outcome": "completed",
+        "tools": ["book_table", "send_message"],
+        "underruns": 2,
+    },
+    {
+        "said": None,
+        "outcome": "failed",
+        "cause": "overloaded",
+        "message": "all 8 places are taken; try again shortly",
+    },
+    {
+        "said": "Are you still there?",
+        "answer": "Yes, I",
+        "outcome": "failed",
+        "cause": "worker_lost",
+        "message": "the worker of talker was lost, and its task could not be continued",
+    },
+    {
+        "said": "Tell me a story. " * 80,
+        "answer": "Once upon a time. " * 200,
+        "outcome": "incomplete",
+        "cause": "max_output_tokens",
+        "gateways": [GATEWAY, OTHER],
+    },
+    {"said": "Thank you.", "answer": "You are"},
+]
+"""What differs between the turns of a session, one of every outcome."""
 
 
 def parts_of(graph: Graph) -> list[TimingPart]:
@@ -30,48 +72,8 @@ def build_turns(graph: Graph, request: str) -> list[TurnRecord]:
     begun = now_us() - 80_000_000
     parts = parts_of(graph)
     common = {"spoken": True, "has_speech": True, "gateways": [GATEWAY]}
-    answer = "On Tuesday the shop opens at nine, and it closes at half past six."
-    kinds: list[dict[str, object]] = [
-        {"said": "When does the shop open on Tuesday?", "answer": answer, "outcome": "completed"},
-        {
-            "said": f"And on Wednesday? {HOSTILE}",
-            "answer": answer,
-            "played": "On Tuesday the shop",
-            "outcome": "cancelled",
-            "cause": "turn_detected",
-        },
-        {"answer": "opens at nine.", "outcome": "completed", "continues": True},
-        {
-            "said": "Book a table for two.",
-            "answer": "One moment.",
-            "outcome": "completed",
-            "tools": ["book_table", "send_message"],
-            "underruns": 2,
-        },
-        {
-            "said": None,
-            "outcome": "failed",
-            "cause": "overloaded",
-            "message": "all 8 places are taken; try again shortly",
-        },
-        {
-            "said": "Are you still there?",
-            "answer": "Yes, I",
-            "outcome": "failed",
-            "cause": "worker_lost",
-            "message": "the worker of talker was lost, and its task could not be continued",
-        },
-        {
-            "said": "Tell me a story. " * 80,
-            "answer": "Once upon a time. " * 200,
-            "outcome": "incomplete",
-            "cause": "max_output_tokens",
-            "gateways": [GATEWAY, OTHER],
-        },
-        {"said": "Thank you.", "answer": "You are"},
-    ]
     turns: list[TurnRecord] = []
-    for number, fields in enumerate(kinds, 1):
+    for number, fields in enumerate(KINDS, 1):
         ended_us = begun + number * 9_000_000 + 4_000_000 if "outcome" in fields else 0
         given: dict[str, object] = {
             "number": number,
@@ -99,7 +101,7 @@ def keep_sessions(folder: Path, graph: Graph, request: str, view: SessionView) -
     """Keep three sessions in a history's folder: one with troubles, one without, and one whose
     gateway was killed. Return their ids.
     """
-    store = SessionStore(folder, 16 * MIB, 14)
+    store = KeptSessionStore(folder, 16 * MIB, 14)
     turns = build_turns(graph, request)
     kept: list[str] = []
     for number, shown in enumerate((turns, turns[:1], turns[:2])):

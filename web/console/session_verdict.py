@@ -87,7 +87,8 @@ def _parts(record: SessionRecord, counts: Counter[TurnOutcome]) -> Iterator[str]
     if dropouts := sum(turn.underruns for turn in turns):
         yield _count(dropouts, "dropout")
     if (wait_ms := usual_wait_ms(turns)) is not None:
-        yield f"usual wait {formats.ms(wait_ms)} from the end of your speech to the first sound"
+        usual = formats.ms(wait_ms)
+        yield f"usual wait {usual} from the end of the caller's speech to the first sound"
 
 
 def _causes(turns: Sequence[TurnRecord], outcome: TurnOutcome) -> str:

@@ -55,7 +55,7 @@ MAX_EPOCH = 10**17
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of requests. `next` is the value of the parameter `before` for the next page; null at
-    the end. `counts` are those of the filtered list by state, whatever state is asked for;
+    the end. `counts` has the numbers of the filtered list by state, whatever state is asked for;
     `counts_all` is false if only the newest requests were counted.
     """
 

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from fleet.config import FleetConfig
 from fleet.core.ids import RequestId
-from fleet.history.sessions import KeptSession, KeptSessionFilter, SessionStore
+from fleet.history.sessions import KeptSession, KeptSessionFilter, KeptSessionStore
 from fleet.history.store import HistoryStore, KeptAnswer
 
 log = logging.getLogger("fleet.web")
@@ -31,7 +31,7 @@ class AnswerHistory:
         self.keeps_sound = settings.sound
         self.is_enabled = settings.max_mib > 0
         self._store = HistoryStore(self.folder, settings.max_mib * MIB, settings.days)
-        self._sessions = SessionStore(self.folder, settings.max_mib * MIB, settings.days)
+        self._sessions = KeptSessionStore(self.folder, settings.max_mib * MIB, settings.days)
 
     async def keep(self, answer: KeptAnswer) -> None:
         await self._call(None, self._store.keep, answer)
@@ -62,13 +62,13 @@ class AnswerHistory:
         await self._call(None, self._sessions.keep, kept)
 
     async def session(self, session: str) -> KeptSession | None:
-        """Return a kept session as `SessionStore.read` does."""
+        """Return a kept session as `KeptSessionStore.read` does."""
         return await self._call(None, self._sessions.read, session)
 
     async def sessions(
         self, limit: int, wanted: KeptSessionFilter, *, before_us: int = 0
     ) -> Sequence[KeptSession]:
-        """Return kept sessions as `SessionStore.newest` does."""
+        """Return kept sessions as `KeptSessionStore.newest` does."""
         return await self._call([], self._sessions.newest, limit, wanted, before_us=before_us)
 
     async def _call(

@@ -18,12 +18,13 @@ from web.realtime.turn_transcripts import clip_name
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A voice session with its turns, the latest 200 of them. `view`: its last state. `is_live`: a
+    """A voice session with its turns, the latest 200 of them. `view`: last state. `is_live`: a
     gateway holds it, or it waits for its client.
 
-    `ended_us`: its end, microseconds since 1970; 0 for a live session, and for one whose gateway
-    has not written how it ended. `end`: why it ended. `has_texts`: False if the client asked that
-    nothing be kept of what was said. `heard`: numbers of the turns whose speech can be played.
+    `ended_us`: time of the end, microseconds since 1970; 0 for a live session, and for one whose
+    gateway has not written how it ended. `end`: why it ended. `has_texts`: False if the client
+    asked that nothing be kept of what was said. `heard`: numbers of the turns whose speech can be
+    played.
     """
 
     object: str = "fleet.session"

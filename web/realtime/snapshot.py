@@ -86,7 +86,8 @@ class Snapshot:
 
     def forget(self) -> None:
         """Have `changes` return all fields next time, since the last write may have failed."""
-        self._state, self._clips, self._turns = b"", set(), {}
+        self._state, self._clips = b"", set()
+        self._turns = {}
 
 
 def _stored(session: Session) -> StoredSession:

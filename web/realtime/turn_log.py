@@ -23,8 +23,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
 
     `number`: place in the session, from 1. `request`, `response`: ids of the response, "" if none
     was asked for. `items`: the user's items. `has_speech`: the user spoke. `said`: the user's
-    words, None while they are unknown. `answer`: text sent; `played`: its part that was played
-    before the response was cut, None for one that was not cut. `item`: item of the response.
+    words, None while they are unknown. `answer`: text sent; `played`: part of it that was
+    played before the response was cut, None for one that was not cut. `item`: item of the response.
     `outcome`: completed, cancelled, failed or incomplete; "" for a response that has not ended.
     `cause`: reason or error code of an outcome other than completed; `message`: the error.
     `continues`: the response is the rest of one that a false alarm had interrupted.
@@ -32,8 +32,8 @@ class TurnRecord(msgspec.Struct, kw_only=True):
     `underruns`: dropouts that the player reported.
 
     Units: `began_us`, `ended_us`: microseconds since 1970, when the user's turn was found to be
-    over and when the response ended. `voice_to_voice_ms` and `parts`: as in the event
-    `fleet.timing`.
+    over and when the response ended. `voice_to_voice_ms`, `parts`: latency and parts of it, as in
+    the event `fleet.timing`.
     """
 
     number: int

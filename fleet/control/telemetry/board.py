@@ -193,7 +193,7 @@ class Telemetry:
 
     def record_refusal(self, error: FleetError, request: RequestId = NO_REQUEST) -> None:
         """Add a request that was not admitted to the fleet's time series and to its journal.
-        `request`: its id; "" for a voice session.
+        `request`: id of the request; "" for a voice session.
         """
         limit = error.param if isinstance(error, KeyAtLimit) else None
         self._tally.refusal(error.code, limit or "", request, error.message)

@@ -70,8 +70,8 @@ class Tally:
         self, code: str, limit: str = "", request: RequestId = NO_REQUEST, message: str = ""
     ) -> None:
         """Count a request that was not admitted. `code`, `message`: the error. `limit`: limit of
-        its API key that was reached; "" for other refusals. `request`: its id; "" for a voice
-        session.
+        its API key that was reached; "" for other refusals. `request`: id of the request; "" for
+        a voice session.
         """
         name = f"refused:{code}:{limit}" if limit else f"refused:{code}"
         self._counts[name] += 1

@@ -13,7 +13,7 @@ from tests.web.conftest import ServedGateway
 from tests.web.divided import divided_workers
 from tests.web.plausible import busy
 from tests.web.plausible_sessions import build_turns, fields_of
-from web.realtime.session_views import SessionView
+from web.realtime.session_views import SessionView, shown_id
 
 LIVE_PAGES = (
     "now",
@@ -148,10 +148,12 @@ def paths(gateway: ServedGateway) -> dict[str, str]:
     telemetry = gateway.client.telemetry
     failed = next(trace for trace in telemetry.traces.values() if trace.state == "failed")
     worker = telemetry.worker_list[0]
+    session_id = next(iter(gateway.client.voice.held))
+    shown = shown_id(session_id) if gateway.config.web.read_only else session_id
     return {
         **{name: f"/{name}" for name in LIVE_PAGES},
         "request": f"/requests/{failed.id}",
         "worker": f"/workers/{worker.id}",
-        "session": f"/sessions/{next(iter(gateway.client.voice.held))}",
+        "session": f"/sessions/{shown}",
         "kept": "/kept",
     }

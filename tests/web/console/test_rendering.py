@@ -147,11 +147,11 @@ def test_page_of_empty_fleet_names_the_next_step(gateway: ServedGateway, name: s
         assert page.count('class="empty"') >= 1
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "kept"])
 def test_page_shows_unreachable_redis(gateway: ServedGateway, name: str) -> None:
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
-    path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
-    page = page_of(gateway, path, status=503)
+    one = {"request": "/requests/req-0", "worker": "/workers/w", "session": "/sessions/s"}
+    page = page_of(gateway, one.get(name, f"/{name}"), status=503)
     assert (
         "no Redis answers" in page
         and "no worker" not in page
@@ -286,6 +286,11 @@ def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
         for path in paths(gateway).values():
             page = page_of(gateway, path)
             assert "hx-post" not in page and "hx-delete" not in page and "read-only" in page
+
+
+def test_kept_answers_are_shown_while_redis_is_unreachable(gateway: ServedGateway) -> None:
+    gateway.client.unreachable = RedisUnreachable("no Redis answers")
+    assert "this server's host keeps" in shown_on(gateway, "/kept")
 
 
 def test_now_page_shows_stages_of_text_graph(text_only: Loaded) -> None:

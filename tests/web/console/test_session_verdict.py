@@ -42,8 +42,8 @@ def text_of(record: SessionRecord) -> str:
 
 def test_session_whose_answers_came_in_time_is_fine() -> None:
     assert text_of(record_of(turn(1), turn(2), turn(3))) == (
-        "Fine: 3 turns in 3 min 10 s, all answered, usual wait 602 ms from the end of your speech "
-        "to the first sound."
+        "Fine: 3 turns in 3 min 10 s, all answered, usual wait 602 ms from the end of the caller's "
+        "speech to the first sound."
     )
 
 

@@ -149,6 +149,8 @@ def draw_waits(turn: TurnRecord, graph: Graph) -> list[WaitShare]:
 def _said(record: SessionRecord, turn: TurnRecord) -> str:
     if turn.said:
         return turn.said
+    if not turn.items:
+        return "The rest of the answer before." if turn.continues else "Nothing new."
     if not record.has_texts:
         return "Not kept: the client asked that nothing be stored."
     if turn.said is None and turn.has_speech:
@@ -156,8 +158,6 @@ def _said(record: SessionRecord, turn: TurnRecord) -> str:
             "Not written down: the client did not ask for transcripts "
             "(session.audio.input.transcription), or they have not arrived."
         )
-    if not turn.items:
-        return "The rest of the answer before." if turn.continues else "Nothing new."
     return "No words were recognised." if turn.has_speech else "No text."
 
 
@@ -168,7 +168,7 @@ def _answer(record: SessionRecord, turn: TurnRecord) -> str:
 
 
 def _why_no_speech(record: SessionRecord, turn: TurnRecord) -> str:
-    if not turn.has_speech:
+    if not turn.has_speech or not turn.items:
         return ""
     if record.is_live:
         return "The caller's sound is no longer stored: only the latest of a session is."
