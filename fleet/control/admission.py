@@ -106,7 +106,7 @@ class RequestAdmission:
         config: FleetConfig,
         membership: Membership,
         status: RedisStatus,
-        on_refusal: Callable[[FleetError], None],
+        on_refusal: Callable[[FleetError, RequestId], None],
     ) -> None:
         self._redis = client
         self._config = config
@@ -137,7 +137,7 @@ class RequestAdmission:
         Raises: NoWorker, Overloaded, KeyAtLimit, AlreadySubmitted, RedisUnreachable, and the errors
         of `run`.
         """
-        with self._counting_refusals():
+        with self._counting_refusals(request):
             if applicant is None:
                 gateway, answer = await self._call(partial(call, waits=""), run)
             else:
@@ -157,13 +157,13 @@ class RequestAdmission:
             return gateway, answer
 
     @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
+    def _counting_refusals(self, request: RequestId) -> Iterator[None]:
         """Count the refusal with which this context ends, if it does."""
         try:
             yield
         except REFUSALS as error:
             if not isinstance(error, AlreadySubmitted):  # it was admitted before
-                self._on_refusal(error)
+                self._on_refusal(error, request)
             raise
 
     async def _call_in_turn(
@@ -191,7 +191,7 @@ class RequestAdmission:
         """Wait until it may be the turn of `applicant`. Raises: Overloaded with `cause`, if the
         queue has no room or its time is over; GatewayStopping.
         """
-        with self._counting_refusals():
+        with self._counting_refusals(request):
             if not await self.waiting.wait(applicant):
                 raise await self._refusal(request, cause)
 

@@ -331,8 +331,8 @@ responses:sizes | hash | forever | save_response
     stored response -> size of its record; * -> sum of all; bytes
 voice:{session} | hash | retention | hold_voice
     a voice session: holder, epoch, the credential that opened it, time of its start, time up to
-    which its audio is counted, time of its client's disconnect, the view for operators, and the
-    state that another gateway needs to continue it
+    which its audio is counted, time of its client's disconnect, the view for operators, its turns,
+    and the state that another gateway needs to continue it
 voice_ended:{session} | string | retention | end_voice
     the voice session has ended: 1 and the credential that opened it if an operator ended it,
     else 0

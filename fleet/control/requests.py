@@ -65,7 +65,7 @@ class GatewayRequests:
         config: FleetConfig,
         membership: Membership,
         status: RedisStatus,
-        on_refusal: Callable[[FleetError], None],
+        on_refusal: Callable[[FleetError, RequestId], None],
     ) -> None:
         self._redis = client
         self._config = config

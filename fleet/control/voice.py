@@ -151,6 +151,19 @@ class VoiceStore:
         """Return True if any gateway holds this session, or may continue it."""
         return bool(await answer_of(self._redis.exists(keys.voice(session))))
 
+    async def field_names(self, session: str) -> list[str]:
+        """Return the names of a session's fields; empty if there is no such session."""
+        found = await answer_of(self._redis.hkeys(keys.voice(session)))
+        return [text(name) for name in cast("list[bytes]", found)]
+
+    async def read(self, session: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Return fields of a session, without those that it does not have."""
+        if not names:
+            return {}
+        found = await answer_of(self._redis.hmget(keys.voice(session), list(names)))
+        values = cast("list[bytes | None]", found)
+        return {name: raw for name, raw in zip(names, values, strict=True) if raw is not None}
+
     async def views(self) -> dict[str, bytes]:
         """Return, by session name, the description of each session that its gateway wrote as the
         field `view`.

@@ -47,6 +47,14 @@ def first_id_at(us: int) -> RequestId:
     return RequestId(f"{REQUEST}{us // 1000:012x}")
 
 
+def begun_at(request: str) -> int:
+    """Return when a request id was created, in microseconds since 1970; 0 for any other text."""
+    try:
+        return 1000 * int(request.removeprefix(REQUEST)[:12], 16) if len(request) == 26 else 0
+    except ValueError:
+        return 0
+
+
 def shown_id(request: RequestId, prefix: str) -> str:
     """Return a request's id with `prefix`, as clients see it for a completion, its audio or a
     response.

@@ -1,6 +1,7 @@
-"""Answers and incidents that are kept for days, beyond what Redis retains: the answers are the ones
-that somebody will ask about.
+"""Answers that are kept for days, beyond the retention of requests in Redis: the ones that somebody
+will ask about. And the voice sessions, and the incidents.
 
-`choice` decides from the fleet's events which answers these are, and `store` keeps both in an
-SQLite file that all gateways of a host share.
+`choice` decides from the fleet's events which answers these are; `store` keeps them, `sessions` the
+sessions, and `incidents` the incidents, in an SQLite file (`file`) that all gateways of a host
+share.
 """

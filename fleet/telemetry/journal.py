@@ -35,11 +35,13 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of the journal. `id`: orders the entries. `worker`: process concerned; `role`: its
     role, "" for a gateway. `request`, `stage`: task concerned.
 
-    `by`: name of the API key that ordered it. `code`: error code of a failure or refusal. `detail`:
-    text for people: cause of an end (signal or exit status), order, reason of a failure. `count`:
-    tasks held by a process that ended; refusals of the step. `pause_us`: time from the loss of a
-    task until a worker claimed it again. `serving`: number of the role's workers that accept tasks
-    after the entry, of the end or drain of a worker; None if the entry does not say.
+    `requests`, `message`: the latest hundred of the refused requests of the step, and the last
+    error's message. `by`: name of the API key that ordered it. `code`: error code of a failure or
+    refusal. `detail`: text for people: cause of an end (signal or exit status), order, reason of a
+    failure. `count`: tasks held by a process that ended; refusals of the step. `pause_us`: time
+    from the loss of a task until a worker claimed it again. `serving`: number of the role's workers
+    that accept tasks after the entry, of the end or drain of a worker; None if the entry does not
+    say.
     """
 
     id: str
@@ -55,3 +57,5 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     pause_us: int = 0
     serving: int | None = None
+    requests: tuple[RequestId, ...] = ()
+    message: str = ""

@@ -67,17 +67,47 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     first_us: dict[EdgeName, int] = {}
 
 
+def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
+    """Return True if a request matches the filter. `now_us`: time until which a live request's
+    duration counts.
+    """
+    took_us = (row.ended_us or now_us) - row.created_us
+    return (
+        wanted.state in ("", row.state)
+        and wanted.kind in ("", row.kind)
+        and wanted.model in ("", row.model)
+        and wanted.session in ("", row.session)
+        and (
+            not wanted.stage
+            or any(t.stage == wanted.stage and _at_work(row.state, t.state) for t in row.tasks)
+        )
+        and (not wanted.worker or any(task.worker == wanted.worker for task in row.tasks))
+        and took_us >= wanted.min_ms * 1000
+        and (not wanted.to_us or row.created_us <= wanted.to_us)
+        and (row.ended_us or now_us) >= wanted.from_us
+        and wanted.text in row.id
+    )
+
+
+def _at_work(request_state: str, task_state: str) -> bool:
+    if request_state in LIVE_STATES:
+        return task_state != "finished"
+    return request_state != "failed" or task_state == "failed"
+
+
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
     """Page of a list of requests, newest first. A filter may leave a page short or empty.
 
     `next`: value of `before` for the following page; "" on the last page. `counts`: number of
-    requests by state, regardless of the filter. `now_us`: time at which the page was read.
+    requests by state that match the filter, apart from its state; `counts_all`: False if only the
+    newest were counted, and there may be more. `now_us`: time at which the page was read.
     """
 
     rows: tuple[RequestRow, ...]
     next: str
     counts: dict[str, int]
     now_us: int
+    counts_all: bool = True
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +235,15 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int
 
 
+class SoundGaps(msgspec.Struct, frozen=True, kw_only=True):
+    """Gaps in the sound of a whole answer as it was made: times without sound for a player that
+    begins with the first. `num`: number of gaps; `longest_us`: length of the longest.
+    """
+
+    num: int
+    longest_us: int
+
+
 class SpokenTurn(msgspec.Struct, frozen=True, kw_only=True):
     """The turn of speech that a request answers. `voiced_end_us`: time of its last voiced sample.
     `decided_us`: time at which the gateway found the turn to be over, after some silence. The clock
@@ -240,7 +279,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_ids`: token ids of the prompt, with one placeholder id per audio position. `events`:
     events in the order of time. `playback`: the client's last report. `earlier_playback`: reports
     before it in the order of time, thinned out to at most 64. `turn`: the spoken turn of a voice
-    session that the request answers, if the gateway has told its times.
+    session that the request answers, if the gateway has told its times. `gaps`: gaps in its sound,
+    if it was whole and a gateway has read it.
     """
 
     id: RequestId
@@ -270,3 +310,4 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     playback: PlaybackReport | None = None
     earlier_playback: tuple[PlaybackReport, ...] = ()
     turn: SpokenTurn | None = None
+    gaps: SoundGaps | None = None

@@ -19,7 +19,7 @@ from fleet.core.errors import Aborted, BadInput, Conflict, FleetError, GatewaySt
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
-from fleet.telemetry.trace import RequestFilter, RequestTrace
+from fleet.telemetry.trace import RequestFilter, RequestTrace, SoundGaps
 from fleet.telemetry.views import LogQuery
 from tests.harness import fake_spec_of, gateway, ready, thread_fleet
 from tests.support import await_until
@@ -193,6 +193,7 @@ async def test_unknown_request_is_neither_found_nor_changed(fleet: ConnectedFlee
     assert not (await client.telemetry.list_requests(RequestFilter(text=UNKNOWN))).rows
     await client.telemetry.record_playback(UNKNOWN, played_samples=1, underruns=0)
     await client.telemetry.record_turn(UNKNOWN, voiced_end_us=1, decided_us=2)
+    await client.telemetry.record_gaps(UNKNOWN, SoundGaps(num=1, longest_us=2))
     assert await client.telemetry.trace(UNKNOWN) is None
 
 
@@ -270,6 +271,9 @@ async def test_voice_session_is_written_by_its_last_holder(fleet: ConnectedFleet
     assert not await voice.end("s", first.epoch)
     assert await voice.save("s", second.epoch, "", KEEP_S, {"view": b"new"}) is Saved.OK
     assert await voice.views() == {"s": b"new"}
+    assert {"state", "more", "view"} <= {*await voice.field_names("s")}
+    assert await voice.read("s", ["more", "view", "none"]) == {"more": b"m", "view": b"new"}
+    assert not await voice.field_names("none") and not await voice.read("none", ["view"])
     assert await voice.end("s", second.epoch) and not await voice.end("s", second.epoch)
     assert await voice.hold("s", KEEP_S, "") is None and not await voice.was_ended("s", "")
 

@@ -262,7 +262,13 @@ def test_refusals_of_a_step_are_one_entry_for_each_code(control: Control) -> Non
         "refused:rate_limit_exceeded": 5,
         "refused:rate_limit_exceeded:max_requests": 4,
     }
-    control.run(scripts.record_metrics(GATEWAY, counted, {"running:lm": 1}))
+    named = {"refused:overloaded": f"{REQUEST},req-2|all | places are taken"}
+    control.run(scripts.record_metrics(GATEWAY, counted, {"running:lm": 1}, named))
+    assert [(e.requests, e.message) for e in entries(control, "refused")] == [
+        ((REQUEST, RequestId("req-2")), "all | places are taken"),
+        ((), ""),
+        ((), ""),
+    ]
     refused = [(e.worker, e.code, e.detail, e.count) for e in entries(control, "refused")]
     assert refused == [
         (GATEWAY, "overloaded", "", 2),

@@ -15,7 +15,7 @@ from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import AudioClip
-from fleet.telemetry.trace import END_STATES, EdgeTrace, RequestFilter, RequestTrace
+from fleet.telemetry.trace import END_STATES, EdgeTrace, RequestFilter, RequestTrace, SoundGaps
 from fleet.telemetry.views import SERIES_STEP_S
 from tests.control_plane import KEEP_S, REQUEST, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, gateway, open_fleet, thread_fleet, wait_ended
@@ -35,10 +35,11 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
         for request, num_samples in ((spec.id, 123), (RequestId("req-none"), 1)):
             await client.telemetry.record_playback(request, played_samples=num_samples, underruns=2)
         await client.telemetry.record_turn(spec.id, voiced_end_us=1_000_000, decided_us=1_500_000)
+        await client.telemetry.record_gaps(spec.id, SoundGaps(num=2, longest_us=70_000))
         trace = await wait_ended(client, spec.id)
     assert trace.playback is not None
     assert (trace.playback.played_samples, trace.playback.underruns) == (123, 2)
-    assert trace.turn is not None
+    assert trace.turn is not None and trace.gaps == SoundGaps(num=2, longest_us=70_000)
     assert (trace.turn.voiced_end_us, trace.turn.decided_us) == (1_000_000, 1_500_000)
     assert (
         trace.state == "finished"
@@ -201,6 +202,9 @@ async def test_request_index_pages_filters_and_counts(redis_url: str) -> None:
         )
         assert not (await telemetry.list_requests(RequestFilter(kind="text"))).rows
         assert not (await telemetry.list_requests(RequestFilter(min_ms=3_600_000))).rows
+        aborted = RequestFilter(state="aborted", text=aborted_spec.id[8:])
+        counts = (await telemetry.list_requests(aborted)).counts
+        assert counts == {**dict.fromkeys(page.counts, 0), "aborted": 1}
         first = whole.rows[-1]
         around = RequestFilter(from_us=first.created_us, to_us=first.created_us)
         assert [row.id for row in (await telemetry.list_requests(around)).rows] == [first.id]

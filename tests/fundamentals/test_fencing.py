@@ -291,8 +291,8 @@ LOST_RIGHTS = {
                 lambda _, __: scripts.record_playback(RequestId("req-2"), 10, 1),
                 "unknown",
             ),
-            "record_turn": (
-                lambda _, __: scripts.record_turn(RequestId("req-2"), 10, 11),
+            "note_request": (
+                lambda _, __: scripts.note_request(RequestId("req-2"), "turn", "10,11"),
                 "unknown",
             ),
             "end_start": (lambda _, __: scripts.end_start(ROLE, "test:9"), "unknown"),

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from fleet.core.ids import RequestId
-from fleet.history.store import DAY_US, FILE, HistoryStore, KeptAnswer, KeptIncident
+from fleet.history.file import DAY_US, FILE
+from fleet.history.incidents import KeptIncident, KeptIncidentStore
+from fleet.history.store import HistoryStore, KeptAnswer
 
 NOW_US = 1_800_000_000_000_000
 MANY = 1 << 30
@@ -129,47 +131,38 @@ def incident(number: int, record: bytes = b"record") -> KeptIncident:
     return KeptIncident(id=f"{number}", begin_us=begin_us, summary=b"summary", record=record)
 
 
-def incident_ids(store: HistoryStore) -> list[str]:
-    return [kept.id for kept in store.incidents(100)]
+def incident_ids(store: KeptIncidentStore) -> list[str]:
+    return [kept.id for kept in store.newest(100)]
 
 
 def test_kept_incident_is_read_as_it_was_and_replaced_as_it_goes_on(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path, MANY, 14)
-    assert store.incident("1") is None and not store.incidents(5)
-    store.keep_incident(incident(1), NOW_US)
-    store.keep_incident(incident(1, b"longer" * 1000), NOW_US)
-    store.keep_incident(incident(2), NOW_US)
-    assert HistoryStore(tmp_path, MANY, 14).incident("1") == incident(1, b"longer" * 1000)
+    store = KeptIncidentStore(tmp_path, MANY, 14)
+    assert store.read("1") is None and not store.newest(5)
+    store.keep(incident(1), NOW_US)
+    store.keep(incident(1, b"longer" * 1000), NOW_US)
+    store.keep(incident(2), NOW_US)
+    assert KeptIncidentStore(tmp_path, MANY, 14).read("1") == incident(1, b"longer" * 1000)
     assert incident_ids(store) == ["2", "1"]
-    assert [kept.id for kept in store.incidents(5, before_us=NOW_US + 2)] == ["1"]
-    assert 0 < store.size() < 1000, "records are compressed"
+    assert [kept.id for kept in store.newest(5, before_us=NOW_US + 2)] == ["1"]
+    assert 0 < HistoryStore(tmp_path, MANY, 14).size() < 1000, "records are compressed"
 
 
 def test_incidents_leave_after_their_days_and_the_oldest_beyond_their_share(tmp_path: Path) -> None:
     noise = os.urandom(10_000)
-    store = HistoryStore(tmp_path, 240_000, 14)
-    store.keep(answer("req-1", record=os.urandom(200_000)))
+    answers = HistoryStore(tmp_path, 240_000, 14)
+    store = KeptIncidentStore(tmp_path, 240_000, 14)
+    answers.keep(answer("req-1", record=os.urandom(200_000)))
     for number in range(4):
-        store.keep_incident(incident(number, noise), NOW_US)
+        store.keep(incident(number, noise), NOW_US)
     assert incident_ids(store) == ["3", "2"], "an eighth of the budget is 30 kB"
-    assert names(store) == ["req-1"]
-    store.keep_incident(incident(15 * DAY_US), NOW_US + 15 * DAY_US)
+    assert names(answers) == ["req-1"]
+    store.keep(incident(15 * DAY_US), NOW_US + 15 * DAY_US)
     assert incident_ids(store) == [str(15 * DAY_US)]
 
 
 def test_incidents_count_in_the_budget_of_answers(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path, 240_000, 14)
-    store.keep(answer("req-1", record=os.urandom(230_000)))
-    store.keep_incident(incident(1, os.urandom(20_000)), NOW_US)
-    assert store.size() < 240_000 and not names(store) and incident_ids(store) == ["1"]
-
-
-def test_file_from_before_incidents_takes_them(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path, MANY, 14)
-    store.keep(answer("req-1"))
-    with sqlite3.connect(tmp_path / FILE) as file:
-        file.execute("DROP TABLE incidents")
-    file.close()
-    assert not store.incidents(5)
-    store.keep_incident(incident(1), NOW_US)
-    assert incident_ids(store) == ["1"] and names(store) == ["req-1"]
+    answers = HistoryStore(tmp_path, 240_000, 14)
+    store = KeptIncidentStore(tmp_path, 240_000, 14)
+    answers.keep(answer("req-1", record=os.urandom(230_000)))
+    store.keep(incident(1, os.urandom(20_000)), NOW_US)
+    assert answers.size() < 240_000 and not names(answers) and incident_ids(store) == ["1"]

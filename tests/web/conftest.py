@@ -125,7 +125,8 @@ def load_cascade(folder: Path) -> Loaded:
     languages = {"lang_to_id": {"<|en|>": 1, "<|de|>": 2}}
     write_json(folder / "asr" / "generation_config.json", languages)
     write_json(folder / "tts" / "voice.json", {"voice": "v", "voices": ["Heart", "bella"]})
-    config = FleetConfig(graph="cascade", limits=LIMITS, web=WebConfig(model_name="omni"))
+    web = WebConfig(model_name="omni")
+    config = FleetConfig(graph="cascade", limits=LIMITS, web=web, data_dir=folder / "data")
     return Loaded(checkpoint=checkpoint, config=config, frontend=open_frontend(config, folder))
 
 

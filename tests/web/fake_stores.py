@@ -169,6 +169,15 @@ class FakeVoice(VoiceStore):
         self.check_reachable()
         return session in self.held
 
+    async def field_names(self, session: str) -> list[str]:
+        self.check_reachable()
+        held = self.held.get(session)
+        return list(held.fields) if held is not None else []
+
+    async def read(self, session: str, names: Sequence[str]) -> dict[str, bytes]:
+        known = await self.field_names(session)
+        return {name: self.held[session].fields[name] for name in names if name in known}
+
     async def views(self) -> dict[str, bytes]:
         self.check_reachable()
         return {

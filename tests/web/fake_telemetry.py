@@ -3,6 +3,7 @@ or uses `plausible.busy`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -13,8 +14,8 @@ from fleet.config import FleetConfig
 from fleet.control.job_client import JobClient
 from fleet.control.operations import Operations, check_drafter, check_managed, check_scale
 from fleet.control.telemetry.board import Telemetry
-from fleet.control.telemetry.index import matches
 from fleet.control.telemetry.logs import checked_entry, says
+from fleet.control.telemetry.series import NO_REQUEST
 from fleet.control.telemetry.workers import drafts_of
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
@@ -42,9 +43,11 @@ from fleet.telemetry.trace import (
     RequestPage,
     RequestRow,
     RequestTrace,
+    SoundGaps,
     SpokenTurn,
     TaskBrief,
     TraceEvent,
+    matches,
 )
 from fleet.telemetry.views import (
     LEVELS,
@@ -95,6 +98,7 @@ class FakeTelemetry(Telemetry):
     feed: list[FeedEntry] = field(default_factory=list[FeedEntry])
     heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     turns: dict[str, SpokenTurn] = field(default_factory=dict[str, SpokenTurn])
+    gaps: dict[str, SoundGaps] = field(default_factory=dict[str, SoundGaps])
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     ordered_by: list[str] = field(default_factory=list[str])
@@ -140,7 +144,9 @@ class FakeTelemetry(Telemetry):
             for row in rows
             if (not before or row.id < before) and matches(row, wanted, now_us())
         ]
-        counts = {state: sum(row.state == state for row in rows) for state in STATES}
+        of_any_state = msgspec.structs.replace(wanted, state="")
+        matching = Counter(row.state for row in rows if matches(row, of_any_state, now_us()))
+        counts = {state: matching[state] for state in STATES}
         shown = found[:limit]
         return RequestPage(
             rows=tuple(shown),
@@ -151,7 +157,11 @@ class FakeTelemetry(Telemetry):
 
     async def trace(self, request: RequestId) -> RequestTrace | None:
         self.check_reachable()
-        return self.traces.get(request) or self.traces_of().get(request)
+        trace = self.traces.get(request) or self.traces_of().get(request)
+        if trace is None:
+            return None
+        turn, gaps = self.turns.get(request, trace.turn), self.gaps.get(request, trace.gaps)
+        return msgspec.structs.replace(trace, turn=turn, gaps=gaps)
 
     async def first_outputs(self, request: RequestId) -> FirstOutputs:
         self.check_reachable()
@@ -197,13 +207,17 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         self.turns[request] = SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)
 
+    async def record_gaps(self, request: RequestId, gaps: SoundGaps) -> None:
+        self.check_reachable()
+        self.gaps[request] = gaps
+
     def record_underruns(self, count: int) -> None:
         self.underruns += count
 
     def record_rtf(self, rtf: float) -> None:
         self.rtfs.append(rtf)
 
-    def record_refusal(self, error: FleetError) -> None:
+    def record_refusal(self, error: FleetError, request: RequestId = NO_REQUEST) -> None:
         self.refusals.append(error)
 
     def redis_trouble(self) -> str:

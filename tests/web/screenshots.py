@@ -24,7 +24,9 @@ from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.console.oversized_fleet import fill_to_limits
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.plausible_answers import WORDS, add_answers
+from tests.web.plausible_sessions import keep_sessions
 from tests.web.voice import screenshots as voice
+from web.realtime.session_views import decode_view
 
 SIZES = {"phone": (390, 844), "desktop": (1440, 900)}
 Scheme = Literal["light", "dark"]
@@ -115,6 +117,17 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         )
         for name, trace in answers.items():
             camera.shoot(gateway, f"request-{name}", f"/requests/{trace.id}")
+        camera.shoot(gateway, "requests-slowest", "/requests?order=slowest")
+        _keep(gateway, [trace.id for trace in answers.values()])
+        camera.shoot(gateway, "kept-some", "/kept")
+        session = next(iter(gateway.client.voice.held))
+        view = decode_view(gateway.client.voice.held[session].fields["view"])
+        ended = keep_sessions(
+            gateway.config.history_dir, gateway.client.graph, answers["fine"].id, view
+        )
+        camera.shoot(gateway, "sessions-kept", "/sessions")
+        camera.shoot(gateway, "session-ended", f"/sessions/{ended[0]}")
+        camera.shoot(gateway, "session-killed", f"/sessions/{ended[2]}")
         pair = f"/requests/{answers['slow'].id}/compare?with={answers['fine'].id}"
         camera.shoot(gateway, "request-compare", pair)
         calm_down(gateway.client.telemetry)
@@ -138,6 +151,14 @@ def _console(camera: Camera, loaded: Loaded) -> None:
         camera.shoot(gateway, "workers-read-only", "/workers")
     with serving(loaded, api_key="secret") as gateway:
         camera.shoot(gateway, "login", "/console/login")
+
+
+def _keep(gateway: ServedGateway, requests: Sequence[str]) -> None:
+    """Pin answers, and unpin all but the first."""
+    for number, request in enumerate(requests):
+        gateway.http.post(f"/v1/fleet/requests/{request}/pin").raise_for_status()
+        if number:
+            gateway.http.delete(f"/v1/fleet/requests/{request}/pin").raise_for_status()
 
 
 def calm_down(telemetry: FakeTelemetry) -> None:

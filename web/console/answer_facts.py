@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from fleet.core.ids import CLIENT
 from fleet.graphs import Graph
-from fleet.telemetry.trace import EdgeTrace, RequestTrace, TaskTrace
+from fleet.telemetry.trace import EdgeTrace, RequestTrace, SoundGaps, TaskTrace
+from web.gateway.sound_gaps import GapFinder
 
 TEXT, AUDIO = "text", "audio"
 LOSSES = {
@@ -21,8 +22,6 @@ LOSSES = {
     "suspected": "ran beside a task that ends workers",
 }
 """Ends of an ownership as the trace names them -> what happened to the worker."""
-MAX_SILENCE_US = 50_000
-"""Longest time without sound that a listener does not notice as a dropout."""
 STARVED_STEPS = 1.5
 """A stage whose last output follows its last input within this many of its own steps had to wait
 for that input; a stage that had inputs in reserve ends later.
@@ -201,14 +200,19 @@ class AnswerFacts:
         """Return the periods (from, to) in which a player that begins with the first sound has
         nothing to play, from the stored arrivals.
         """
-        found: list[tuple[int, int]] = []
-        end_us = 0
+        finder = GapFinder(self.rate_hz)
+        found = (finder.add(arrival.at_us, arrival.samples) for arrival in self.arrivals)
+        return tuple(gap for gap in found if gap is not None)
+
+    @property
+    def gaps(self) -> SoundGaps | None:
+        """Gaps in the sound as it was made, from its stored chunks, or as the gateway noted them;
+        None if neither is known.
+        """
+        finder = GapFinder(self.rate_hz)
         for arrival in self.arrivals:
-            if end_us and arrival.at_us - end_us > MAX_SILENCE_US:
-                found.append((end_us, arrival.at_us))
-            begin_us = max(end_us, arrival.at_us)
-            end_us = begin_us + round(arrival.samples * 1e6 / max(self.rate_hz, 1))
-        return tuple(found)
+            finder.add(arrival.at_us, arrival.samples)
+        return finder.gaps or self.trace.gaps
 
 
 def _waited_for(feed: EdgeTrace, out: EdgeTrace) -> bool:

@@ -94,8 +94,16 @@ def find_axis(facts: AnswerFacts) -> Axis:
     start_us = min(trace.created_us, facts.origin_us)
     if trace.turn is not None:
         room_us = LEAD * (end_us - start_us)
-        start_us -= round(min(room_us, sum(clip.duration_s for clip in trace.audio) * 1e6))
+        start_us -= round(min(room_us, _speech_s(facts) * 1e6))
     return Axis(start_us, end_us, trace.created_us)
+
+
+def _speech_s(facts: AnswerFacts) -> float:
+    """Return the length of the user's sound in seconds. The prompt of a spoken turn has the sound
+    of the turns before it too, its own is the last.
+    """
+    clips = facts.trace.audio if facts.trace.turn is None else facts.trace.audio[-1:]
+    return sum(clip.duration_s for clip in clips)
 
 
 def build_listener_lanes(
@@ -114,8 +122,8 @@ def build_listener_lanes(
 
 
 def _user_lane(facts: AnswerFacts, axis: Axis, heard: Sequence[str]) -> Lane:
-    duration_s = sum(clip.duration_s for clip in facts.trace.audio)
-    said, turn = " ".join(heard).strip(), facts.trace.turn
+    duration_s, turn = _speech_s(facts), facts.trace.turn
+    said = " ".join(heard if turn is None else heard[-1:]).strip()
     quoted = f": “{said}”" if said else ""
     spans: tuple[LaneSpan, ...] = ()
     note = f"{formats.seconds(duration_s)} of sound, sent whole"

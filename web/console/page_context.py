@@ -34,13 +34,15 @@ class PageContext:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterLink:
     """A link that filters a list by state or role. `name` is the state or role, "" for all; `count`
-    is the number of its rows in the unfiltered list; `chosen` is True for the current filter.
+    is the number of its rows with the other filters, `is_least` True if there may be more; `chosen`
+    is True for the current filter.
     """
 
     name: str
     count: int
     path: str
     chosen: bool
+    is_least: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,12 +14,14 @@ from web.console.pages.compare import ComparePage
 from web.console.pages.fleet import FleetPage
 from web.console.pages.incidents import IncidentsPage, OneIncidentPage
 from web.console.pages.jobs import JobsPage
+from web.console.pages.kept import KeptPage
 from web.console.pages.logs import LogsPage, LogStream
 from web.console.pages.now import NowPage
 from web.console.pages.orders import OrdersPage
 from web.console.pages.queues import QueuesPage
 from web.console.pages.request import OneRequestPage
 from web.console.pages.requests import RequestsPage
+from web.console.pages.session import OneSessionPage
 from web.console.pages.sessions import SessionsPage
 from web.console.pages.training import TrainingPage
 from web.console.pages.transfers import TransfersPage
@@ -48,6 +50,8 @@ def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) ->
         OneRequestPage(gateway, answers),
         ComparePage(gateway, answers),
         SessionsPage(gateway),
+        OneSessionPage(gateway),
+        KeptPage(gateway),
         JobsPage(gateway),
         LogsPage(gateway),
     )

@@ -41,7 +41,11 @@ ROOMS = (
     ),
     NavigationRoom(
         label="Answers",
-        pages=(("requests", "/requests", "Answers"), ("sessions", "/sessions", "Sessions")),
+        pages=(
+            ("requests", "/requests", "Answers"),
+            ("sessions", "/sessions", "Sessions"),
+            ("kept", "/kept", "Kept answers"),
+        ),
     ),
     NavigationRoom(
         label="Fleet",

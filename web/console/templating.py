@@ -13,6 +13,7 @@ from fleet.core.ids import stage_of
 from fleet.graphs import Graph
 from web.console import formats
 from web.console.hour import describe, link_of
+from web.console.session_verdict import TROUBLE_NAMES
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -37,6 +38,7 @@ class Templates:
         filters.update({form.__name__: form for form in formats.FILTERS})
         filters["colour"] = self._colour_of
         filters["event_text"], filters["event_link"] = describe, link_of
+        filters["trouble"] = TROUBLE_NAMES.__getitem__
         globals_ = cast("dict[str, object]", self._environment.globals)
         globals_["static"] = static_url
         # globals, since a block rendered by itself does not see the imports of its template

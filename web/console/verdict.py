@@ -4,39 +4,21 @@ Each claim follows from the trace. Where the trace does not tell, the sentence s
 stage by name and no page.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fleet.core.errors import (
-    BadInput,
-    ContextLengthExceeded,
-    InputTooLarge,
-    NoWorker,
-    Overloaded,
-    UnsupportedValue,
-)
 from fleet.core.ids import CLIENT
-from fleet.telemetry.trace import LIVE_STATES
+from fleet.telemetry.trace import LIVE_STATES, SoundGaps
 from web.console import formats
 from web.console.answer_facts import AUDIO, LOSSES, TEXT, AnswerFacts, Loss, Pace
+from web.http.errors import REFUSALS
 
 Kind = Literal["fine", "slow", "interrupted", "refused", "failed", "stopped", "running", "unknown"]
 MAX_FIRST_MS = 1000.0
 """Wait for the first output from which an answer counts as slow: people notice a pause of a second
 as a break of the conversation.
 """
-REFUSALS = {
-    error.code
-    for error in (
-        BadInput,
-        InputTooLarge,
-        ContextLengthExceeded,
-        UnsupportedValue,
-        Overloaded,
-        NoWorker,
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +62,7 @@ def judge(facts: AnswerFacts, causes: Mapping[str, str] | None = None) -> Answer
         return _interrupted(facts, losses, causes or {})
     if slow := _slowness(facts):
         return _verdict("slow", "Slow", slow)
-    tells_gaps = facts.underruns is not None or facts.arrivals or facts.edge(AUDIO) is None
+    tells_gaps = facts.underruns is not None or facts.gaps or facts.edge(AUDIO) is None
     return _verdict("fine", "Fine" if tells_gaps else "Complete", _fine(facts))
 
 
@@ -205,14 +187,14 @@ def _slowness(facts: AnswerFacts) -> Words:
         return [*_describe_start(facts, medium, first_ms), *heard]
     if facts.underruns:
         return _describe_dropouts(facts, facts.underruns)
-    if facts.underruns is None and (dry := facts.dry_times()):
-        gaps = f"{_count(len(dry), 'gap')} in the sound as it was made, {_longest(dry)}"
-        return [f"{gaps}; no report of a player"]
+    if facts.underruns is None and (gaps := facts.gaps) is not None and gaps.num:
+        words = f"{_count(gaps.num, 'gap')} in the sound as it was made, {_longest(gaps)}"
+        return [f"{words}; no report of a player"]
     return []
 
 
-def _longest(periods: Sequence[tuple[int, int]]) -> str:
-    return f"the longest {_took(max(to_us - from_us for from_us, to_us in periods))}"
+def _longest(gaps: SoundGaps) -> str:
+    return f"the longest {_took(gaps.longest_us)}"
 
 
 def _describe_pace(pace: Pace) -> Words:
@@ -239,9 +221,10 @@ def _describe_start(facts: AnswerFacts, medium: str, first_ms: float) -> Words:
 
 def _describe_dropouts(facts: AnswerFacts, count: int) -> Words:
     words: Words = [f"{_count(count, 'dropout')}, although the sound as a whole was made in time"]
-    if dry := facts.dry_times():
-        return [*words, f"; {_count(len(dry), 'gap')} in it, {_longest(dry)}"]
-    if facts.arrivals:
+    gaps = facts.gaps
+    if gaps is not None and gaps.num:
+        return [*words, f"; {_count(gaps.num, 'gap')} in it, {_longest(gaps)}"]
+    if gaps is not None:
         return [*words, "; it had no gap when it left the last stage"]
     return [*words, "; when its parts were made is no longer stored"]
 
@@ -265,12 +248,10 @@ def _fine(facts: AnswerFacts) -> Words:
 
 
 def _continuity(facts: AnswerFacts) -> Words:
-    """Say if the sound had a dropout. Without a player's report, only the stored times of its parts
-    tell.
-    """
+    """Say if the sound had a dropout. Without a report of a player, its parts' times tell."""
     if facts.underruns is not None:
         return [", no dropout"]
-    if facts.arrivals:
+    if facts.gaps is not None:
         return [", no gap in it; no report of a player"]
     return ["; if it could be played without a gap is not known, no player has reported"]
 

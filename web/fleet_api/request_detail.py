@@ -12,7 +12,7 @@ import soundfile
 
 from fleet.core.chunk import Chunk
 from fleet.core.errors import NotFound, quoted
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, begun_at
 from fleet.processing.prompt import audio_mark
 from fleet.telemetry.trace import RequestTrace
 from fleet.telemetry.views import LogLine, LogQuery
@@ -20,6 +20,9 @@ from web.gateway.answer import transcripts_of
 from web.gateway.gateway import Gateway
 from web.http.callers import current_caller
 from web.openai.audio_encoder import encode_whole
+
+CLOCKS_US, WRITTEN_WITHIN_US = 60_000_000, 120_000_000
+"""Difference of clocks between a gateway and Redis, and time until the journal has a refusal."""
 
 
 class RequestDetail(RequestTrace, frozen=True, kw_only=True):
@@ -73,10 +76,12 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
 
 
 async def read_record(gateway: Gateway, request: RequestId) -> AnswerRecord:
-    """Return the record of a kept answer. Raises: NotFound."""
+    """Return the record of a kept answer. Raises: NotFound, which says that the request was refused
+    if the journal knows that; RedisUnreachable.
+    """
     kept = await gateway.history.read(request)
     if kept is None:
-        raise request_not_found(request)
+        raise await _refused(gateway, request) or request_not_found(request)
     try:
         return msgspec.msgpack.decode(kept.record, type=AnswerRecord)
     except msgspec.DecodeError:
@@ -104,8 +109,7 @@ async def has_sound(gateway: Gateway, request: RequestId) -> bool:
         return False
     if await gateway.client.telemetry.has_edge_log(request, edge):
         return True
-    kept = await gateway.history.read(request)
-    return kept is not None and bool(kept.sound)
+    return await gateway.history.has_sound(request)
 
 
 async def pcm_of(gateway: Gateway, request: RequestId) -> bytes:
@@ -171,6 +175,24 @@ def request_not_found(request: str) -> NotFound:
         f"no request {quoted(request)}; it never was, or its retention time is over",
         param="request_id",
     )
+
+
+async def _refused(gateway: Gateway, request: RequestId) -> NotFound | None:
+    """Return the error for a request that was not admitted; None if the journal does not know
+    that. Raises: RedisUnreachable.
+    """
+    begun_us = begun_at(request)
+    if not begun_us:
+        return None
+    within_us = round(gateway.config.limits.max_wait_s * 1e6) + WRITTEN_WITHIN_US
+    entries = await gateway.client.telemetry.journal(
+        since_us=begun_us - CLOCKS_US, until_us=begun_us + within_us, what=("refused",)
+    )
+    entry = next((entry for entry in reversed(entries) if request in entry.requests), None)
+    if entry is None:
+        return None
+    why = entry.message or entry.code
+    return NotFound(f"request {request} was refused ({entry.code}): {why}", param="request_id")
 
 
 def _as_wav(sound: bytes) -> bytes:

@@ -56,13 +56,15 @@ MAX_EPOCH = 10**17
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of requests. `next` is the value of the parameter `before` for the next page; null at
-    the end.
+    the end. `counts` has the numbers of the filtered list by state, whatever state is asked for;
+    `counts_all` is false if only the newest requests were counted.
     """
 
     object: str = "list"
     data: Sequence[RequestRow]
     next: str | None
     counts: dict[str, int]
+    counts_all: bool
     now_us: int
 
 
@@ -235,7 +237,11 @@ class FleetApi:
         )
         return json_response(
             RequestList(
-                data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us
+                data=page.rows,
+                next=page.next or None,
+                counts=page.counts,
+                counts_all=page.counts_all,
+                now_us=page.now_us,
             )
         )
 

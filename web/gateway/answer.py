@@ -15,17 +15,19 @@ import numpy as np
 from fleet.control.client import ClientStream
 from fleet.core.chunk import PROMPT_TOKENS, Chunk
 from fleet.core.errors import BadInput, FleetError, GatewayStopping
-from fleet.core.ids import EdgeName
+from fleet.core.ids import EdgeName, RequestId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import Frontend
 from fleet.processing.detokenize import StopTrimmer
 from fleet.processing.timed_text import WindowReport, decode_reports
 from fleet.processing.transcripts import Transcripts
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
+from fleet.telemetry.trace import SoundGaps
 from web.gateway.answer_calls import AnswerCalls, CallPiece
 from web.gateway.answer_logprobs import AnswerLogprobs, TokenLogprob
 from web.gateway.answer_words import AnswerWords, WordEnd
 from web.gateway.metrics import Metrics, PlaybackContinuity
+from web.gateway.sound_gaps import GapFinder
 from web.schema.responses import CompletionDetails, PromptDetails, Usage
 
 log = logging.getLogger("fleet.web")
@@ -154,6 +156,7 @@ class AnswerContext:
     `closing` is set when the gateway stops. `num_cached` counts the prompt positions of a finished
     request that were reused from the previous turn of its conversation. `tells_prompt` returns True
     if a stage reports the number of tokens of a request's prompt, which then includes a transcript.
+    `note_gaps` stores the gaps in the sound of a whole answer.
     """
 
     edges: ClientEdges
@@ -161,6 +164,7 @@ class AnswerContext:
     metrics: Metrics
     closing: asyncio.Event
     num_cached: Callable[[RequestSpec], Awaitable[int]]
+    note_gaps: Callable[[RequestId, SoundGaps | None], Awaitable[None]]
     tells_prompt: Callable[[RequestSpec], bool] = lambda _: False
 
 
@@ -222,6 +226,8 @@ class AnswerStream:
         self._outcome = ""
         self._media_seen: set[str] = set()
         self._continuity = PlaybackContinuity()
+        self._gaps = GapFinder(context.frontend.sample_rate_hz)
+        self._note_gaps = context.note_gaps
 
     async def __aenter__(self) -> Self:
         self._metrics.in_flight.inc()
@@ -280,6 +286,7 @@ class AnswerStream:
         for piece in self._audio_pieces(final=True):
             yield piece
         self._num_cached = min(await self._read_num_cached(self.spec), self._num_prompt)
+        await self._note_gaps(self.spec.id, self._gaps.gaps)
         self._ended, self._outcome = True, self.finish_reason
         self._metrics.cached_tokens.inc(self._num_cached)
         self._metrics.prompt_tokens.inc(self._num_prompt)
@@ -351,6 +358,7 @@ class AnswerStream:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self._words.add(chunk)
             self.num_samples += len(samples)
+            self._gaps.add(chunk.produced_us, len(samples))
             if len(samples) and self.first_audio_at is None:
                 self.first_audio_at = now
             if pcm := self._silence.feed(samples.tobytes()):

@@ -48,6 +48,7 @@ from web.gateway.prepared_chat import ActiveRequest, PreparedChat
 from web.gateway.rule_check import RuleCheck
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.shares import FairShares
+from web.gateway.sound_gaps import note_gaps
 from web.gateway.stored_body import stored_body
 from web.gateway.token_sampling import with_token_fields
 from web.gateway.tool_requests import ToolRequest, check_history, read_tool_request
@@ -99,6 +100,7 @@ class Gateway:
             closing=self.closing,
             num_cached=self._num_cached,
             tells_prompt=self._tells_prompt,
+            note_gaps=partial(note_gaps, client),
         )
 
     @property

@@ -1,17 +1,19 @@
-"""The kept answers and incidents, as the gateway reads and writes them: off the event loop, and
-never a reason to fail a request. Knows no route.
+"""The kept answers, sessions and incidents, as the gateway reads and writes them: off the event
+loop, and never a reason to fail a request. Knows no route.
 """
 
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 from fleet.config import FleetConfig
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
-from fleet.history.store import HistoryStore, KeptAnswer, KeptIncident
+from fleet.history.incidents import KeptIncident, KeptIncidentStore
+from fleet.history.sessions import KeptSession, KeptSessionFilter, KeptSessionStore
+from fleet.history.store import HistoryStore, KeptAnswer
 
 log = logging.getLogger("fleet.web")
 
@@ -21,8 +23,8 @@ T = TypeVar("T")
 
 
 class AnswerHistory:
-    """Kept answers and incidents of this host. A file that cannot be read or written is logged, and
-    counts as one without answers. Disabled by `history.max_mib: 0`.
+    """Kept answers, sessions and incidents of this host. A file that cannot be read or written is
+    logged, and counts as one without them. Disabled by `history.max_mib: 0`.
     """
 
     def __init__(self, config: FleetConfig) -> None:
@@ -30,7 +32,9 @@ class AnswerHistory:
         self.folder = config.history_dir
         self.keeps_sound = settings.sound
         self.is_enabled = settings.max_mib > 0
-        self._store = HistoryStore(self.folder, settings.max_mib * MIB, settings.days)
+        place = (self.folder, settings.max_mib * MIB, settings.days)
+        self._store, self._sessions = HistoryStore(*place), KeptSessionStore(*place)
+        self._incidents = KeptIncidentStore(*place)
 
     async def keep(self, answer: KeptAnswer) -> None:
         await self._call(None, self._store.keep, answer)
@@ -39,11 +43,19 @@ class AnswerHistory:
         """Return a kept answer with its record, or None."""
         return await self._call(None, self._store.read, request)
 
+    async def has_sound(self, request: RequestId) -> bool:
+        """Return True if the sound of an answer is kept."""
+        return await self._call(False, self._store.has_sound, request)
+
     async def newest(
         self, limit: int, *, before_us: int = 0, why: str = ""
     ) -> Sequence[KeptAnswer]:
         """Return kept answers as `HistoryStore.newest` does."""
         return await self._call([], self._store.newest, limit, before_us=before_us, why=why)
+
+    async def counts(self) -> Mapping[str, int]:
+        """Return the number of kept answers by reason, as `HistoryStore.counts` does."""
+        return await self._call({}, self._store.counts)
 
     async def pin(self, request: RequestId, *, pinned: bool) -> bool:
         """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
@@ -54,16 +66,29 @@ class AnswerHistory:
         return await self._call(False, self._keep_incident, incident)
 
     def _keep_incident(self, incident: KeptIncident) -> bool:
-        self._store.keep_incident(incident, now_us())
+        self._incidents.keep(incident, now_us())
         return True
 
     async def incident(self, incident: str) -> KeptIncident | None:
         """Return a kept incident with its record, or None."""
-        return await self._call(None, self._store.incident, incident)
+        return await self._call(None, self._incidents.read, incident)
 
     async def incidents(self, limit: int, *, before_us: int = 0) -> Sequence[KeptIncident]:
-        """Return kept incidents as `HistoryStore.incidents` does."""
-        return await self._call([], self._store.incidents, limit, before_us=before_us)
+        """Return kept incidents as `KeptIncidentStore.newest` does."""
+        return await self._call([], self._incidents.newest, limit, before_us=before_us)
+
+    async def keep_session(self, kept: KeptSession) -> None:
+        await self._call(None, self._sessions.keep, kept)
+
+    async def session(self, session: str) -> KeptSession | None:
+        """Return a kept session as `KeptSessionStore.read` does."""
+        return await self._call(None, self._sessions.read, session)
+
+    async def sessions(
+        self, limit: int, wanted: KeptSessionFilter, *, before_us: int = 0
+    ) -> Sequence[KeptSession]:
+        """Return kept sessions as `KeptSessionStore.newest` does."""
+        return await self._call([], self._sessions.newest, limit, wanted, before_us=before_us)
 
     async def _call(
         self, otherwise: T, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs

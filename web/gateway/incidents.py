@@ -10,7 +10,7 @@ import msgspec
 
 from fleet.config import FleetConfig
 from fleet.core.clock import now_us
-from fleet.history.store import KeptIncident
+from fleet.history.incidents import KeptIncident
 from fleet.telemetry.incidents import GAP_US, Incident, JournalView, find_incidents, time_of
 from fleet.telemetry.journal import JournalEntry
 from fleet.telemetry.views import (

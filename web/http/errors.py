@@ -109,6 +109,18 @@ class UnknownSocket(BadInput):
     code = "unknown_url"
 
 
+REFUSALS = {
+    error.code
+    for error in (
+        BadInput,
+        errors.InputTooLarge,
+        errors.ContextLengthExceeded,
+        UnsupportedValue,
+        Overloaded,
+        errors.NoWorker,
+    )
+}
+"""Codes of errors with which a request is not admitted."""
 STATUSES: dict[type[FleetError], int] = {
     BadInput: 400,
     errors.ContextLengthExceeded: 400,

@@ -60,6 +60,7 @@ OWN     GET     /v1/fleet/requests/{request_id}/stream
 OWN     DELETE  /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests
 WATCH   GET     /v1/fleet/kept
+WATCH   GET     /v1/fleet/kept/sessions
 WATCH   GET     /v1/fleet/requests/{request_id}
 WATCH   GET     /v1/fleet/requests/{request_id}/audio
 WATCH   GET     /v1/fleet/requests/{request_id}/trace
@@ -94,6 +95,8 @@ WATCH   GET     /v1/fleet/jobs/{job_id}/files/{name}
 OPERATE POST    /v1/fleet/jobs/{job_id}/retry
 OPERATE POST    /v1/fleet/jobs/{job_id}/stop
 WATCH   GET     /v1/fleet/sessions
+WATCH   GET     /v1/fleet/sessions/{session_id}
+WATCH   GET     /v1/fleet/sessions/{session_id}/turns/{number}/speech
 OPERATE DELETE  /v1/fleet/sessions/{session_id}
 WATCH   GET     /metrics
 ANY     GET     /openapi.json
@@ -123,6 +126,8 @@ WATCH   GET     /queues
 WATCH   GET     /transfers
 WATCH   GET     /training
 WATCH   GET     /sessions
+WATCH   GET     /sessions/{id}
+WATCH   GET     /kept
 WATCH   GET     /jobs
 WATCH   GET     /logs
 WATCH   GET     /console/events

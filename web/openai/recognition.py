@@ -25,14 +25,17 @@ NO_OPTIONS = RecognitionOptions()
 
 
 async def transcribe(
-    gateway: Gateway, recording: Recording, hearing: RecognitionOptions = NO_OPTIONS
+    gateway: Gateway,
+    recording: Recording,
+    hearing: RecognitionOptions = NO_OPTIONS,
+    store: bool | None = None,
 ) -> str:
     """Return the transcript of a recording; "" if it holds no speech. If the caller is cancelled,
-    the request is aborted.
+    the request is aborted. `store`: False if nothing of it may be kept.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
-    chat = await prepare_transcription(gateway, recording, new_request_id(), hearing)
+    chat = await prepare_transcription(gateway, recording, new_request_id(), hearing, store)
     if not await is_spoken(chat):
         return ""
     active = await gateway.submit_prepared(chat)
@@ -45,6 +48,7 @@ async def prepare_transcription(
     audio: AudioSource,
     request_id: RequestId,
     hearing: RecognitionOptions = NO_OPTIONS,
+    store: bool | None = None,
 ) -> PreparedChat:
     """Prepare the request of a transcription: of the stage that recognises audio, if the graph has
     one, otherwise a chat, for which prompt and times do not exist. Without a temperature, sampling
@@ -53,7 +57,8 @@ async def prepare_transcription(
     Raises: the errors of `Gateway.prepare_chat`.
     """
     if (heard := gateway.edges.heard) is not None:
-        part, options = AudioPart(data=audio, where="file"), ChatOptions(model=gateway.model)
+        part = AudioPart(data=audio, where="file")
+        options = ChatOptions(model=gateway.model, store=store)
         return await gateway.prepare_chat(
             options,
             (Message(role="user", content=(part,)),),
@@ -67,7 +72,8 @@ async def prepare_transcription(
     asked = gateway.frontend.transcription_prompt(hearing.language)
     prompt = TextPart(text=asked, where="prompt")
     messages = (Message(role="user", content=(AudioPart(data=audio, where="file"), prompt)),)
-    options = ChatOptions(model=gateway.model, temperature=hearing.temperature or 0.0)
+    temperature = hearing.temperature or 0.0
+    options = ChatOptions(model=gateway.model, temperature=temperature, store=store)
     stored = stored_body(options, (Message(role="user", content=prompt),))
     return await gateway.prepare_chat(options, messages, request_id, stored=stored, where="file")
 

@@ -39,8 +39,10 @@ from web.openai.audio_encoder import MEDIA_TYPES
 from web.openai.batches import BatchPage
 from web.openai.files import FileDeletion, FilePage
 from web.openai.transcript_formats import Transcription, VerboseTranscription
+from web.realtime.recorded_sessions import SessionRecord
 from web.realtime.transport.client_secrets import Secret, SecretBody
 from web.realtime.transport.routes import SessionEnded, SessionList
+from web.realtime.transport.session_routes import KeptSessionList
 from web.realtime.webrtc.routes import FORM, SDP
 from web.schema.audio import SpeechBody, TranscriptionForm
 from web.schema.batches import BatchBody, FileForm
@@ -420,6 +422,34 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "DELETE", "/v1/fleet/sessions/{session_id}", "End a voice session", answer=SessionEnded
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/sessions/{session_id}",
+        "A voice session with its turns, live or kept",
+        answer=SessionRecord,
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/sessions/{session_id}/turns/{number}/speech",
+        "What the caller said in a turn of a live session",
+        media=("audio/wav",),
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/kept/sessions",
+        "Voice sessions that are kept for days, the latest begun first",
+        answer=KeptSessionList,
+        query={
+            "state": "`ended`, or `unknown` if the end was not recorded",
+            "why": "with this trouble",
+            "key": "of this API key",
+            "q": "a part of the id",
+            "from": "live from this time",
+            "to": "live until this time",
+            "limit": "rows",
+            "before": "`next` of the previous page",
+        },
     ),
     Operation("GET", "/health", "This process is up", answer=Health),
     Operation("GET", "/ready", "Every role has a worker", answer=Readiness, statuses=(200, 503)),

@@ -164,8 +164,10 @@ class PartialTranscripts:
     async def _recognized(self, end: int) -> str | None:
         try:
             clip = Clip(self._peek(self._start, end))
-            hearing = self._context.settings.hearing
-            return await transcribe(self._context.gateway, clip.recording, hearing)
+            settings = self._context.settings
+            return await transcribe(
+                self._context.gateway, clip.recording, settings.hearing, settings.store_option
+            )
         except FleetError as error:
             log.debug("a turn under way was not transcribed: %s", error.message)
             return None

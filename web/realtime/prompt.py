@@ -99,13 +99,14 @@ def make_prompt(
     hearing: RecognitionOptions = NO_OPTIONS,
     speed: float = 1.0,
     tools: ToolSettings = ToolSettings(),  # noqa: B008
+    store: bool | None = None,
 ) -> Prompt:
     """Return the prompt of a response to `messages`. `session` names the conversation, so that each
     turn reuses the computed prefix of the previous turn; None for a response outside of the
     conversation.
 
-    Without `seed` a random seed is chosen, so that the same prompt submitted again has the same
-    response.
+    `store`: False if nothing of the answer may be kept. Without `seed` a random seed is chosen, so
+    that the same prompt submitted again has the same response.
     """
     options = ChatOptions(
         model=model,
@@ -118,5 +119,6 @@ def make_prompt(
         tools=list(tools.tools) or None,
         tool_choice=tools.choice if tools.tools else None,
         parallel_tool_calls=tools.parallel if tools.tools else None,
+        store=store,
     )
     return Prompt(messages=tuple(messages), options=options, hearing=hearing, speed=speed)

@@ -435,6 +435,7 @@ class ResponseManager:
             hearing=self._context.settings.hearing,
             speed=plan.speed,
             tools=plan.tools,
+            store=self._context.settings.store_option,
         )
 
     def _max_tokens(self, plan: ResponsePlan) -> int | None:

@@ -89,7 +89,7 @@ class ResponseStream:
             rate=context.shared.rate,
         )
         self._calls = CallDelivery(context, self.id, in_conversation=plan.in_conversation)
-        self._details: server.StatusDetails | None = None
+        self.details: server.StatusDetails | None = None
         self._voice, self._num_searched = FirstVoicedClock(OUTPUT_RATE_HZ), 0
         self._num_words_sent = 0
         self._task: asyncio.Task[None] | None = None
@@ -271,7 +271,7 @@ class ResponseStream:
             self._happened(ResponseInput.RESENT)
         elif self.is_active:
             self.generation.stop()
-            self._details = _failure(FleetError("the server failed; the cause is in its log"))
+            self.details = _failure(FleetError("the server failed; the cause is in its log"))
             self.outcome = FAILED
             self._calls.cut()
             self._happened(ResponseInput.ENDED)
@@ -411,7 +411,7 @@ class ResponseStream:
         """Send the last events of the response, in their order. Its item keeps the words within the
         first `played` samples.
         """
-        self.outcome, self._details = outcome, details
+        self.outcome, self.details = outcome, details
         self._happened(ResponseInput.ENDED)
         if self.item is not None:
             self._close_item(self.item, played)
@@ -469,7 +469,7 @@ class ResponseStream:
         return server.ResponseBody(
             id=self.id,
             status=self.outcome or "in_progress",
-            status_details=self._details,
+            status_details=self.details,
             output=output,
             conversation_id=plan.conversation_id if plan.in_conversation else None,
             output_modalities=["audio" if plan.spoken else "text"],

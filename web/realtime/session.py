@@ -35,6 +35,7 @@ from web.realtime.session_views import SessionView, shown_id
 from web.realtime.states import SESSION_TABLE, SessionState
 from web.realtime.transport.client_connection import ClientConnection
 from web.realtime.transport.refusal import error_event
+from web.realtime.turn_log import TurnLog
 from web.realtime.turn_manager import TurnManager
 
 log = logging.getLogger("fleet.web")
@@ -79,6 +80,7 @@ class Session:
         self.events = EventQueue[ResponseEvent](self._on_response_event)
         self.responses = ResponseManager(self.context, self.events)
         self.turns = TurnManager(self.context, self.responses)
+        self.turn_log = TurnLog(self.context, self._to_us)
         self._gateway = gateway
         self._clock = clock
         self._on_change = on_change
@@ -261,6 +263,7 @@ class Session:
         response = self.responses.find(event.response_id)
         underruns = min(event.underruns, MAX_REPORTED_UNDERRUNS)
         self.stats.underruns += underruns
+        self.turn_log.add_underruns(event.response_id, underruns)
         self._gateway.metrics.count_underruns(underruns)
         if response is not None:
             played = event.samples * response.form.stride
@@ -276,6 +279,7 @@ class Session:
 
     def _on_response_event(self, event: ResponseEvent) -> None:
         response, milestone = event
+        self.turn_log.note(response)
         match milestone:
             case Milestone.STARTED:
                 self.turns.transcripts.send_waiting()
@@ -298,13 +302,12 @@ class Session:
         voiced_end, decided = response.timestamps.voiced_end, response.timestamps.decided
         if voiced_end is None:
             return
-        offset_us = now_us() - self._clock.now() * 1e6
         request = RequestId(response.generation.request_id)
         try:
             await self._gateway.client.telemetry.record_turn(
                 request,
-                voiced_end_us=int(voiced_end * 1e6 + offset_us),
-                decided_us=int(decided * 1e6 + offset_us),
+                voiced_end_us=self._to_us(voiced_end),
+                decided_us=self._to_us(decided),
             )
         except FleetError as error:
             log.info("request %s: its turn cannot be written: %s", request, error.message)
@@ -336,26 +339,22 @@ class Session:
                 error.message,
             )
             return
-        offset_us = now_us() - self._clock.now() * 1e6
-
-        def to_us(at: float) -> int:
-            return int(at * 1e6 + offset_us)
-
         first_audio_at = generation.first_audio_at if spoken else None
         arrived_us = (
-            to_us(first)
+            self._to_us(first)
             if first_audio_at is None
             else int(first_audio_at * 1e6 + now_us() - time.monotonic() * 1e6)
         )
         parts = timing_parts(
-            to_us(begin),
-            to_us(decided),
+            self._to_us(begin),
+            self._to_us(decided),
             outputs.claimed_us,
             outputs.first_us,
             self._gateway.graph.stages_for(self._gateway.outputs(spoken=spoken)),
             arrived_us,
-            to_us(first) if spoken else None,
+            self._to_us(first) if spoken else None,
         )
+        self.turn_log.add_timing(response.id, voice_to_voice_ms, parts)
         timing = server.Timing(
             response_id=response.id,
             request_id=generation.request_id,
@@ -366,6 +365,10 @@ class Session:
         )
         self._send(timing)
         self._on_change()
+
+    def _to_us(self, at: float) -> int:
+        """Convert a time of the session's clock to microseconds since 1970."""
+        return int(at * 1e6 + now_us() - self._clock.now() * 1e6)
 
     # state
 

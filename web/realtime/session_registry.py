@@ -26,8 +26,9 @@ from web.realtime.protocol.server_events import SessionCreated, new_id
 from web.realtime.protocol.settings import Settings
 from web.realtime.protocol.transcription_session import session_body
 from web.realtime.session import Session
+from web.realtime.session_keeper import SessionKeeper
 from web.realtime.session_records import ENDED, SessionRecords
-from web.realtime.session_views import shown_id
+from web.realtime.session_views import SessionView, shown_id
 from web.realtime.snapshot import Snapshot, restore, resumed
 from web.realtime.transport.client_connection import ClientWriter
 from web.realtime.transport.client_secrets import (
@@ -94,6 +95,7 @@ class SessionRegistry:
         self._admission = Admission(self._voice)
         self._shared = SharedAudio()
         self._records = SessionRecords(gateway, self._clock)
+        self._keeper = SessionKeeper(gateway)
         self.early_bytes = 0
         """Bytes that all queued clients have sent, which are stored until the clients are admitted.
         """
@@ -349,6 +351,7 @@ class SessionRegistry:
 
     def _close(self, entry: SessionEntry, code: int, reason: str, epoch: int | None) -> None:
         self._remove(entry)
+        self._keeper.end(entry.session, self._view(entry), reason)
         entry.session.connection.close(code, reason)
         entry.session.stop()
         self._records.delete(entry.session.id, epoch)
@@ -425,14 +428,20 @@ class SessionRegistry:
         Raises: RedisUnreachable.
         """
         fields, removed = entry.snapshot.changes(entry.session)
-        view = entry.session.view(self._gateway.client.id, short_name(entry.owner))
-        view = msgspec.structs.replace(view, key=key_name(entry.owner))
+        view = self._view(entry)
         fields["view"] = msgspec.json.encode(view)
         if entry.away_us is None:
             removed.append("away_us")
         else:
             fields["away_us"] = str(entry.away_us).encode()
-        return await self._save(entry, fields, removed)
+        is_held = await self._save(entry, fields, removed)
+        if is_held:
+            await self._keeper.keep(entry.session, view)
+        return is_held
+
+    def _view(self, entry: SessionEntry) -> SessionView:
+        view = entry.session.view(self._gateway.client.id, short_name(entry.owner))
+        return msgspec.structs.replace(view, key=key_name(entry.owner))
 
     async def _save(
         self, entry: SessionEntry, fields: Mapping[str, bytes], removed: Sequence[str]
@@ -461,9 +470,11 @@ class SessionRegistry:
         session = entry.session
         self._remove(entry)
         if ended:
+            self._keeper.end(session, self._view(entry), ENDED)
             session.connection.close(1000, ENDED)
             session.stop()
             return
+        self._keeper.forget(session)
         session.connection.close(1001, "the session continues at another gateway, or is over")
         session.detach()
         if session.responses.is_generating:

@@ -2,17 +2,18 @@
 
 import msgspec
 
+from fleet.history.sessions import TAIL_CHARS
 from web.gateway.gateway import Gateway
 
-SHOWN_ID_CHARS = 8
-"""Number of characters of a session's id that logs and read-only lists show, of 22 random
+HIDDEN = "sess_..."
+"""Beginning of a session's id in logs and read-only lists, which show `TAIL_CHARS` of 22 random
 characters; the hidden characters cannot be guessed.
 """
 
 
 def shown_id(session_id: str) -> str:
     """Return the end of a session's id: enough to recognize the session, not enough to open it."""
-    return f"sess_...{session_id[-SHOWN_ID_CHARS:]}"
+    return f"{HIDDEN}{session_id[-TAIL_CHARS:]}"
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):

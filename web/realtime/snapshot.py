@@ -1,5 +1,5 @@
 """Stored form of a voice session, from which any gateway can continue it: fields of a Redis hash.
-Audio clips are fields of their own, and only changed fields are written.
+Audio clips and turns are fields of their own, and only changed fields are written.
 
 Knows no Redis: the fields go through the gateway's client.
 """
@@ -21,8 +21,9 @@ from web.realtime.protocol.settings import Settings
 from web.realtime.response_plan import ResponsePlan, TurnTimestamps
 from web.realtime.response_stream import ResponseStream
 from web.realtime.session import Session
+from web.realtime.turn_log import decode_turn, encode_turn
 
-STATE, CLIP = "state", "clip:"
+STATE, CLIP, TURN = "state", "clip:", "turn:"
 VERSION = 3
 
 
@@ -61,6 +62,7 @@ class Snapshot:
     def __init__(self, fields: Mapping[str, bytes] | None = None) -> None:
         self._state = (fields or {}).get(STATE, b"")
         self._clips = {name for name in fields or {} if name.startswith(CLIP)}
+        self._turns = _turns_in(fields or {})
 
     def changes(self, session: Session) -> tuple[dict[str, bytes], list[str]]:
         """Return the fields to write and the names of fields to delete. The caller must write them,
@@ -74,11 +76,18 @@ class Snapshot:
         fields |= {name: clip.pcm for name, clip in clips.items() if name not in self._clips}
         removed = sorted(self._clips - clips.keys())
         self._clips = set(clips)
+        turns = {
+            f"{TURN}{turn.number:06}": encode_turn(turn) for turn in session.turn_log.refresh()
+        }
+        fields |= {name: turn for name, turn in turns.items() if self._turns.get(name) != turn}
+        removed += sorted(self._turns.keys() - turns.keys())
+        self._turns = turns
         return fields, removed
 
     def forget(self) -> None:
         """Have `changes` return all fields next time, since the last write may have failed."""
         self._state, self._clips = b"", set()
+        self._turns = {}
 
 
 def _stored(session: Session) -> StoredSession:
@@ -125,12 +134,14 @@ def restore(
     """
     try:
         stored = _decode(fields[STATE])
+        turns = [decode_turn(raw) for _, raw in sorted(_turns_in(fields).items())]
     except (KeyError, msgspec.DecodeError) as error:
         raise UnknownWireVersion(
             f"the session cannot be read ({error}); are all gateways of one version?"
         ) from error
     session = Session(gateway, stored.settings, shared, clock, on_change, stored.conversation_id)
     session.created_us, session.stats.num_turns = stored.created_us, stored.num_turns
+    session.turn_log.turns = [turn for turn in turns if turn.response]
     conversation = session.context.conversation
     conversation.items = list(stored.items)
     conversation.clips = {
@@ -165,6 +176,12 @@ def _restore_response(session: Session, stored: StoredResponse, received: str | 
         item=item,
         is_active=stored.is_active,
     )
+    if stored.is_active:
+        session.turn_log.note(response)
+
+
+def _turns_in(fields: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: raw for name, raw in fields.items() if name.startswith(TURN)}
 
 
 def resumed(session: Session) -> Resumed:

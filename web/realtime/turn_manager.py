@@ -414,8 +414,10 @@ class TurnManager:
             known = await self.transcripts.recognized(turn.item_id)
             if known is not None:
                 return known
-            hearing = self._context.settings.hearing
-            return await transcribe(self._gateway, Clip(pcm).recording, hearing)
+            settings = self._context.settings
+            return await transcribe(
+                self._gateway, Clip(pcm).recording, settings.hearing, settings.store_option
+            )
         except FleetError as error:
             log.warning(
                 "an interruption counts as a false alarm, since it could not be transcribed: %s",

@@ -144,8 +144,10 @@ class TurnTranscripts:
         if text is None:
             text = await self.recognized(item_id)
         if text is None:
-            hearing = self._context.settings.hearing
-            text = await transcribe(self._context.gateway, clip.recording, hearing)
+            settings = self._context.settings
+            text = await transcribe(
+                self._context.gateway, clip.recording, settings.hearing, settings.store_option
+            )
         return text
 
     def _on_job_done(self, job: asyncio.Task[None]) -> None:

@@ -1,6 +1,7 @@
 """Calls of the scripts that write whole requests: submission, client attachment, end, retention."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from fleet.config.api_keys import NO_LIMITS, KeyLimits
@@ -291,12 +292,18 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 
 
 @script
-def record_turn(request: RequestId, voiced_end_us: int, decided_us: int) -> Call: ...
+def note_request(request: RequestId, name: str, value: str) -> Call: ...
 
 
-def record_metrics(gateway: WorkerId, counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
+def record_metrics(
+    gateway: WorkerId,
+    counted: Mapping[str, int],
+    seen: Mapping[str, int],
+    refused: Mapping[str, str] = MappingProxyType({}),
+) -> Call:
     """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
     `seen`, which have the same value at all gateways. Refusals are also entered in the journal of
-    the fleet, under `gateway`.
+    the fleet, under `gateway`. `refused`: ids and message of refused requests by their count's
+    name, as `ID,ID|MESSAGE`.
     """
-    return Call.of("record_metrics", gateway, len(counted), counted, seen)
+    return Call.of("record_metrics", gateway, len(refused), len(counted), refused, counted, seen)

@@ -42,9 +42,10 @@ from fleet.control.telemetry.queues import (
     read_roles,
     read_waiting_clients,
 )
-from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
+from fleet.control.telemetry.request_trace import GAPS, TURN, read_first_outputs, read_trace
 from fleet.control.telemetry.series import (
     GROWTH_STEPS,
+    NO_REQUEST,
     SeriesReader,
     Tally,
     growth_of,
@@ -71,6 +72,7 @@ from fleet.telemetry.trace import (
     RequestPage,
     RequestRow,
     RequestTrace,
+    SoundGaps,
 )
 from fleet.telemetry.views import (
     DeadLetterView,
@@ -169,9 +171,17 @@ class Telemetry:
         """Save when the user's speech ended that a request answers, and when that was found to be
         the end of the turn. Ignored if the request is unknown or no longer retained.
         """
-        await answer_of(
-            run_async(self._redis, scripts.record_turn(request, voiced_end_us, decided_us))
-        )
+        await self._note(request, TURN, voiced_end_us, decided_us)
+
+    async def record_gaps(self, request: RequestId, gaps: SoundGaps) -> None:
+        """Save the gaps in the sound of a whole answer. Ignored if the request is unknown or no
+        longer retained.
+        """
+        await self._note(request, GAPS, gaps.num, gaps.longest_us)
+
+    async def _note(self, request: RequestId, name: str, *numbers: int) -> None:
+        value = ",".join(map(str, numbers))
+        await answer_of(run_async(self._redis, scripts.note_request(request, name, value)))
 
     def record_underruns(self, count: int) -> None:
         """Add a client's playback underruns to the fleet's time series."""
@@ -183,16 +193,18 @@ class Telemetry:
         """
         self._tally.rtf(rtf)
 
-    def record_refusal(self, error: FleetError) -> None:
-        """Add a request that was not admitted to the fleet's time series and to its journal."""
+    def record_refusal(self, error: FleetError, request: RequestId = NO_REQUEST) -> None:
+        """Add a request that was not admitted to the fleet's time series and to its journal.
+        `request`: id of the request; "" for a voice session.
+        """
         limit = error.param if isinstance(error, KeyAtLimit) else None
-        self._tally.refusal(error.code, limit or "")
+        self._tally.refusal(error.code, limit or "", request, error.message)
 
     async def write_series(self, gateway: WorkerId) -> None:
         """Write the counts recorded at this gateway to the fleet's time series, together with
         present gauges. `gateway`: present id of this gateway. Raises: redis-py's errors.
         """
-        counted = self._tally.take()
+        counted, refused = self._tally.take(), self._tally.take_refused()
         try:
             load = await read_load(self._redis, "running", "pulls", "sent")
             gauges = {f"pulled:{edge}": counts.num_bytes for edge, counts in load.pulls.items()}
@@ -207,9 +219,11 @@ class Telemetry:
                     f"running:{role}": load.running.get(role, 0),
                     f"waiting:{role}": int(text(depth)),
                 }
-            await run_async(self._redis, scripts.record_metrics(gateway, counted, gauges))
+            named = {name: requests.value for name, requests in refused.items()}
+            call = scripts.record_metrics(gateway, counted, gauges, named)
+            await run_async(self._redis, call)
         except RedisError:
-            self._tally.give_back(counted)
+            self._tally.give_back(counted, refused)
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:

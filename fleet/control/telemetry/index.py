@@ -4,9 +4,11 @@ only; the data of a request is in its hashes.
 Filters other than the state are applied while reading, over a bounded number of requests per page.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
 from redis.asyncio import Redis
 
 from fleet.control import keys
@@ -14,15 +16,15 @@ from fleet.control.connect import text
 from fleet.core.errors import BadInput
 from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName, first_id_at
 from fleet.telemetry.trace import (
-    LIVE_STATES,
     STATES,
     RequestFilter,
     RequestPage,
     RequestRow,
     TaskBrief,
+    matches,
 )
 
-BATCH, MAX_SCANNED = 200, 2000
+BATCH, MAX_SCANNED, MAX_COUNTED = 200, 2000, 1000
 CLOCKS_US = 60_000_000
 """Time by which a gateway's clock, which request ids have, may be ahead of Redis's."""
 FIELDS: tuple[str, ...] = (
@@ -59,11 +61,21 @@ async def read_page(
     )
     now_us = seconds * 1_000_000 + micros
     rows, following = await _scan(client, wanted, before, limit, now_us)
-    return RequestPage(
+    page = RequestPage(
         rows=tuple(rows),
         next=following,
         counts=dict(zip(STATES, counts, strict=True)),
         now_us=now_us,
+    )
+    of_any_state = msgspec.structs.replace(wanted, state="")
+    if of_any_state == RequestFilter():
+        return page
+    found, rest = await _scan(client, of_any_state, "", MAX_COUNTED, now_us)
+    matching = Counter(row.state for row in found)
+    return msgspec.structs.replace(
+        page,
+        counts={state: matching[state] for state in STATES},
+        counts_all=not rest,
     )
 
 
@@ -156,31 +168,3 @@ def _stages(head: dict[str, str]) -> list[StageName]:
 
 def _edges(head: dict[str, str]) -> list[EdgeName]:
     return [EdgeName(name) for name in head["outputs"].split(",") if name]
-
-
-def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
-    """Return True if a request matches the filter. `now_us`: time until which a live request's
-    duration counts.
-    """
-    took_us = (row.ended_us or now_us) - row.created_us
-    return (
-        wanted.state in ("", row.state)
-        and wanted.kind in ("", row.kind)
-        and wanted.model in ("", row.model)
-        and wanted.session in ("", row.session)
-        and (
-            not wanted.stage
-            or any(t.stage == wanted.stage and _at_work(row.state, t.state) for t in row.tasks)
-        )
-        and (not wanted.worker or any(task.worker == wanted.worker for task in row.tasks))
-        and took_us >= wanted.min_ms * 1000
-        and (not wanted.to_us or row.created_us <= wanted.to_us)
-        and (row.ended_us or now_us) >= wanted.from_us
-        and wanted.text in row.id
-    )
-
-
-def _at_work(request_state: str, task_state: str) -> bool:
-    if request_state in LIVE_STATES:
-        return task_state != "finished"
-    return request_state != "failed" or task_state == "failed"

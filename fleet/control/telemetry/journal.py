@@ -56,4 +56,6 @@ def entry_of(entry: str, fields: Mapping[str, bytes]) -> JournalEntry:
         count=number(fields, "count"),
         pause_us=number(fields, "pause_us"),
         serving=number(fields, "serving") if "serving" in fields else None,
+        requests=tuple(map(RequestId, filter(None, text(fields.get("requests")).split(",")))),
+        message=fields.get("message", b"").decode(errors="replace"),
     )

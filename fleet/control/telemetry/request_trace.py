@@ -24,12 +24,15 @@ from fleet.telemetry.trace import (
     PlaybackReport,
     Receipt,
     RequestTrace,
+    SoundGaps,
     SpokenTurn,
     TaskTrace,
     TraceEvent,
 )
 
 Fields = Mapping[str, bytes]
+TURN, GAPS = "turn", "gaps"
+"""Fields of a request's hash that only its trace reads: numbers, separated by commas."""
 OWNED_UNTIL = ("lost", "parked", "handed_off", "finished", "failed", "claimed")
 
 
@@ -122,7 +125,8 @@ def _build_trace(
         kv=tuple(_kv(events, list(hashes), ended_us)),
         playback=next(_playback_reports(text(head.get("playback"))), None),
         earlier_playback=tuple(_playback_reports(text(head.get("earlier_playback")))),
-        turn=_turn(text(head.get("turn"))),
+        turn=_turn(text(head.get(TURN))),
+        gaps=_gaps(text(head.get(GAPS))),
     )
 
 
@@ -223,6 +227,13 @@ def _playback_reports(line: str) -> Iterator[PlaybackReport]:
     for report in line.split(";") if line else ():
         played, underruns, at_us = (int(part) for part in report.split(","))
         yield PlaybackReport(played_samples=played, underruns=underruns, at_us=at_us)
+
+
+def _gaps(line: str) -> SoundGaps | None:
+    if not line:
+        return None
+    num, longest_us = (int(part) for part in line.split(","))
+    return SoundGaps(num=num, longest_us=longest_us)
 
 
 def _turn(line: str) -> SpokenTurn | None:

@@ -10,12 +10,13 @@ factor is counted as a duration in seconds.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import pairs, slices, text
+from fleet.core.ids import RequestId
 from fleet.graphs import Graph
 from fleet.telemetry.counts import LatencyCounts, bound_of
 from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, SeriesPoint
@@ -31,11 +32,34 @@ LATE_STEPS = 3
 """Number of steps for which a step may still change after its end: gateways write once per step."""
 
 
+MAX_NAMED_REFUSALS = 100
+"""Number of refused requests whose ids are written in one step, for one error code."""
+NO_REQUEST = RequestId("")
+
+
+class RefusedRequests(NamedTuple):
+    """Refused requests of one error code: the last error's message, and the ids of the latest."""
+
+    message: str = ""
+    requests: tuple[RequestId, ...] = ()
+
+    def then(self, later: "RefusedRequests") -> "RefusedRequests":
+        requests = (*self.requests, *later.requests)[-MAX_NAMED_REFUSALS:]
+        return RefusedRequests(later.message or self.message, requests)
+
+    @property
+    def value(self) -> str:
+        """The value that `scripts.record_metrics` takes."""
+        return f"{','.join(self.requests)}|{self.message}"
+
+
 class Tally:
     """Counts of one gateway that are not yet written to the time series."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._refused: dict[str, RefusedRequests] = {}
+        """The latest refused requests by the name of their count."""
 
     def rtf(self, rtf: float) -> None:
         self._counts[f"rtf:{bound_of(rtf * 1e6)}"] += 1
@@ -43,19 +67,32 @@ class Tally:
     def underruns(self, count: int) -> None:
         self._counts["underruns"] += count
 
-    def refusal(self, code: str, limit: str = "") -> None:
-        """Count a request that was not admitted. `code`: error code. `limit`: limit of its API key
-        that was reached; "" for other refusals.
+    def refusal(
+        self, code: str, limit: str = "", request: RequestId = NO_REQUEST, message: str = ""
+    ) -> None:
+        """Count a request that was not admitted. `code`, `message`: the error. `limit`: limit of
+        its API key that was reached; "" for other refusals. `request`: id of the request; "" for
+        a voice session.
         """
-        self._counts[f"refused:{code}:{limit}" if limit else f"refused:{code}"] += 1
+        name = f"refused:{code}:{limit}" if limit else f"refused:{code}"
+        self._counts[name] += 1
+        before = self._refused.get(name, RefusedRequests())
+        self._refused[name] = before.then(RefusedRequests(message, (request,) if request else ()))
+
+    def take_refused(self) -> dict[str, RefusedRequests]:
+        """Return the refused requests since the last call."""
+        refused, self._refused = self._refused, {}
+        return refused
 
     def take(self) -> dict[str, int]:
         counts, self._counts = self._counts, Counter()
         return dict(counts)
 
-    def give_back(self, counts: Mapping[str, int]) -> None:
-        """Add counts again that could not be written."""
+    def give_back(self, counts: Mapping[str, int], refused: Mapping[str, RefusedRequests]) -> None:
+        """Add counts and refused requests again that could not be written."""
         self._counts.update(counts)
+        for name, earlier in refused.items():
+            self._refused[name] = earlier.then(self._refused.get(name, RefusedRequests()))
 
 
 class SeriesReader:

@@ -4,8 +4,6 @@ screenshots.
 
 from collections.abc import Sequence
 
-import msgspec
-
 from fleet.control.voice import HeldVoice
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
@@ -18,7 +16,8 @@ from fleet.telemetry.trace import EdgeTrace, RequestTrace
 from tests.web.conftest import ServedGateway
 from tests.web.divided import divided_workers
 from tests.web.plausible import busy
-from web.realtime.session_views import SessionView
+from tests.web.plausible_sessions import build_turns, fields_of
+from web.realtime.session_views import SessionView, shown_id
 
 LIVE_PAGES = (
     "now",
@@ -53,9 +52,8 @@ def fill(gateway: ServedGateway) -> None:
     gateway.client.training.known, gateway.client.training.shown = training()
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
-        gateway.client.voice.held[view.id] = HeldVoice(
-            epoch=1, fields={"view": msgspec.json.encode(view)}
-        )
+        turns = build_turns(gateway.client.graph, telemetry.rows[-1].id) if not number else []
+        gateway.client.voice.held[view.id] = HeldVoice(epoch=1, fields=fields_of(view, turns))
 
 
 def training() -> tuple[list[DraftVersion], TrainingState]:
@@ -163,9 +161,13 @@ def paths(gateway: ServedGateway) -> dict[str, str]:
     telemetry = gateway.client.telemetry
     failed = next(trace for trace in telemetry.traces.values() if trace.state == "failed")
     worker = telemetry.worker_list[0]
+    session_id = next(iter(gateway.client.voice.held))
+    shown = shown_id(session_id) if gateway.config.web.read_only else session_id
     return {
         **{name: f"/{name}" for name in LIVE_PAGES},
         "request": f"/requests/{failed.id}",
         "worker": f"/workers/{worker.id}",
         "incident": f"/incidents/{incident_of(telemetry.entries)}",
+        "session": f"/sessions/{shown}",
+        "kept": "/kept",
     }

@@ -81,6 +81,16 @@ def test_stored_times_tell_gaps_without_a_report() -> None:
     )
 
 
+def test_gaps_that_were_noted_tell_the_same_once_the_times_are_deleted() -> None:
+    trace = spoken(playback=None)
+    for times in ((310, 900, 1800), (310, 1910, 2900)):
+        arrivals = arrived(*times)
+        noted = AnswerFacts(trace, GRAPH, RATE, arrivals).gaps
+        assert noted is not None
+        later = msgspec.structs.replace(trace, gaps=noted)
+        assert text_of(later) == text_of(trace, arrivals)
+
+
 def test_slow_stage_is_named_with_its_pace_and_batch() -> None:
     heard = PlaybackReport(played_samples=SAMPLES, underruns=3, at_us=at(20_000))
     slow = spoken(codes_end=17_140, sound_end=17_200, playback=heard)

@@ -19,6 +19,8 @@ UNTYPED_FIELDS = frozenset(
         "session.id",
         "session.object",
         "session.expires_at",
+        # false: what is said is not kept; sent only to clients that ask for it
+        "session.store",
         # about fields that were ignored
         "session.warnings",
         "response.warnings",

@@ -3,6 +3,7 @@
 Knows no stage by name.
 """
 
+import re
 import shlex
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -20,6 +21,8 @@ from web.fleet_api.request_detail import RequestDetail, read_lines
 from web.gateway.gateway import Gateway
 
 NUM_LINES = 100
+ROLE = re.compile(r"^(?P<role>system|user|assistant|tool):?$", re.MULTILINE)
+"""Line of a prompt's text that names the role of the message after it."""
 _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
 """Option of curl for the API key. If the variable is unset, the key is empty, which a fleet without
 a key ignores.
@@ -42,6 +45,14 @@ class AudioPlayer:
     @property
     def played_permille(self) -> int:
         return round(1000 * min((self.played_s or 0.0) / self.total_s, 1.0)) if self.total_s else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPrompt:
+    """A prompt's last turn, and everything before it, "" if there is nothing."""
+
+    turn: str
+    earlier: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +94,11 @@ class OneRequestContext(PageContext):
             return "The text is not stored."
         return "No text yet." if self.live else "No text."
 
+    @property
+    def prompt(self) -> TurnPrompt:
+        """The prompt of this answer's own turn, and the turns before it."""
+        return split_prompt(self.detail.prompt if self.detail is not None else "")
+
     def plain_name(self, edge: EdgeTrace) -> str:
         return self.facts.plain_name(edge) if self.facts is not None else edge.name
 
@@ -94,6 +110,17 @@ class OneRequestContext(PageContext):
             if detail is None
             else ((detail.ended_us or detail.now_us) - detail.created_us) / 1000
         )
+
+
+def split_prompt(prompt: str) -> TurnPrompt:
+    """Divide the text of a prompt at its last user message, if it names roles."""
+    marks = [*ROLE.finditer(prompt)]
+    last = next((mark for mark in reversed(marks) if mark["role"] == "user"), None)
+    if last is None:
+        return TurnPrompt(turn=prompt, earlier="")
+    following = (mark.start() for mark in marks if mark.start() > last.start())
+    turn = prompt[last.end() : next(following, len(prompt))].strip()
+    return TurnPrompt(turn=turn, earlier=prompt[: last.start()].strip())
 
 
 class OneRequestPage(LivePage):

@@ -1,14 +1,21 @@
-"""The Answers page: requests, newest first, filtered by the query parameters. Knows no stage by
-name.
+"""The Answers page: requests, newest or slowest first, filtered by the query parameters. Knows no
+stage by name.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from fleet.core.clock import now_us
+from fleet.core.errors import BadInput
 from fleet.core.ids import request_id_of
 from fleet.telemetry.trace import STATES, RequestFilter, RequestPage, RequestRow
+from web.console.cohorts import Cohort, find_cohort
 from web.console.page_context import (
     FilteredContext,
     FilterLink,
@@ -17,13 +24,24 @@ from web.console.page_context import (
     build_path,
     read_filters,
 )
+from web.console.verdict import MAX_FIRST_MS
+from web.fleet_api.answer_texts import AnswerTexts
 from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway
+from web.http.query_params import choice_param
 
 PATH = "/requests"
-FIELDS = ("state", "stage", "worker", "kind", "model", "min_ms", "session", "from", "to", "q")
+FIELDS = (
+    *("state", "stage", "worker", "kind", "model", "min_ms", "session", "from", "to", "q"),
+    *("words", "order"),
+)
+Order = Literal["slowest"]
+ORDERS: tuple[Order, ...] = ("slowest",)
 KINDS = ("text", "speech", "voice", "transcription")
 PAGE_SIZE = 50
+MAX_RANKED = 200
+"""Number of the newest matching requests of which the slowest are listed."""
+MAX_WORDS_CHARS = 200
 MAX_SEARCHED = 200
 """Number of the newest requests among which the successor of the shown request is searched."""
 
@@ -42,10 +60,16 @@ class RequestTableRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsContext(FilteredContext):
+    """Data of the Answers page. `cohort`: what the slow answers of the list have in common, None if
+    nothing is known. `note`: how far the list was searched.
+    """
+
     chips: tuple[FilterLink, ...]
     rows: tuple[RequestTableRow, ...]
     stages: tuple[str, ...]
     kinds: tuple[str, ...] = KINDS
+    cohort: Cohort | None = None
+    note: str = ""
 
 
 class RequestsPage(LivePage):
@@ -54,6 +78,10 @@ class RequestsPage(LivePage):
     path = "/requests"
     live = ("trouble", "chips", "rows", "pager")
 
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway)
+        self._texts = AnswerTexts(gateway)
+
     def empty(self, query: Query) -> RequestsContext:
         return self._build(query, RequestPage(rows=(), next="", counts={}, now_us=0))
 
@@ -61,11 +89,47 @@ class RequestsPage(LivePage):
         """Return the requests that match the filters in `query`. Raises: BadInput if a filter is
         invalid.
         """
-        wanted = read_request_filter(read_filters(query, FIELDS))
-        found = await self._gateway.client.telemetry.list_requests(
-            wanted, before=query.get("before", ""), limit=PAGE_SIZE
+        filters = read_filters(query, FIELDS)
+        wanted = read_request_filter(filters)
+        is_slowest = choice_param(filters, "order", ORDERS) == "slowest"
+        if len(filters["words"]) > MAX_WORDS_CHARS:
+            message = f"words: at most {MAX_WORDS_CHARS} characters are searched; send fewer"
+            raise BadInput(message, param="words")
+        note = ""
+        if filters["words"]:
+            found, note = await self._search(filters["words"], wanted)
+        else:
+            limit, before = (MAX_RANKED, "") if is_slowest else (PAGE_SIZE, query.get("before", ""))
+            telemetry = self._gateway.client.telemetry
+            found = await telemetry.list_requests(wanted, before=before, limit=limit)
+            if is_slowest and found.next:
+                note = f"The slowest of the newest {MAX_RANKED} that match."
+        rows = [build_row(row, self._gateway) for row in found.rows]
+        cohort = find_cohort(*divide(rows))
+        if is_slowest:
+            rows.sort(key=lambda row: -(row.first_ms or 0.0))
+        if is_slowest or filters["words"]:
+            found = msgspec.structs.replace(found, next="")
+        shown = tuple(rows[:PAGE_SIZE])
+        return replace(self._build(query, found), rows=shown, cohort=cohort, note=note)
+
+    async def _search(self, words: str, wanted: RequestFilter) -> tuple[RequestPage, str]:
+        """Return the answers with these words, and how far they were searched."""
+        found = await self._texts.find(words, msgspec.structs.replace(wanted, state=""))
+        counts = Counter(row.state for row in found.rows)
+        rows = [row for row in found.rows if wanted.state in ("", row.state)]
+        note = f"Searched {found.num_searched} answers, stored and kept"
+        note += "." if found.is_all else "; older ones were not searched."
+        if len(rows) > PAGE_SIZE:
+            note += f" {PAGE_SIZE} of {len(rows)} are shown."
+        page = RequestPage(
+            rows=tuple(rows),
+            next="",
+            counts=dict(counts),
+            counts_all=found.is_all,
+            now_us=now_us(),
         )
-        return self._build(query, found)
+        return page, note
 
     def _build(self, query: Query, found: RequestPage) -> RequestsContext:
         wanted = read_filters(query, FIELDS)
@@ -76,6 +140,7 @@ class RequestsPage(LivePage):
                 count=counts.get(state, 0),
                 path=build_path(PATH, {**wanted, "state": state}),
                 chosen=wanted["state"] == state,
+                is_least=not found.counts_all,
             )
             for state in ("", *STATES)
         )
@@ -110,6 +175,13 @@ class RequestsPage(LivePage):
 
 def _redirect(request_id: str) -> Response:
     return RedirectResponse(f"{PATH}/{request_id}" if request_id else PATH, status_code=303)
+
+
+def divide(rows: Sequence[RequestTableRow]) -> tuple[list[RequestRow], list[RequestRow]]:
+    """Return the slow answers of a list, and the others of which the first output is known."""
+    known = [(row.view, row.first_ms) for row in rows if row.first_ms is not None]
+    slow = [view for view, first_ms in known if first_ms > MAX_FIRST_MS]
+    return slow, [view for view, first_ms in known if first_ms <= MAX_FIRST_MS]
 
 
 def build_row(row: RequestRow, gateway: Gateway) -> RequestTableRow:

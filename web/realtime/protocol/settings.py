@@ -92,7 +92,8 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="realtime"):
     """Settings of a session: the `session` object on the wire, except for a transcription session,
     which `object` tells; see `transcription_session`. The server sets `id` and `model`,
-    the client all other fields. `warnings`, an extension that is omitted while empty, is about
+    the client all other fields. `store`: an extension, False to keep nothing that is said after the
+    session's end. `warnings`, an extension that is omitted while empty, is about
     fields that were ignored although the client may count on them.
     """
 
@@ -104,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool | msgspec.UnsetType = msgspec.UNSET
+    store: bool | msgspec.UnsetType = msgspec.UNSET
     max_output_tokens: int | Literal["inf"] = "inf"
     truncation: Literal["auto", "disabled"] = "auto"
     tracing: None = None
@@ -120,6 +122,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
     @property
     def detection(self) -> TurnDetection | None:
         return self.audio.input.turn_detection
+
+    @property
+    def store_option(self) -> bool | None:
+        """The field `store` of the session's requests: False if nothing of them may be kept."""
+        return False if self.store is False else None
 
     @property
     def hearing(self) -> RecognitionOptions:
@@ -240,6 +247,7 @@ class SessionPatch(Patch):
     tools: list[object] | None = None
     tool_choice: object = None
     parallel_tool_calls: bool | None = None
+    store: bool | None = None
     truncation: Annotated[Literal["auto", "disabled"] | None, BeforeValidator(_truncation)] = None
     max_output_tokens: OutputTokens | None = None
     audio: AudioPatch | None = None
@@ -310,6 +318,8 @@ def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, l
     if "parallel_tool_calls" in given:
         parallel = patch.parallel_tool_calls
         changes["parallel_tool_calls"] = msgspec.UNSET if parallel is None else parallel
+    if "store" in given:
+        changes["store"] = msgspec.UNSET if patch.store is None else patch.store
     if "truncation" in given:
         changes["truncation"] = patch.truncation or "auto"
     audio = settings.audio

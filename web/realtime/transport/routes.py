@@ -34,6 +34,7 @@ from web.realtime.session_views import SessionView, decode_view, read_views
 from web.realtime.telephone.call import CallRoute
 from web.realtime.transport.client_secrets import Credential, Secrets, expired, key_name
 from web.realtime.transport.refusal import accept, log_refusal, refuse_socket
+from web.realtime.transport.session_routes import RecordedSessionRoutes
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 from web.realtime.transport.voice_socket import VoiceSocket
 from web.realtime.webrtc.routes import WebRtcRoutes
@@ -81,6 +82,7 @@ class VoiceRoutes:
             *self._webrtc.routes(),
             Route("/v1/fleet/sessions", self.sessions, methods=["GET"]),
             Route("/v1/fleet/sessions/{session_id}", self.end, methods=["DELETE"]),
+            *RecordedSessionRoutes(self._gateway).routes(),
             WebSocketRoute("/{path:path}", self.no_such_socket),
         ]
 

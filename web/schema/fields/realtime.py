@@ -54,6 +54,7 @@ _DETECTION = served(
 
 _SESSION: list[Field] = [
     *served("type", "realtime or transcription; fixed once the session has an item"),
+    *served("store", "false: what is said is not kept after the end, and nothing is trained on it"),
     *served("model", "a name under which this server answers"),
     *ignored(
         "id object expires_at client_secret warnings",
