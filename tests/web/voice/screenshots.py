@@ -18,7 +18,7 @@ from tests.web.voice.browsers import (
     MIC_RATE_HZ,
     Browsers,
     ask,
-    choose_push_to_talk,
+    choose,
     visiting,
     wait_js,
 )
@@ -71,7 +71,7 @@ def interrupted(page: Page, site: Site) -> None:
 
 def opening(page: Page, site: Site) -> None:
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
-    choose_push_to_talk(page)
+    choose(page, "turns", "push")
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")
