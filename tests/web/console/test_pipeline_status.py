@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from fleet.core.ids import StageName
+from fleet.core.ids import RoleName, StageName
 from fleet.telemetry.views import RoleQueue, WorkerView
 from tests.web.conftest import ServedGateway
 from tests.web.console import html_audit
@@ -83,7 +83,7 @@ def test_answers_wait_for_a_starting_worker(
     role = workers[1].role
     del workers[1]
     gateway.client.missing = [role]
-    starting = RoleQueue(role=role, stage=StageName(role), starting=1, loaded_percent=40)
+    starting = RoleQueue(role=RoleName(role), stage=StageName(role), starting=1, loaded_percent=40)
     gateway.client.telemetry.role_list = [starting]
     assert read_speech(gateway) == (
         f"Answers wait: {role} has no worker now (1 starting, 40 % loaded); requests wait for one."

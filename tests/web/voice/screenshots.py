@@ -104,6 +104,18 @@ def settings(page: Page, site: Site) -> None:
     page.locator("#choices summary").click()
 
 
+def session(page: Page, site: Site) -> None:
+    choose(page, "turns", "server_vad")
+    page.locator("#session-fold > summary").click()
+
+
+def as_code(page: Page, site: Site) -> None:
+    ask(page, "What is the opposite of hot?")
+    expect(page.locator(".latency:visible")).to_have_count(1)
+    page.locator("#code-fold > summary").click()
+    page.locator("#language").select_option("python")
+
+
 State = Callable[[Page, Site], None]
 STATES: tuple[State, ...] = (
     idle,
@@ -115,6 +127,8 @@ STATES: tuple[State, ...] = (
     ended,
     failed,
     settings,
+    session,
+    as_code,
 )
 
 

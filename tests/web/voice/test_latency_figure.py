@@ -61,9 +61,7 @@ def timeline(recorded: probe.RecordedAudio, first: int, last: int) -> probe.Pcm:
     recorded.
     """
     whole = np.zeros(last - first, np.int16)
-    for frame, block in zip(
-        recorded.frames, recorded.pcm.reshape(-1, recorded.block), strict=True
-    ):
+    for frame, block in zip(recorded.frames, recorded.pcm.reshape(-1, recorded.block), strict=True):
         at = int(frame) - first
         if 0 <= at <= len(whole) - len(block):
             whole[at : at + len(block)] = block
@@ -136,6 +134,8 @@ def test_figure_equals_the_recording(browsers: Browsers, loaded: Loaded, num_tur
     off = [figure["totalMs"] - turn.ms for figure, turn in zip(figures, turns, strict=True)]
     for figure, turn, ms in zip(figures, turns, off, strict=True):
         parts = " ".join(f"{part['name']} {part['ms']:.0f}" for part in figure["parts"])
-        print(f"figure {figure['totalMs']:.0f} ms, recorded {turn.ms:.0f} ms, {ms:+.0f} ms: {parts}")
+        print(
+            f"figure {figure['totalMs']:.0f} ms, recorded {turn.ms:.0f} ms, {ms:+.0f} ms: {parts}"
+        )
     print(f"mean {np.mean(off):+.1f} ms, largest {max(off, key=abs):+.1f} ms")
     assert num_turns < 20 or abs(float(np.mean(off))) <= MAX_MEAN_MS

@@ -67,7 +67,7 @@ function spokenPython(session) {
   if (session.audio.input.turn_detection === null) {
     return [append("question"), "    connection.input_audio_buffer.commit()", "    connection.response.create()"];
   }
-  return ["    # the silence ends the turn, and the server answers", append(`question + bytes(${2 * silenceSamples(session)})`)];
+  return [append("question"), `${append(`bytes(${2 * silenceSamples(session)})`)}  # the silence ends the turn`];
 }
 
 /** @param {Done} done a program for Node 22, and for browsers if nothing was spoken */
@@ -106,7 +106,7 @@ function spokenJavascript(session) {
   if (session.audio.input.turn_detection === null) {
     return [append("question"), '  send({ type: "input_audio_buffer.commit" });', '  send({ type: "response.create" });'];
   }
-  return ["  // the silence ends the turn, and the server answers", append(`Buffer.concat([question, Buffer.alloc(${2 * silenceSamples(session)})])`)];
+  return [append("question"), `${append(`Buffer.alloc(${2 * silenceSamples(session)})`)} // the silence ends the turn`];
 }
 
 function silenceSamples({ audio }) {

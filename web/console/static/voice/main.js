@@ -150,8 +150,8 @@ function showNoise(now) {
   noiseShownAt = now;
   const floor = noise.floor ?? noise.level;
   $("mic-meter").style.setProperty("--floor", String(share(floor)));
-  const levels = `${Math.round(noise.level)} dBFS, floor ${Math.round(floor)}`;
-  $("noise").textContent = mic.on ? [levels, noise.hint].filter(Boolean).join(" · ") : "";
+  const levels = `${Math.round(noise.level)} dBFS, noise floor ${Math.round(floor)}`.replaceAll("-", "−");
+  $("noise").textContent = mic.on && noise.hint ? `${noise.hint} · ${levels}` : "";
 }
 
 function loudness(rms) {

@@ -45,7 +45,7 @@ export class SessionPanel {
       parseTools(text);
       return true;
     } catch (error) {
-      this.refuse("session.tools", `No JSON: ${error.message}`);
+      this.refuse("session.tools", error.message);
       return false;
     }
   }
@@ -72,7 +72,7 @@ export class SessionPanel {
     if (detection?.type !== "server_vad") return;
     for (const name of VAD_FIELDS) {
       const field = $(name);
-      if (field !== document.activeElement && !field.hasAttribute("aria-invalid")) field.value = detection[name] ?? "";
+      if (name in detection && field !== document.activeElement && !field.hasAttribute("aria-invalid")) field.value = detection[name] ?? "";
     }
   }
 }
