@@ -75,8 +75,8 @@ class PipelineStatus:
     @property
     def line(self) -> str:
         """The state of the pipeline in a few words."""
-        tasks = [card for card in self.stages if self.busy and card.task is not None]
-        active = [card.name for card in tasks if card.task and card.task.state not in ENDED]
+        tasks = [(card.name, card.task) for card in self.stages if card.task is not None]
+        active = [name for name, task in tasks if task.state not in ENDED]
         if active:
             return f"{', '.join(active)} at work"
         ready = sum(card.up > 0 for card in self.stages)

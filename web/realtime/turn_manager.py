@@ -356,7 +356,7 @@ class TurnManager:
         pcm, now = self.buffer.take(turn.start, stopped.end), self._clock.now()
         silent_s = (self.buffer.position - stopped.voiced_end) / RATE_HZ
         voiced = pcm[: BYTES_PER_SAMPLE * (stopped.voiced_end - turn.start)]
-        # the model calls the frames after the last voiced sample voiced too, for 60 to 100 ms
+        # the model calls 25 to 100 ms after the last voiced sample voiced too, more in noise
         after = trailing_silence(voiced) or 0
         timestamps = TurnTimestamps(
             voiced_end=now - silent_s - after / RATE_HZ,
