@@ -56,7 +56,7 @@ def read_speech(gateway: ServedGateway) -> str:
 def test_speech_is_down_by_the_rule_of_the_now_page(
     gateway: ServedGateway, workers: list[WorkerView]
 ) -> None:
-    """The reason is that of the Now page, and the remedy one that helps."""
+    """The reason stands on the Now page too, and the command starts what is missing."""
     assert read_speech(gateway) == ""
     role = workers[1].role
     del workers[1]

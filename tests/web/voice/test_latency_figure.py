@@ -100,7 +100,7 @@ def microphone(num_turns: int) -> probe.Pcm:
 def test_figure_equals_the_recording(browsers: Browsers, loaded: Loaded, num_turns: int) -> None:
     """The figure is compared with the time between two samples of one recording: the last voiced
     sample of the microphone, and the first voiced one of the page's sound, which has the delay
-    between two audio contexts in place of the loudspeaker's. Each difference is printed; only the
+    between two audio contexts in place of the loudspeaker's. All differences are printed; only the
     mean of many turns is asserted, since a loaded machine disturbs single ones.
     """
     with serving(loaded) as gateway:

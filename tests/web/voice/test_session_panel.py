@@ -4,6 +4,7 @@ their field, calls of functions, folds that are remembered.
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -52,7 +53,7 @@ def fill(page: Page, field: str, text: str) -> None:
     page.locator(f"#{field}").blur()
 
 
-def served(page: Page) -> dict[str, object]:
+def served(page: Page) -> dict[str, Any]:
     """Return the settings that the server holds after its last update."""
     return json.loads(str(js(page, "JSON.stringify(updated.at(-1))")))
 
@@ -68,8 +69,8 @@ def test_settings_are_applied_as_served(page: Page, gateway: ServedGateway) -> N
     fill(page, "silence_duration_ms", "900")
     fill(page, "instructions", "Answer briefly.")
     wait_js(page, "updated.at(-1)?.instructions === 'Answer briefly.'")
-    detection = served(page)["audio"]["input"]["turn_detection"]  # pyright: ignore
-    assert detection["silence_duration_ms"] == 900 and detection["type"] == "server_vad"  # pyright: ignore
+    detection = served(page)["audio"]["input"]["turn_detection"]
+    assert detection["silence_duration_ms"] == 900 and detection["type"] == "server_vad"
     expect(page.locator("#session-line")).to_have_text(
         "ethan · turns end after silence · instructions"
     )
