@@ -105,7 +105,7 @@ def judge(seen: Evidence) -> FleetCondition:
     """
     if seen.redis_trouble:
         return FleetCondition(level="down", parts=(ConditionPart(text=seen.redis_trouble),))
-    refusing, gaps = _missing(seen)
+    refusing, gaps = missing_parts(seen)
     parts = [*refusing, *gaps, *_full(seen), *_below(seen)]
     recent = _begin_of_recent_trouble(seen)
     happened = _happened(seen)
@@ -153,7 +153,7 @@ def _role(seen: Evidence, name: RoleName) -> RoleView | None:
     return next((role for role in seen.roles if role.role == name), None)
 
 
-def _missing(seen: Evidence) -> tuple[list[ConditionPart], list[ConditionPart]]:
+def missing_parts(seen: Evidence) -> tuple[list[ConditionPart], list[ConditionPart]]:
     """Return the parts about missing roles: of those that refuse requests, and of those whose
     requests wait for a worker.
     """

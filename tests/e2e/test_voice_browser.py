@@ -32,6 +32,7 @@ from tests.web.voice.browsers import (
     MIC_RATE_HZ,
     Browsers,
     ask,
+    choose,
     js,
     note_states,
     noted_states,
@@ -121,9 +122,7 @@ def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(
     browsers: Browsers, fleet: VoiceFleet
 ) -> None:
     with microphone(browsers, fleet) as page:
-        page.locator("#choices summary").click()
-        page.locator("#voice").select_option(VOICE)
-        page.locator("#choices summary").click()
+        choose(page, "voice", VOICE)
         note_states(page)
         interrupt(page)
         expect(page.locator(".turn.assistant .words").nth(1)).to_have_text(ANSWER)
@@ -156,9 +155,7 @@ def test_push_to_talk_question_is_answered_after_release(
     browsers: Browsers, fleet: VoiceFleet
 ) -> None:
     with microphone(browsers, fleet) as page:
-        page.locator("#choices summary").click()
-        page.locator("#push-to-talk").check()
-        page.locator("#choices summary").click()
+        choose(page, "turns", "push")
         page.locator("#talk-button").focus()
         page.keyboard.press("Space")
         expect(page.locator("#state")).to_have_text("Hold to talk")

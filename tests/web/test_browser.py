@@ -18,7 +18,7 @@ from tests.web.fake_client import RATE_HZ, Script
 from tests.web.realtime.speech_samples import RATE_HZ as SPOKEN_HZ
 from tests.web.realtime.speech_samples import speech
 from tests.web.test_transcription import sound
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, visiting, wait_js
+from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose, js, visiting, wait_js
 
 pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
@@ -82,9 +82,16 @@ def test_pipeline_status_follows_request(page: Page, gateway: ServedGateway) -> 
     page.locator("#stop").click()
     expect(page.locator(".shown-request")).to_contain_text("aborted")
     gateway.client.missing = ["talker"]
-    expect(page.locator("#trouble")).to_contain_text("No worker for talker")
+    trouble, note = page.locator("#trouble"), page.locator("#talk-note")
+    expect(trouble).to_contain_text("Speech is down: no worker of talker accepts tasks")
+    expect(trouble).to_contain_text("fleet worker talker")
+    expect(trouble).to_contain_text("Typed messages are answered as text")
+    expect(note).to_have_text("Speech is down: no answer")
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
-    expect(page.locator("#trouble")).to_have_text("no Redis answers")
+    expect(trouble).to_have_text("Speech is down: no Redis answers")
+    gateway.client.reset()
+    expect(trouble).to_have_count(0)
+    expect(note).to_have_text("Opens the microphone")
 
 
 def test_stop_ends_playback_and_aborts_request(page: Page, gateway: ServedGateway) -> None:
@@ -118,8 +125,7 @@ def test_new_question_interrupts_answer(page: Page, gateway: ServedGateway) -> N
 
 
 def test_text_only_answer_plays_no_audio(page: Page, gateway: ServedGateway) -> None:
-    page.locator("#choices summary").click()
-    page.locator("#voice").select_option("text only")
+    choose(page, "voice", "text only")
     ask(page)
     expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
     expect(page.locator(".turn.assistant .notes")).to_contain_text("first text")

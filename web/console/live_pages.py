@@ -119,18 +119,11 @@ class LivePages:
 
 def format_message(event_id: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:
     """Return a server-sent event that replaces page elements. `blocks` maps ids of elements to
-    their HTML; `swap` is htmx's way of replacing them.
+    their HTML, whose empty lines are left out; `swap` is htmx's way of replacing them.
     """
     html = "\n".join(
         f'<hx-partial hx-target="#{name}" hx-swap="{swap}">\n{block}\n</hx-partial>'
         for name, block in blocks.items()
     )
-    return format_event(event_id, html)
-
-
-def format_event(event_id: str, html: str) -> bytes:
-    """Return a server-sent event with the id `event_id` and HTML as its data; empty lines of the
-    HTML are left out.
-    """
     lines = [f"data: {line}" for line in html.splitlines() if line.strip()]
     return "\n".join([f"id: {event_id}", *lines, "", ""]).encode()

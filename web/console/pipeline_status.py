@@ -1,14 +1,17 @@
-"""The live status of the pipeline: the stages with their workers, and one request's edges with
-their counts. Knows no HTML.
+"""The live status of the pipeline: whether speech is up, the stages with their workers, and one
+request's edges with their counts. Knows no HTML.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fleet.core.errors import FleetError
-from fleet.core.ids import RequestId, stage_of
+from fleet.core.ids import RequestId, RoleName, stage_of
+from fleet.telemetry.condition import Evidence, missing_parts
 from fleet.telemetry.trace import EdgeTrace, TaskTrace
 from fleet.telemetry.views import RoleView, WorkerView
-from web.console.missing_roles import describe_missing
+from web.console.pages.now import Remedy, find_remedy
 from web.gateway.gateway import Gateway
 
 ENDED = frozenset({"finished", "failed", "aborted"})
@@ -44,24 +47,46 @@ class StageCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStatus:
-    """Status of all stages, and of the shown request. `trouble` is the problem that an operator
-    must solve first, "" without a problem.
+class SpeechCondition:
+    """Whether answers are spoken, by the rule of the Now page. `level`: "down" if they are refused,
+    "waits" if they wait for a worker. `sentence`: the reason, "" if speech is up. `text_works`:
+    True if answers without speech are admitted all the same.
     """
 
+    level: Literal["up", "waits", "down"] = "up"
+    sentence: str = ""
+    text_works: bool = False
+    remedy: Remedy = Remedy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatus:
+    """Status of speech, of all stages, and of the shown request."""
+
+    speech: SpeechCondition
     stages: tuple[StageCard, ...]
     request_id: str
     state: str
-    trouble: str
 
     @property
     def busy(self) -> bool:
         return bool(self.state) and self.state not in ENDED
 
+    @property
+    def line(self) -> str:
+        """The state of the pipeline in a few words."""
+        tasks = [(card.name, card.task) for card in self.stages if card.task is not None]
+        active = [name for name, task in tasks if task.state not in ENDED]
+        if active:
+            return f"{', '.join(active)} at work"
+        ready = sum(card.up > 0 for card in self.stages)
+        count = len(self.stages) if ready == len(self.stages) else f"{ready} of {len(self.stages)}"
+        return f"{count} stage{'' if count == 1 else 's'} ready"
+
 
 async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -> PipelineStatus:
     """Read the current status, with the request to show if `request_id` is not None. If Redis is
-    unreachable, the status has this as its `trouble`.
+    unreachable, this is the sentence of its speech.
     """
     graph = gateway.graph
     try:
@@ -72,18 +97,12 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
         roles = await gateway.client.telemetry.roles() if missing else []
         request = await gateway.client.telemetry.trace(request_id) if request_id else None
     except FleetError as error:
-        workers, roles, request_id, request, trouble = (
-            list[WorkerView](),
-            list[RoleView](),
-            None,
-            None,
-            error.message,
-        )
+        workers, roles, request_id, request = list[WorkerView](), list[RoleView](), None, None
+        speech = _down(gateway, error.message)
     else:
         workers = [view for view in listed if view.lease_left_s > 0]
-        trouble = gateway.client.telemetry.redis_trouble() or " ".join(
-            filter(None, describe_missing(missing, listed, roles))
-        )
+        trouble = gateway.client.telemetry.redis_trouble()
+        speech = _down(gateway, trouble) if trouble else _judge(gateway, missing, listed, roles)
     tasks = {task.stage: task for task in request.tasks} if request is not None else {}
     counts = {edge.name: edge for edge in request.edges} if request is not None else {}
     cards: list[StageCard] = []
@@ -115,8 +134,40 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
         cards.append(card)
     state = request.state if request is not None else ""
     return PipelineStatus(
-        stages=tuple(cards), request_id=request_id or "", state=state, trouble=trouble
+        speech=speech, stages=tuple(cards), request_id=request_id or "", state=state
     )
+
+
+def _judge(
+    gateway: Gateway,
+    missing: Sequence[RoleName],
+    workers: Sequence[WorkerView],
+    roles: Sequence[RoleView],
+) -> SpeechCondition:
+    refusing, waiting = missing_parts(
+        Evidence(now_us=0, roles=roles, workers=workers, missing=missing)
+    )
+    if not refusing and not waiting:
+        return SpeechCondition()
+    text = "; ".join(part.text for part in refusing or waiting)
+    writers = gateway.graph.stages_for(gateway.outputs(spoken=False))
+    remedy = find_remedy(missing, dict.fromkeys(missing, 1), workers, roles, [])
+    if not refusing:
+        return SpeechCondition(level="waits", sentence=f"Answers wait: {text}.", remedy=remedy)
+    return SpeechCondition(
+        level="down",
+        sentence=f"{_subject(gateway)} down: {text}.",
+        text_works=not any(stage_of(role) in writers for role in missing),
+        remedy=remedy,
+    )
+
+
+def _down(gateway: Gateway, reason: str) -> SpeechCondition:
+    return SpeechCondition(level="down", sentence=f"{_subject(gateway)} down: {reason}")
+
+
+def _subject(gateway: Gateway) -> str:
+    return "Speech is" if gateway.speaks else "Answers are"
 
 
 def _accepts_tasks(view: WorkerView) -> bool:

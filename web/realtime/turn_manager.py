@@ -355,10 +355,14 @@ class TurnManager:
         )
         pcm, now = self.buffer.take(turn.start, stopped.end), self._clock.now()
         silent_s = (self.buffer.position - stopped.voiced_end) / RATE_HZ
-        timestamps = TurnTimestamps(
-            voiced_end=now - silent_s, voiced_end_ms=_ms(stopped.voiced_end), decided=now
-        )
         voiced = pcm[: BYTES_PER_SAMPLE * (stopped.voiced_end - turn.start)]
+        # the model calls 25 to 100 ms after the last voiced sample voiced too, more in noise
+        after = trailing_silence(voiced) or 0
+        timestamps = TurnTimestamps(
+            voiced_end=now - silent_s - after / RATE_HZ,
+            voiced_end_ms=_ms(stopped.voiced_end - after),
+            decided=now,
+        )
         is_echo = self._responses.interrupted is not None and self.echo.is_echo(voiced, silent_s)
         if is_echo:
             self.echo.on_self_interruption()

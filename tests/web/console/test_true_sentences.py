@@ -15,8 +15,6 @@ from tests.web.console import html_audit
 from tests.web.fake_client import worker_view
 from web.console.missing_roles import describe_missing
 
-WITH_TROUBLE = ("/workers", "/")
-
 
 def shown_on(gateway: ServedGateway, path: str, status: int = 200) -> str:
     answer = gateway.http.get(path)
@@ -33,10 +31,9 @@ def change_talker(gateway: ServedGateway, **changes: object) -> None:
     gateway.client.missing = ["talker"]
 
 
-@pytest.mark.parametrize("path", WITH_TROUBLE)
-def test_draining_last_worker_is_not_called_absent(gateway: ServedGateway, path: str) -> None:
+def test_draining_last_worker_is_not_called_absent(gateway: ServedGateway) -> None:
     change_talker(gateway, state="draining", running=3)
-    shown = shown_on(gateway, path)
+    shown = shown_on(gateway, "/workers")
     assert (
         "No worker accepts new tasks for talker (1 draining). Resume it, or start one: fleet "
         "worker talker" in shown
@@ -44,14 +41,13 @@ def test_draining_last_worker_is_not_called_absent(gateway: ServedGateway, path:
     assert "No worker for" not in shown and "no worker" not in shown
 
 
-@pytest.mark.parametrize("path", WITH_TROUBLE)
-def test_restarting_worker_needs_no_other_one(gateway: ServedGateway, path: str) -> None:
+def test_restarting_worker_needs_no_other_one(gateway: ServedGateway) -> None:
     change_talker(gateway, state="died", ended_us=1)
     starting = RoleQueue(
         role=RoleName("talker"), stage=StageName("talker"), starting=1, loaded_percent=40
     )
     gateway.client.telemetry.role_list, gateway.client.telemetry.queue_list = [starting], [starting]
-    shown = shown_on(gateway, path)
+    shown = shown_on(gateway, "/workers")
     assert "No worker accepts new tasks for talker (1 starting, 40 % loaded)." in shown
     assert (
         "fleet worker talker" not in shown
@@ -60,12 +56,11 @@ def test_restarting_worker_needs_no_other_one(gateway: ServedGateway, path: str)
     )
 
 
-@pytest.mark.parametrize("path", WITH_TROUBLE)
 def test_absent_worker_is_named_with_the_command_that_starts_one(
-    gateway: ServedGateway, path: str
+    gateway: ServedGateway,
 ) -> None:
     gateway.client.missing = ["talker"]
-    assert "No worker for talker. Start one: fleet worker talker" in shown_on(gateway, path)
+    assert "No worker for talker. Start one: fleet worker talker" in shown_on(gateway, "/workers")
 
 
 def test_waiting_tasks_of_a_draining_worker_are_not_called_unserved(gateway: ServedGateway) -> None:

@@ -171,17 +171,18 @@ def hold_to_talk(page: Page) -> None:
     The microphone is opened without a click: if it opened between the press and the release, the
     click would record.
     """
-    choose_push_to_talk(page)
+    choose(page, "turns", "push")
     expect(page.locator("#state")).to_have_text("Ready")
     page.evaluate(PRESS_KEY)
     expect(page.locator("#state")).to_have_text("Hold to talk")
     page.locator("#talk-button").focus()
 
 
-def choose_push_to_talk(page: Page) -> None:
-    page.locator("#choices summary").click()
-    page.locator("#push-to-talk").check()
-    page.locator("#choices summary").click()
+def choose(page: Page, field: str, value: str) -> None:
+    """Select a value in the panel Session, and fold the panel again."""
+    page.locator("#session-fold > summary").click()
+    page.locator(f"#{field}").select_option(value)
+    page.locator("#session-fold > summary").click()
 
 
 def note_states(page: Page) -> None:

@@ -18,7 +18,7 @@ from tests.web.voice.browsers import (
     MIC_RATE_HZ,
     Browsers,
     ask,
-    choose_push_to_talk,
+    choose,
     visiting,
     wait_js,
 )
@@ -71,7 +71,7 @@ def interrupted(page: Page, site: Site) -> None:
 
 def opening(page: Page, site: Site) -> None:
     page.evaluate("() => { navigator.mediaDevices.getUserMedia = () => new Promise(() => {}); }")
-    choose_push_to_talk(page)
+    choose(page, "turns", "push")
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")
@@ -104,6 +104,18 @@ def settings(page: Page, site: Site) -> None:
     page.locator("#choices summary").click()
 
 
+def session(page: Page, site: Site) -> None:
+    choose(page, "turns", "server_vad")
+    page.locator("#session-fold > summary").click()
+
+
+def as_code(page: Page, site: Site) -> None:
+    ask(page, "What is the opposite of hot?")
+    expect(page.locator(".latency:visible")).to_have_count(1)
+    page.locator("#code-fold > summary").click()
+    page.locator("#language").select_option("python")
+
+
 State = Callable[[Page, Site], None]
 STATES: tuple[State, ...] = (
     idle,
@@ -115,6 +127,8 @@ STATES: tuple[State, ...] = (
     ended,
     failed,
     settings,
+    session,
+    as_code,
 )
 
 

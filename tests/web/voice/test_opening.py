@@ -10,7 +10,7 @@ from tests.web.voice.browsers import (
     MIC_RATE_HZ,
     Visit,
     ask,
-    choose_push_to_talk,
+    choose,
     js,
     start,
     wait_js,
@@ -43,7 +43,7 @@ def open_with_push_to_talk(visit_with_mic: Visit) -> Page:
     page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     page.evaluate(DELAY_MICROPHONE)
-    choose_push_to_talk(page)
+    choose(page, "turns", "push")
     page.locator("#talk-button").focus()
     return page
 

@@ -8,7 +8,16 @@ from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
 from tests.web.checkpoint import EXAMPLES
-from tests.web.voice.browsers import ask, js, note_states, noted_states, tap, tapped, wait_js
+from tests.web.voice.browsers import (
+    ask,
+    choose,
+    js,
+    note_states,
+    noted_states,
+    tap,
+    tapped,
+    wait_js,
+)
 from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
@@ -156,9 +165,8 @@ def test_latency_shows_parts_and_links_to_request(text_page: Page, server: FakeV
 
 
 def test_chosen_voice_is_remembered(text_page: Page, server: FakeVoiceServer) -> None:
-    text_page.locator("#choices summary").click()
-    chosen = text_page.locator("#voice option").nth(1).get_attribute("value")
-    text_page.locator("#voice").select_option(chosen)
+    chosen = text_page.locator("#voice option").nth(1).get_attribute("value") or ""
+    choose(text_page, "voice", chosen)
     text_page.reload()
     expect(text_page.locator("#state")).to_have_text("Ready")
     assert text_page.locator("#voice").input_value() == chosen

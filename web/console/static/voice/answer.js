@@ -1,4 +1,4 @@
-// The two kinds of turn: an answer of the model (text, received and played audio) and a question of the user.
+// The kinds of turn: an answer of the model (text, received and played audio), its call of a function, and a question of the user.
 
 const CHARS_PER_S = 15; // of ordinary speech: used until an answer's whole length is known
 const MAX_GAP_S = 30;
@@ -103,6 +103,32 @@ function findWordEnd(text, chars) {
   if (chars >= text.length || /\s/.test(text[chars])) return chars;
   const start = text.lastIndexOf(" ", chars);
   return Math.max(0, start);
+}
+
+/** A call of a function by the model, whose result the user types. */
+export class FunctionCall {
+  /** @param {{call_id: string, name: string, arguments: string}} event */
+  constructor({ call_id, name, arguments: given }) {
+    this.role = "tool";
+    this.callId = call_id;
+    this.name = name;
+    this.arguments = given;
+    this.at = performance.now();
+    /** Time of sending the result, with which the next answer begins; null before. */
+    this.endedAt = null;
+    this.text = "";
+  }
+
+  /** The items by which a conversation holds the call and, once it is known, its result. */
+  get items() {
+    const { callId: call_id, name } = this;
+    const call = { type: "function_call", call_id, name, arguments: this.arguments };
+    return this.endedAt === null ? [call] : [call, this.result];
+  }
+
+  get result() {
+    return { type: "function_call_output", call_id: this.callId, output: this.text };
+  }
 }
 
 /** One question, spoken or typed. */

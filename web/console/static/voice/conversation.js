@@ -1,6 +1,6 @@
 // The conversation: its turns, its session at the server, and the connection. Uses no element of the page.
 
-import { Question } from "./answer.js";
+import { FunctionCall, Question } from "./answer.js";
 import { EchoDetector } from "./echo-detector.js";
 import { GATEWAY_AWAY, isIdleEnd, micReason, NOTHING_RECORDED, refusedReason, serverReason, SESSION_LOST } from "./reasons.js";
 import { Responses } from "./responses.js";
@@ -15,9 +15,10 @@ const CLOSING_ERRORS = ["session_idle", "session_expired"]; // the server closes
 /**
  * @typedef {{addTurn(turn: object): void, turnChanged(turn: object): void, removeTurn(turn: object): void,
  *   showRequest(requestId: string): void, showState(state: {state: string, label: string}): void, showReason(reason: object|null, kind?: string): void}} View
+ * @typedef {{clearRefusals(): void, refuse(param: string|null, message: string): boolean, onUpdated(session: object): void}} Panel
  */
 export class Conversation {
-  /** @param {{model: string, socket: object, player: object|null, mic: object, recording: object, view: View, settings: object}} parts */
+  /** @param {{model: string, socket: object, player: object|null, mic: object, recording: object, view: View, panel: Panel, settings: object}} parts */
   constructor(parts) {
     Object.assign(this, parts);
     this.status = { ended: false, refused: false, connected: false, everConnected: false, queued: 0, serverState: "" };
@@ -94,36 +95,23 @@ export class Conversation {
     const answer = this.current;
     if (answer?.live) this.responses.fail(answer, "The connection was lost, and the server no longer had this answer.");
     this.speech.reset();
-    this.socket.dropHeld((event) => "response_id" in event || "item_id" in event);
+    this.socket.dropHeld((event) => "response_id" in event || "item_id" in event || event.item?.type === "function_call_output");
     for (const turn of this.turns) {
       const text = turn.role === "user" ? turn.text : turn.text.slice(0, turn.heardChars);
-      if (text) this.socket.send(message(turn.role, text));
+      if (turn.role === "tool") for (const item of turn.items) this.socket.send(created(item));
+      else if (text) this.socket.send(message(turn.role, text));
     }
     this.view.showReason(SESSION_LOST, "session");
   }
 
   configure() {
-    const { voice, pushToTalk } = this.settings;
-    this.socket.send({
-      type: "session.update",
-      session: {
-        type: "realtime",
-        output_modalities: [voice ? "audio" : "text"],
-        audio: {
-          ...(this.player ? { input: this.audioInput(pushToTalk) } : {}),
-          ...(voice ? { output: { voice } } : {}),
-        },
-      },
-    });
+    this.panel.clearRefusals();
+    this.socket.send({ type: "session.update", session: this.sessionFields });
   }
 
-  /** Without a player the model neither speaks nor hears, and refuses these settings. */
-  audioInput(pushToTalk) {
-    return {
-      format: { type: "audio/pcm", rate: this.mic.rateHz || DEFAULT_RATE_HZ },
-      transcription: { model: this.model },
-      turn_detection: pushToTalk ? null : { type: "semantic_vad" },
-    };
+  /** Without a player the model neither speaks nor hears. */
+  get sessionFields() {
+    return this.settings.session({ model: this.model, hears: this.player !== null, rateHz: this.mic.rateHz });
   }
 
   onError({ error }) {
@@ -137,6 +125,7 @@ export class Conversation {
       this.lastError = error.message; // shown with the close that follows
       return;
     }
+    if (this.panel.refuse(error.param ?? null, error.message)) return;
     this.view.showReason(serverReason(error), "answer");
   }
 
@@ -239,7 +228,24 @@ export class Conversation {
   }
 
   requestAnswer({ number }) {
-    this.socket.send({ type: "response.create", response: { metadata: { question: number } } });
+    this.socket.sendOrHold({ type: "response.create", response: { metadata: { question: number } } });
+  }
+
+  // Calls of functions
+
+  onCall(event) {
+    if (!this.turns.some((turn) => turn.callId === event.call_id)) this.add(new FunctionCall(event));
+  }
+
+  /** The model is asked to continue once every call has its result. */
+  sendResult(call, output) {
+    Object.assign(call, { text: output, endedAt: performance.now() });
+    this.socket.sendOrHold(created(call.result));
+    this.view.turnChanged(call);
+    if (this.turns.some((turn) => turn.role === "tool" && turn.endedAt === null)) return;
+    this.question = this.number(call);
+    this.requestAnswer(call);
+    this.refresh();
   }
 
   // Turns
@@ -362,15 +368,19 @@ export class Conversation {
   }
 }
 
+function created(item) {
+  return { type: "conversation.item.create", item };
+}
+
 function message(role, text) {
-  const type = role === "user" ? "input_text" : "output_text";
-  return { type: "conversation.item.create", item: { type: "message", role, content: [{ type, text }] } };
+  return created({ type: "message", role, content: [{ type: role === "user" ? "input_text" : "output_text", text }] });
 }
 
 const onTranscript = (conversation, event) => conversation.onTranscript(event);
 
 const HANDLERS = {
   "session.created": (conversation, { session }) => conversation.onSession(session),
+  "session.updated": ({ panel }, { session }) => panel.onUpdated(session),
   "fleet.queue": ({ status }, { position }) => Object.assign(status, { connected: true, queued: position }),
   "fleet.state": ({ status }, { state }) => Object.assign(status, { serverState: state }),
   "fleet.resumed": ({ responses }, event) => responses.onResumed(event),
@@ -392,7 +402,8 @@ const onText = (responses, answer, event) => responses.onText(answer, event);
 
 /** Handlers of events about a known answer. */
 const ANSWER_HANDLERS = {
-  "response.output_item.added": (_responses, answer, { item }) => Object.assign(answer, { itemId: item.id }),
+  "response.output_item.added": (_responses, answer, { item }) => item.type !== "function_call" && Object.assign(answer, { itemId: item.id }),
+  "response.function_call_arguments.done": ({ conversation }, _answer, event) => conversation.onCall(event),
   "response.output_audio_transcript.delta": onText,
   "response.output_audio_transcript.done": onText,
   "response.output_text.delta": onText,

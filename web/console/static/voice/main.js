@@ -1,45 +1,48 @@
 // The Voice page: connects its parts, buttons and keys.
 
+import * as asCode from "./as-code.js";
 import { Conversation } from "./conversation.js";
 import { Devices } from "./devices.js";
 import { Microphone } from "./mic.js";
+import { NoiseMeter } from "./noise.js";
 import { PageView } from "./page.js";
 import { Player } from "./player.js";
 import { insecureReason, micReason } from "./reasons.js";
 import { encodeTranscript, Recording } from "./recording.js";
-import { readSettings } from "./settings.js";
+import { SessionPanel } from "./session-panel.js";
+import { Settings } from "./settings.js";
 import { Socket } from "./socket.js";
 
 const $ = (id) => document.getElementById(id);
 const { model, rateHz, stages, playerWorklet, micWorklet } = document.body.dataset;
 const on = (id, event, handler) => $(id)?.addEventListener(event, handler);
 const TYPED_IN = "textarea, input, select";
+const TALK_NOTES = { down: "Speech is down: no answer", waits: "The answer waits for a worker" };
 
-const settings = readSettings();
+const settings = new Settings();
 const colours = new Map(stages.split(",").map((name, number) => [name, number % 6]));
 const view = new PageView(colours);
 const speaks = Number(rateHz) > 0;
 const player = speaks ? new Player(playerWorklet, Number(rateHz)) : null;
 const mic = new Microphone(micWorklet);
+const noise = new NoiseMeter();
+const panel = new SessionPanel(settings, onSetting);
 const socket = new Socket(() => conversation.url);
 let wake = null;
 
-setUpChoices();
 const recording = new Recording();
-const conversation = new Conversation({ model, socket, player, mic, recording, view, settings });
+const conversation = new Conversation({ model, socket, player, mic, recording, view, panel, settings });
 const devices = new Devices(settings, onDevice);
 view.onState = showButtons;
+view.onResult = (call, output) => {
+  openPlayer();
+  conversation.sendResult(call, output);
+};
+view.onQuestion = showCode;
+new MutationObserver(showButtons).observe($("speech"), { childList: true, subtree: true, attributes: true });
 showButtons();
 socket.connect();
 if (!window.isSecureContext) view.showReason(insecureReason(), "device");
-
-function setUpChoices() {
-  const offered = [...$("voice").options].map(({ value }) => value);
-  if (settings.voice === null || !offered.includes(settings.voice)) settings.voice = offered[0] ?? "";
-  if (!window.isSecureContext) settings.voice = "";
-  $("voice").value = settings.voice;
-  $("push-to-talk").checked = settings.pushToTalk;
-}
 
 /** Call it only from a key or a click: browsers start audio only then. */
 async function openPlayer() {
@@ -106,26 +109,58 @@ function showButtons() {
   $("mute").hidden = !mic.on || settings.pushToTalk;
   $("mute").setAttribute("aria-pressed", String(mic.muted));
   $("mic-off").hidden = !mic.on;
+  $("commit").hidden = !mic.on || settings.turns !== "none";
   $("talk-button").setAttribute("aria-pressed", String(mic.on && !settings.pushToTalk));
   const labels = settings.pushToTalk ? ["Hold to talk", "Hold to talk"] : ["Talk", "End talk"];
   $("talk-label").textContent = labels[mic.on ? 1 : 0] + (view.state === "ended" ? " again" : "");
+  $("talk-note").textContent = TALK_NOTES[$("trouble")?.dataset.level] ?? (settings.pushToTalk ? "Records while held" : `${mic.on ? "Closes" : "Opens"} the microphone`);
   document.body.classList.toggle("mic-on", mic.on);
   document.body.classList.toggle("push-to-talk", settings.pushToTalk);
 }
 
-// Meters
+// Meters: drawn by transforms, and only while there is sound
 
-function draw() {
-  $("mic-meter").style.setProperty("--level", String(loudness(mic.rms)));
-  $("player-meter").style.setProperty("--level", String(loudness(player?.rms ?? 0)));
-  $("talk-button").style.setProperty("--level", String(loudness(player?.playing ? player.rms : mic.rms)));
-  requestAnimationFrame(draw);
+const NOISE_EVERY_MS = 250;
+let drawing = false;
+let noiseShownAt = 0;
+
+mic.addEventListener("open", () => {
+  noise.reset();
+  startDrawing();
+});
+mic.addEventListener("block", ({ detail }) => mic.muted || noise.add(detail.rms));
+player?.addEventListener("started", startDrawing);
+
+function startDrawing() {
+  if (!drawing) requestAnimationFrame(draw);
+  drawing = true;
 }
-requestAnimationFrame(draw);
 
-/** Map a level to 0..1 over 50 dB. */
+function draw(now) {
+  const level = loudness(player?.playing ? player.rms : mic.rms);
+  for (const [id, value] of [["mic-meter", loudness(mic.rms)], ["player-meter", loudness(player?.rms ?? 0)], ["talk-button", level]]) {
+    $(id).style.setProperty("--level", String(value));
+  }
+  if (now - noiseShownAt >= NOISE_EVERY_MS || !mic.on) showNoise(now);
+  drawing = mic.on || Boolean(player?.playing);
+  if (drawing) requestAnimationFrame(draw);
+}
+
+function showNoise(now) {
+  noiseShownAt = now;
+  const floor = noise.floor ?? noise.level;
+  $("mic-meter").style.setProperty("--floor", String(share(floor)));
+  const levels = `${Math.round(noise.level)} dBFS, noise floor ${Math.round(floor)}`.replaceAll("-", "−");
+  $("noise").textContent = mic.on && noise.hint ? `${noise.hint} · ${levels}` : "";
+}
+
 function loudness(rms) {
-  return rms > 0 ? Math.max(0, Math.min(1, 1 + (20 * Math.log10(rms)) / 50)) : 0;
+  return rms > 0 ? share(20 * Math.log10(rms)) : 0;
+}
+
+/** Map a level to 0..1 over 60 dB. */
+function share(dbfs) {
+  return Math.max(0, Math.min(1, 1 + dbfs / 60));
 }
 
 // Talking
@@ -186,32 +221,40 @@ on("mute", "click", () => {
 });
 on("mic-off", "click", closeMic);
 on("stop", "click", () => conversation.stop());
+on("commit", "click", () => conversation.speech.end());
 
 // Settings
 
-on("voice", "change", ({ target }) => {
-  settings.voice = target.value;
-  settings.save();
-  if (settings.voice) openPlayer();
-  conversation.configure();
-});
-
-function setPushToTalk(pushToTalk) {
-  settings.pushToTalk = pushToTalk;
-  $("push-to-talk").checked = pushToTalk;
-  settings.save();
-  conversation.speech.release();
+/** @param {string} name of the setting that the user has changed */
+function onSetting(name) {
+  if (name === "voice" && settings.voice) openPlayer();
+  if (name === "turns") conversation.speech.release();
   conversation.configure();
   update();
-  if (pushToTalk && mic.on) $("talk-button").focus();
+  showCode();
 }
 
-on("push-to-talk", "change", ({ target }) => setPushToTalk(target.checked));
 on("reasons", "click", ({ target }) => {
   if (!target.matches(".push-to-talk-offer")) return;
-  setPushToTalk(true);
+  Object.assign(settings, { turns: "push" }).save();
+  panel.show();
+  onSetting("turns");
   view.showReason(null, "echo");
+  if (mic.on) $("talk-button").focus();
 });
+
+// As code
+
+function showCode() {
+  if (!$("code-fold").open) return;
+  const question = conversation.turns.findLast(({ role }) => role === "user");
+  const text = question?.kind === "speech" ? null : (question?.text ?? "Hello");
+  $("code").textContent = asCode[$("language").value]({ origin: location.origin, model, session: conversation.sessionFields, text });
+  $("code-note").textContent = text === null ? "question.wav: the question, 24 kHz, mono, 16 bit" : "";
+}
+on("code-fold", "toggle", showCode);
+on("language", "change", showCode);
+showCode();
 
 // Typing
 

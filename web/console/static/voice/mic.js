@@ -1,10 +1,11 @@
 // The microphone: opening, muting, closing, and its blocks of PCM16.
 
+const MAX_OFFSETS = 50; // blocks, one second: the context's clock stands still while its thread does
 const SETTINGS = { echoCancellation: true, noiseSuppression: true, autoGainControl: true, channelCount: 1 };
 
 /**
- * Dispatches "open" before the first block, when the rate is known; "block" ({pcm: ArrayBuffer, rms, at: time of its last
- * sample}); "closed" when it stops capturing or opening; and "lost" when the device disappears.
+ * Dispatches "open" before the first block, when the rate is known; "block" ({pcm: ArrayBuffer, rms, at: time at which its last
+ * sample reached the microphone}); "closed" when it stops capturing or opening; and "lost" when the device disappears.
  */
 export class Microphone extends EventTarget {
   /** @param {string} workletUrl */
@@ -75,6 +76,8 @@ export class Microphone extends EventTarget {
     const [context, source] = connect(stream, track);
     this.context = context;
     this.rateHz = context.sampleRate;
+    this.latencyMs = 1000 * (track.getSettings().latency ?? 0);
+    this.offsets = [];
     await context.audioWorklet.addModule(this.workletUrl);
     if (context.state !== "running") await context.resume();
     if (this.attempt !== attempt) return;
@@ -91,10 +94,17 @@ export class Microphone extends EventTarget {
     if (this.context?.state === "suspended") this.context.resume();
   }
 
-  onBlock({ pcm, rms }) {
+  /** Convert a time of the context. Messages of its thread come late to a busy page and never early: the earliest of them tells the time. */
+  pageTime(time) {
+    this.offsets.push(performance.now() - 1000 * time);
+    if (this.offsets.length > MAX_OFFSETS) this.offsets.shift();
+    return 1000 * time + Math.min(...this.offsets) - this.latencyMs;
+  }
+
+  onBlock({ pcm, rms, time }) {
     this.rms = this.muted ? 0 : rms;
     const block = this.muted ? new ArrayBuffer(pcm.byteLength) : pcm;
-    this.dispatchEvent(new CustomEvent("block", { detail: { pcm: block, rms: this.rms, at: performance.now() } }));
+    this.dispatchEvent(new CustomEvent("block", { detail: { pcm: block, rms: this.rms, at: this.pageTime(time) } }));
   }
 
   onLost() {

@@ -19,16 +19,17 @@ export class PageView {
 
   addTurn(turn) {
     this.empty.remove();
-    const view = new TurnView(turn, this.colours);
+    const view = new TurnView(turn, this.colours, (call, output) => this.onResult(call, output));
     this.turns.set(turn, view);
     this.log.append(view.element);
     this.scroller.scrollTop = this.scroller.scrollHeight;
+    if (turn.role === "user") this.onQuestion?.();
   }
 
   turnChanged(turn) {
     const near = this.scroller.scrollHeight - this.scroller.scrollTop - this.scroller.clientHeight < NEAR_END_PX;
     const view = this.turns.get(turn);
-    const hasNewLatency = turn.spoken && view?.shownLatency !== turn.latency;
+    const hasNewLatency = turn.latency && view?.shownLatency !== turn.latency;
     view?.update();
     if (hasNewLatency) this.showHeadline();
     if (near) this.scroller.scrollTop = this.scroller.scrollHeight;
@@ -41,8 +42,10 @@ export class PageView {
     if (this.turns.size === 0) this.log.replaceChildren(this.empty);
   }
 
-  /** Show the last spoken turn's latency, and the median of all of them. */
+  /** Show the last answer's latency, the last spoken one's, and the median of all of these. */
   showHeadline() {
+    const last = [...this.turns.keys()].findLast((turn) => turn.latency);
+    if (last) document.getElementById("first-sound").textContent = `first sound ${Math.round(last.latency.totalMs)} ms`;
     const spoken = [...this.turns.keys()].filter((turn) => turn.latency && turn.spoken);
     const values = spoken.map(({ latency }) => latency.totalMs);
     const headline = document.getElementById("headline");

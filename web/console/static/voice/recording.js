@@ -87,11 +87,17 @@ export function encodeTranscript(turns, model, session) {
     role: turn.role,
     at_ms: Math.round(turn.at - start),
     text: turn.text,
-    ...(turn.role === "user" ? { kind: turn.kind } : answerFacts(turn)),
+    ...FACTS[turn.role](turn),
   }));
   const whole = { model, session, saved_at: new Date().toISOString(), turns: entries };
   return new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" });
 }
+
+const FACTS = {
+  user: ({ kind }) => ({ kind }),
+  tool: ({ name, arguments: given }) => ({ function: name, arguments: given }),
+  assistant: answerFacts,
+};
 
 function answerFacts(answer) {
   return {

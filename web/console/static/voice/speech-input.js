@@ -90,6 +90,13 @@ export class SpeechInput {
     this.conversation.remove(this.question);
   }
 
+  /** Without turn detection and push to talk: what was said so far is the turn. */
+  end() {
+    this.question = this.conversation.number(new Question("speech"));
+    this.conversation.put(this.question);
+    this.commit(0);
+  }
+
   /** The answer is requested once the server confirms the audio: it may find too little of it. */
   commit(lengthMs) {
     Object.assign(this.question, { state: "waiting", endedAt: performance.now(), lengthMs });

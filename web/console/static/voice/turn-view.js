@@ -1,14 +1,18 @@
-// The element of one turn: its text, the part that was heard, its notes and its latency.
+// The element of one turn: its text, the part that was heard, its notes and its latency; for a call of a function, its result.
 
 const $template = (id) => document.getElementById(id).content.firstElementChild;
 
 export class TurnView {
-  /** @param {object} turn a Question or an Answer @param {Map<string, number>} colours of the stages */
-  constructor(turn, colours) {
+  /**
+   * @param {object} turn a Question, an Answer or a FunctionCall @param {Map<string, number>} colours of the stages
+   * @param {(call: object, output: string) => void} onResult
+   */
+  constructor(turn, colours, onResult) {
     this.turn = turn;
     this.colours = colours;
-    this.element = $template("turn-template").cloneNode(true);
+    this.element = $template(turn.role === "tool" ? "call-template" : "turn-template").cloneNode(true);
     this.element.classList.add(turn.role);
+    if (turn.role === "tool") this.showCall(turn, onResult);
     this.shownLatency = null;
     this.update();
   }
@@ -19,7 +23,22 @@ export class TurnView {
 
   update() {
     if (this.turn.role === "user") this.updateQuestion(this.turn);
+    else if (this.turn.role === "tool") this.updateCall(this.turn);
     else this.updateAnswer(this.turn);
+  }
+
+  showCall(call, onResult) {
+    this.find(".name").textContent = call.name;
+    this.find(".arguments").textContent = call.arguments;
+    this.find("form").addEventListener("submit", (event) => {
+      event.preventDefault();
+      onResult(call, this.find("textarea").value);
+    });
+  }
+
+  updateCall({ text, endedAt }) {
+    this.find("form").hidden = endedAt !== null;
+    setText(this.find(".words"), text);
   }
 
   updateQuestion({ kind, text, state, lengthMs }) {
