@@ -17,6 +17,7 @@ from web.console.templating import Templates
 from web.fleet_api.answer_keeper import AnswerKeeper
 from web.fleet_api.health import HealthRoutes
 from web.fleet_api.history import HistoryApi
+from web.fleet_api.otlp.exporter import AnswerExporter
 from web.fleet_api.resume import ResumeEndpoint
 from web.fleet_api.routes import FleetApi
 from web.gateway.fleet_port import FleetPort
@@ -67,6 +68,7 @@ def create_app(
     """
     gateway = Gateway(config, client, frontend)
     keeper = AnswerKeeper(gateway)
+    followers = (keeper, AnswerExporter(gateway))
     keys = KeyRing(api_key, config.web.keys_file)
     has_key = keys.is_required
     origins = AllowedOrigins(config.web, has_key=has_key)
@@ -104,7 +106,7 @@ def create_app(
     app.state.detach_all = client.requests.detach_all
     app.state.close = gateway.close
     app.state.stop_captures = gateway.captures.stop
-    app.state.keeper = keeper
+    app.state.followers = followers
     return app
 
 

@@ -15,7 +15,13 @@ from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, 
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
-from fleet.config.web_schema import BatchConfig, HistoryConfig, VoiceConfig, WebConfig
+from fleet.config.web_schema import (
+    BatchConfig,
+    HistoryConfig,
+    TelemetryConfig,
+    VoiceConfig,
+    WebConfig,
+)
 from fleet.core.errors import ConfigError
 from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
@@ -239,6 +245,7 @@ class FleetConfig(Strict):
     voice: VoiceConfig = VoiceConfig()
     batches: BatchConfig = BatchConfig()
     history: HistoryConfig = HistoryConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()

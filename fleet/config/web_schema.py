@@ -14,6 +14,7 @@ from fleet.config.fields import (
     Strict,
     Switch,
     Text,
+    Url,
 )
 from fleet.config.values import Number, Whole
 
@@ -125,6 +126,24 @@ class HistoryConfig(Strict):
     max_mib: Annotated[int, Whole(0, 1024 * 1024)] = 256
     days: Annotated[int, Whole(1, 3650)] = 14
     sound: Switch = False
+
+
+class OtlpConfig(Strict):
+    """Export of every answer as a trace, to a collector that speaks OTLP over HTTP (protobuf).
+
+    `endpoint`: address of the collector; None exports nothing. Without a path, `/v1/traces` is
+    added. `headers_file`: file with a line `Name: value` for each header, such as the
+    collector's key, for this user alone. `share`: share of answers that are exported, of those
+    whose client does not say by `traceparent` whether it records.
+    """
+
+    endpoint: Url | None = None
+    headers_file: Folder | None = None
+    share: Annotated[float, Number(0, 1)] = 1.0
+
+
+class TelemetryConfig(Strict):
+    otlp: OtlpConfig = OtlpConfig()
 
 
 class VoiceConfig(Strict):

@@ -94,6 +94,7 @@ class FakeTelemetry(Telemetry):
     feed: list[FeedEntry] = field(default_factory=list[FeedEntry])
     heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     turns: dict[str, SpokenTurn] = field(default_factory=dict[str, SpokenTurn])
+    exporters: dict[str, WorkerId] = field(default_factory=dict[str, WorkerId])
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     ordered_by: list[str] = field(default_factory=list[str])
@@ -194,6 +195,14 @@ class FakeTelemetry(Telemetry):
     async def record_turn(self, request: RequestId, *, voiced_end_us: int, decided_us: int) -> None:
         self.check_reachable()
         self.turns[request] = SpokenTurn(voiced_end_us=voiced_end_us, decided_us=decided_us)
+
+    async def claim_export(self, request: RequestId, gateway: WorkerId) -> bool:
+        self.check_reachable()
+        is_known = request in self.traces or request in self.traces_of()
+        if not is_known or request in self.exporters:
+            return False
+        self.exporters[request] = gateway
+        return True
 
     def record_underruns(self, count: int) -> None:
         self.underruns += count

@@ -287,6 +287,10 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 def record_turn(request: RequestId, voiced_end_us: int, decided_us: int) -> Call: ...
 
 
+@script
+def claim_export(request: RequestId, gateway: WorkerId) -> Call: ...
+
+
 def record_metrics(gateway: WorkerId, counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:
     """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
     `seen`, which have the same value at all gateways. Refusals are also entered in the journal of

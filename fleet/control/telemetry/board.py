@@ -171,6 +171,13 @@ class Telemetry:
             run_async(self._redis, scripts.record_turn(request, voiced_end_us, decided_us))
         )
 
+    async def claim_export(self, request: RequestId, gateway: WorkerId) -> bool:
+        """Return True if `gateway` alone is to send the spans of an ended request to a collector;
+        False if another does, or if the request is unknown.
+        """
+        call = scripts.claim_export(request, gateway)
+        return text(await answer_of(run_async(self._redis, call))) == "ok"
+
     def record_underruns(self, count: int) -> None:
         """Add a client's playback underruns to the fleet's time series."""
         self._tally.underruns(count)
