@@ -23,6 +23,7 @@ from web.fleet_api.routes import FleetApi
 from web.gateway.fleet_port import FleetPort
 from web.gateway.gateway import Gateway
 from web.http.body import BodyMemory
+from web.http.compression import Compression
 from web.http.errors import on_fleet_error, on_http_error
 from web.http.guard import AccessRules, Guard
 from web.http.hosts import AllowedHosts
@@ -89,6 +90,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
+            Middleware(Compression),
             Middleware(Cors, origins=origins, lines=lines),
             Middleware(ErrorPages, gateway=gateway, templates=templates),
             Middleware(
