@@ -53,13 +53,17 @@ def exporting(loaded: Loaded, **otlp: Any) -> Loaded:
 
 
 @asynccontextmanager
-async def exporter_of(loaded: Loaded, fleet: FakeTelemetry) -> AsyncIterator[Gateway]:
-    """Run the export of a gateway without its server."""
+async def exporter_of(
+    loaded: Loaded, fleet: FakeTelemetry, made: list[AnswerExporter] | None = None
+) -> AsyncIterator[Gateway]:
+    """Run the export of a gateway without its server. `made`: list that gets the exporter."""
     client = loaded.fake_client()
     client.show(fleet)
     gateway = Gateway(loaded.config, client, loaded.frontend)
     exporter = AnswerExporter(gateway)
     exporter.start()
+    if made is not None:
+        made.append(exporter)
 
     async def is_followed() -> bool:
         return fleet.is_followed
@@ -93,6 +97,13 @@ def count(gateway: Gateway, outcome: str) -> float:
     )
 
 
+async def counted(outcome: str, number: int, *gateways: Gateway) -> None:
+    async def is_counted() -> bool:
+        return sum(count(gateway, outcome) for gateway in gateways) == number
+
+    await await_until(is_counted, f"{number} answers to be counted as {outcome}")
+
+
 async def test_answer_whose_worker_died_is_exported_with_its_recovery(
     loaded: Loaded, collector: Collector, tmp_path: Path
 ) -> None:
@@ -105,7 +116,8 @@ async def test_answer_whose_worker_died_is_exported_with_its_recovery(
     async with exporter_of(loaded, fleet) as gateway:
         end(fleet, trace)
         spans = await received(collector, trace)
-        assert count(gateway, "sent") == 1 and not count(gateway, "lost")
+        await counted("sent", 1, gateway)
+        assert not count(gateway, "lost")
     answer = attributes_of(spans["answer"])
     assert spans["answer"].name == "chat omni" and not spans["answer"].parent_span_id
     assert spans["answer"].trace_id.hex() == trace_id_of(trace.id, "")
@@ -142,7 +154,7 @@ async def test_one_gateway_of_two_exports_an_answer_and_the_other_after_its_deat
                 await received(collector, answers[name])
         end(fleet, answers["interrupted"])
         await received(collector, answers["interrupted"])
-    assert count(first, "sent") + count(second, "sent") == len(answers)
+    await counted("sent", len(answers), first, second)
     ids = [span.span_id for span in collector.spans]
     assert len(ids) == len({*ids}) and {*collector.paths} == {"/own/path"}
     failed = collector.of(answers["failed"].id)["answer"]
@@ -160,15 +172,28 @@ async def test_answers_that_the_collector_refuses_are_counted_and_logged(
     async with exporter_of(loaded, fleet) as gateway:
         with caplog.at_level(logging.WARNING, "fleet.web"):
             end(fleet, trace)
-
-            async def is_lost() -> bool:
-                return count(gateway, "lost") == 1
-
-            await await_until(is_lost, "the loss to be counted")
+            await counted("lost", 1, gateway)
     (line,) = [one.getMessage() for one in caplog.records if one.name == "fleet.web"]
     assert line == (
         f"1 ended answers are not exported (telemetry.otlp): {collector.url} did not take them"
     )
+
+
+async def test_answer_that_ended_just_before_the_gateway_stops_is_exported(
+    loaded: Loaded, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_exporter, "SETTLE_S", 3600.0)
+    fleet = FakeTelemetry()
+    trace = add_answers(fleet, [1])["fine"]
+    exporter: list[AnswerExporter] = []
+    async with exporter_of(exporting(loaded, endpoint=collector.url), fleet, exporter):
+        end(fleet, trace)
+
+        async def is_waiting() -> bool:
+            return exporter[0].num_waiting == 1
+
+        await await_until(is_waiting, "the exporter to know the end of the answer")
+    assert collector.of(trace.id)
 
 
 async def test_ended_answers_beyond_the_bound_are_lost_oldest_first(
@@ -181,12 +206,9 @@ async def test_ended_answers_beyond_the_bound_are_lost_oldest_first(
     async with exporter_of(exporting(loaded, endpoint=collector.url), fleet) as gateway:
         for trace in answers.values():
             end(fleet, trace)
-
-        async def are_lost() -> bool:
-            return count(gateway, "lost") == len(answers) - 2
-
-        await await_until(are_lost, "the oldest answers to be given up")
-    assert not collector.spans
+        await counted("lost", len(answers) - 2, gateway)
+    sent = {attributes_of(span).get("gen_ai.response.id") for span in collector.spans} - {None}
+    assert sent == {trace.id for trace in [*answers.values()][-2:]}, "the others, at the stop"
 
 
 @pytest.mark.parametrize(("flags", "share", "is_sent"), [("01", 0.0, True), ("00", 1.0, False)])

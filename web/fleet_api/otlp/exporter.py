@@ -1,8 +1,10 @@
 """Export of ended answers as traces to a collector (`telemetry.otlp`). No answer waits for it."""
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
+import math
 import time
 from collections import OrderedDict
 from contextlib import aclosing
@@ -22,7 +24,7 @@ log = logging.getLogger("fleet.web")
 
 SETTLE_S = 2.0
 """Time after the end of an answer until it is sent, for the last statistics of its workers."""
-POLL_S = 1.0
+POLL_S, STOP_S = 1.0, 2.0
 MAX_WAITING = 2048
 """Ended answers that wait to be sent; beyond them the oldest are given up."""
 MAX_BATCH = 64
@@ -56,11 +58,19 @@ class AnswerExporter:
             ]
 
     async def stop(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
+        """Send what waits, for `STOP_S` at most, and end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._sender is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await self._send_due(math.inf)
+            self._sender.close()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     def _open(self) -> "SpanSender":
         if importlib.util.find_spec("opentelemetry") is None:
@@ -95,11 +105,13 @@ class AnswerExporter:
     async def _send(self) -> None:
         while True:
             await asyncio.sleep(POLL_S)
-            while due := self._take_due():
-                await self._send_batch(due)
+            await self._send_due(time.monotonic())
 
-    def _take_due(self) -> list[RequestId]:
-        now_s = time.monotonic()
+    async def _send_due(self, now_s: float) -> None:
+        while due := self._take_due(now_s):
+            await self._send_batch(due)
+
+    def _take_due(self, now_s: float) -> list[RequestId]:
         due = [request for request, due_s in self._waiting.items() if due_s <= now_s][:MAX_BATCH]
         for request in due:
             del self._waiting[request]
@@ -116,10 +128,14 @@ class AnswerExporter:
                 continue
             if trace is not None and self._sender.wants(trace):
                 traces.append(trace)
-        if not await asyncio.to_thread(self._sender.send, traces):
-            self._lose(len(traces), f"{self._settings.endpoint} did not take them")
-        else:
+        await asyncio.to_thread(self._send_traces, self._sender, traces)
+
+    def _send_traces(self, sender: "SpanSender", traces: list[RequestTrace]) -> None:
+        """Send and count, in a thread, whose work a cancellation does not end."""
+        if sender.send(traces):
             self._counts.labels(outcome="sent").inc(len(traces))
+        else:
+            self._lose(len(traces), f"{self._settings.endpoint} did not take them")
 
     async def _claim(self, request: RequestId) -> RequestTrace | None:
         """Return the trace of an ended answer if this gateway is the one to send it. Samples for
