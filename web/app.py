@@ -18,11 +18,13 @@ from web.fleet_api.alert_sender import AlertSender
 from web.fleet_api.answer_keeper import AnswerKeeper
 from web.fleet_api.health import HealthRoutes
 from web.fleet_api.history import HistoryApi
+from web.fleet_api.otlp.exporter import AnswerExporter
 from web.fleet_api.resume import ResumeEndpoint
 from web.fleet_api.routes import FleetApi
 from web.gateway.fleet_port import FleetPort
 from web.gateway.gateway import Gateway
 from web.http.body import BodyMemory
+from web.http.compression import Compression
 from web.http.errors import on_fleet_error, on_http_error
 from web.http.guard import AccessRules, Guard
 from web.http.hosts import AllowedHosts
@@ -68,6 +70,7 @@ def create_app(
     """
     gateway = Gateway(config, client, frontend)
     keeper = AnswerKeeper(gateway)
+    followers = (keeper, AlertSender(gateway), AnswerExporter(gateway))
     keys = KeyRing(api_key, config.web.keys_file)
     has_key = keys.is_required
     origins = AllowedOrigins(config.web, has_key=has_key)
@@ -88,6 +91,7 @@ def create_app(
     app = Starlette(
         routes=routes,
         middleware=[
+            Middleware(Compression),
             Middleware(Cors, origins=origins, lines=lines),
             Middleware(ErrorPages, gateway=gateway, templates=templates),
             Middleware(
@@ -105,8 +109,7 @@ def create_app(
     app.state.detach_all = client.requests.detach_all
     app.state.close = gateway.close
     app.state.stop_captures = gateway.captures.stop
-    app.state.keeper = keeper
-    app.state.alerts = AlertSender(gateway)
+    app.state.followers = followers
     return app
 
 

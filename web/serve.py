@@ -147,14 +147,14 @@ async def serve(
         listener.listen(BACKLOG)
         _announce(config, listener)
         beating = start(_beat_regularly(), "the gateway's beat")
-        app.state.keeper.start()
-        app.state.alerts.start()
+        for follower in app.state.followers:
+            follower.start()
         await server.serve([listener])
         beating.cancel()
     finally:
         beat(LEAVING_S, LEAVING_S)
-        await app.state.keeper.stop()
-        await app.state.alerts.stop()
+        for follower in app.state.followers:
+            await follower.stop()
         await app.state.stop_captures()
         await client.stop()
 

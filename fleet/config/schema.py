@@ -15,7 +15,14 @@ from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, 
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
-from fleet.config.web_schema import AlertConfig, BatchConfig, HistoryConfig, VoiceConfig, WebConfig
+from fleet.config.web_schema import (
+    AlertConfig,
+    BatchConfig,
+    HistoryConfig,
+    TelemetryConfig,
+    VoiceConfig,
+    WebConfig,
+)
 from fleet.core.errors import ConfigError
 from fleet.core.ids import CLIENT, EdgeName, RoleName, StageName
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
@@ -240,6 +247,7 @@ class FleetConfig(Strict):
     batches: BatchConfig = BatchConfig()
     history: HistoryConfig = HistoryConfig()
     alerts: AlertConfig = AlertConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     redis: RedisConfig = RedisConfig()
     lease: LeaseConfig = LeaseConfig()
     transfer: TransferConfig = TransferConfig()

@@ -172,6 +172,23 @@ def endpoint(value: object) -> str:
     return f"{name}:{number}"
 
 
+def url(value: object) -> str:
+    """Accept an http or https address. A password in it is refused: addresses are printed."""
+    given = text(value)
+    try:
+        parts = urlsplit(given)
+        is_known = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        parts, is_known = urlsplit(""), False
+    if not is_known or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError(
+            "must be an http or https address without ? and #, such as http://localhost:4318"
+        )
+    if "@" in parts.netloc:
+        raise ValueError("has a name or password; put it into a file of headers")
+    return given
+
+
 def network(value: object) -> str:
     """Accept an IP address, or a network in CIDR notation such as 10.0.0.0/8."""
     given = text(value)

@@ -142,6 +142,24 @@ class AlertConfig(Strict):
     level: Literal["degraded", "down"] = "degraded"
 
 
+class OtlpConfig(Strict):
+    """Export of every answer as a trace, to a collector that speaks OTLP over HTTP (protobuf).
+
+    `endpoint`: address of the collector; None exports nothing. Without a path, `/v1/traces` is
+    added. `headers_file`: file with a line `Name: value` for each header, such as the
+    collector's key, for this user alone. `share`: share of answers that are exported, of those
+    whose client does not say by `traceparent` whether it records.
+    """
+
+    endpoint: Url | None = None
+    headers_file: Folder | None = None
+    share: Annotated[float, Number(0, 1)] = 1.0
+
+
+class TelemetryConfig(Strict):
+    otlp: OtlpConfig = OtlpConfig()
+
+
 class VoiceConfig(Strict):
     """Settings of the voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting`
     clients wait in a queue; further clients are refused.

@@ -267,7 +267,7 @@ waiting:gateways | zset | live | take_turns
 waiting:at:{gateway} | hash | live | take_turns
     client -> number of its requests that wait at this gateway
 req:{r} | hash | retention | submit
-    request, state, error, durations of its retention
+    request, state, error, durations of its retention, the gateway that exports its spans
 req:{r}:blob | string | retention | submit
     audio prompt, float32; retained for a minute after its request, for a retry
 req:{r}:trace | list | retention | all scripts

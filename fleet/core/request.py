@@ -121,7 +121,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     answer continues the prompt's last message, instead of beginning a new one. `key`: name of the
     API key that sent the request; "" without keys. `is_counted`: it counts towards the limits of
     that key; requests of voice sessions do not. `audio_hz`: sample rate of the spoken answer; 0
-    without. `tools`: functions that the answer may call; a call is never spoken.
+    without. `tools`: functions that the answer may call; a call is never spoken. `traceparent`: the
+    caller's span as `core/trace_context.py` reads it; "" without one.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -149,6 +150,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     is_counted: bool = False
     audio_hz: int = 0
     tools: ToolUse | None = None
+    traceparent: str = ""
 
     @property
     def continued_ids(self) -> tuple[int, ...]:

@@ -7,13 +7,12 @@ can make workers read memory of a process that is not their peer.
 
 import hashlib
 import hmac
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import WorkerId
+from fleet.process.private import read_closed_file
 
 SETTING = "security.fleet_secret"
 MIN_SECRET_BYTES = 32
@@ -96,29 +95,7 @@ def read_fleet_secret(path: Path) -> FleetSecret:
     """Read the file that `security.fleet_secret` names. Raises: ConfigError if the file cannot be
     read, if other users can read it, or if the secret is too short.
     """
-    try:
-        # Not blocking: a pipe of that name would wait for a writer.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(
-                    f"{SETTING}: {path} is not a file; name one that holds the secret",
-                    param=SETTING,
-                )
-            # A secret mounted by Kubernetes or an administrator belongs to root, and its group may
-            # read it.
-            closed = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid else stat.S_IWGRP | stat.S_IXGRP)
-            if status.st_mode & closed:
-                raise ConfigError(
-                    f"{SETTING}: {path} is open to other users (mode "
-                    f"{stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}",
-                    param=SETTING,
-                )
-            secret = file.read(MAX_SECRET_BYTES)
-    except OSError as error:
-        raise ConfigError(
-            f"{SETTING}: {path} cannot be read: {error.strerror or error}", param=SETTING
-        ) from error
+    secret = read_closed_file(path, SETTING, MAX_SECRET_BYTES)
     # Surrounding blanks are no part of the secret: editors add a line end. Random bytes may end in
     # blanks too, hence the half.
     stripped = secret.strip()

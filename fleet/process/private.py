@@ -5,6 +5,8 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from fleet.core.errors import ConfigError
+
 OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
@@ -62,3 +64,32 @@ def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
     except PermissionError:
         return False
     return True
+
+
+def read_closed_file(path: Path, setting: str, max_bytes: int) -> bytes:
+    """Read a file of secrets that `setting` names, up to `max_bytes`. Raises: ConfigError if it
+    cannot be read, or if other users can read it.
+    """
+    try:
+        # Not blocking: a pipe of that name would wait for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(
+                    f"{setting}: {path} is not a file; name one that holds it",
+                    param=setting,
+                )
+            # A secret mounted by Kubernetes or an administrator belongs to root, and its group may
+            # read it.
+            closed = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid else stat.S_IWGRP | stat.S_IXGRP)
+            if status.st_mode & closed:
+                raise ConfigError(
+                    f"{setting}: {path} is open to other users (mode "
+                    f"{stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}",
+                    param=setting,
+                )
+            return file.read(max_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: {path} cannot be read: {error.strerror or error}", param=setting
+        ) from error

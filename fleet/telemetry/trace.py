@@ -274,7 +274,8 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Complete trace of a request. `retry_of`: id of the request that this request repeats. `key`:
     name of the API key that sent it; "" without keys.
     `now_us`: time at which the trace was read. `body`: the client's request without its audio; ""
-    if it was not retained.
+    if it was not retained. `traceparent`: span of the caller (`core/trace_context.py`); "" without
+    one.
 
     `prompt_ids`: token ids of the prompt, with one placeholder id per audio position. `events`:
     events in the order of time. `playback`: the client's last report. `earlier_playback`: reports
@@ -296,6 +297,7 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     now_us: int
     session: str
     retry_of: str
+    traceparent: str = ""
     key: str = ""
     body: str = ""
     outputs: tuple[EdgeName, ...]

@@ -16,7 +16,7 @@ from fleet.control.voice import Saved
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.errors import Aborted, BadInput, Conflict, FleetError, GatewayStopping, NotFound
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
 from fleet.telemetry.trace import RequestFilter, RequestTrace, SoundGaps
@@ -194,6 +194,7 @@ async def test_unknown_request_is_neither_found_nor_changed(fleet: ConnectedFlee
     await client.telemetry.record_playback(UNKNOWN, played_samples=1, underruns=0)
     await client.telemetry.record_turn(UNKNOWN, voiced_end_us=1, decided_us=2)
     await client.telemetry.record_gaps(UNKNOWN, SoundGaps(num=1, longest_us=2))
+    assert not await client.telemetry.claim_export(UNKNOWN, WorkerId(client.id))
     assert await client.telemetry.trace(UNKNOWN) is None
 
 

@@ -21,6 +21,7 @@ from tests.control_plane import KEEP_S, REQUEST, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, gateway, open_fleet, thread_fleet, wait_ended
 from tests.support import await_until
 
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 IN_STEP = "edges.audio.credits=4"
 
 
@@ -30,13 +31,17 @@ def events_of_stage(trace: RequestTrace, stage: str) -> list[str]:
 
 async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
     async with open_fleet(redis_url) as (fleet, client):
-        spec = fake_spec(fleet)
+        spec = msgspec.structs.replace(fake_spec(fleet), traceparent=CALLER)
         received = await answer(client, spec)
         for request, num_samples in ((spec.id, 123), (RequestId("req-none"), 1)):
             await client.telemetry.record_playback(request, played_samples=num_samples, underruns=2)
         await client.telemetry.record_turn(spec.id, voiced_end_us=1_000_000, decided_us=1_500_000)
         await client.telemetry.record_gaps(spec.id, SoundGaps(num=2, longest_us=70_000))
         trace = await wait_ended(client, spec.id)
+        gateways = [WorkerId(client.id), WorkerId("gateway@other:1:aa")]
+        claims = [await client.telemetry.claim_export(spec.id, one) for one in gateways * 2]
+    assert claims == [True, False, False, False], "one gateway exports an answer, once"
+    assert trace.traceparent == CALLER
     assert trace.playback is not None
     assert (trace.playback.played_samples, trace.playback.underruns) == (123, 2)
     assert trace.turn is not None and trace.gaps == SoundGaps(num=2, longest_us=70_000)

@@ -295,6 +295,10 @@ LOST_RIGHTS = {
                 lambda _, __: scripts.note_request(RequestId("req-2"), "turn", "10,11"),
                 "unknown",
             ),
+            "claim_export": (
+                lambda _, __: scripts.claim_export(RequestId("req-2"), GATEWAY),
+                "unknown",
+            ),
             "end_start": (lambda _, __: scripts.end_start(ROLE, "test:9"), "unknown"),
             "forget_response": (lambda _, __: scripts.forget_response("resp_2", "a"), "unknown"),
         },

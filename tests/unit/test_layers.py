@@ -346,7 +346,8 @@ def test_names_of_stages_are_read_from_the_graph() -> None:
 
 def test_imported_libraries_are_declared() -> None:
     """Imported libraries are declared dependencies, by distribution name. Libraries that only
-    tests, the training of Pocket, vLLM's engine or calls import may be in their extras.
+    tests, the training of Pocket, vLLM's engine, calls or the export of traces import may be in
+    their extras.
 
     torch for CUDA brings triton.
     """
@@ -364,8 +365,11 @@ def test_imported_libraries_are_declared() -> None:
         "fleet/lab/measure/vllm_generate.py": of_extra["vllm"],
         "fleet/lab/measure/voice_call.py": of_extra["webrtc"],
         "fleet/engine/torch/paged_attention.py": {"triton"},
+        "web/fleet_api/otlp/": of_extra["otlp"],
         "web/realtime/webrtc/": of_extra["webrtc"],
-        "tests/": of_extra["pocket"] | of_extra["voice"] | of_extra["webrtc"] | of_extra["test"],
+        "tests/": set().union(
+            *(of_extra[name] for name in ("otlp", "pocket", "voice", "webrtc", "test"))
+        ),
         "tests/vllm/": of_extra["vllm"],
     }
 
@@ -399,6 +403,7 @@ def library_of(target: str) -> str | None:
         "multipart": "python_multipart",
         "pyworld": "pyworld_prebuilt",
         "hibari": "hibari_tts",
+        "opentelemetry": "opentelemetry_sdk",
     }
     return distributions.get(top, top.lower())
 

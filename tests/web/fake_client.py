@@ -310,7 +310,7 @@ class FakeClient:
         columns = "stage role owner walk cached_rows state epoch"
         rows = [(*task, "running", 1) for task in (*tasks, (CLIENT, "", self.id, "", 0))]
         shared = ("id", "graph", "kind", "model", "session", "retry_of", "body", "outputs")
-        shared = (*shared, "params", "sampling", "prompt_ids", "key")
+        shared = (*shared, "params", "sampling", "prompt_ids", "key", "traceparent")
         return build(
             RequestTrace,
             **{name: getattr(spec, name) for name in shared},

@@ -99,6 +99,7 @@ class FakeTelemetry(Telemetry):
     heard: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     turns: dict[str, SpokenTurn] = field(default_factory=dict[str, SpokenTurn])
     gaps: dict[str, SoundGaps] = field(default_factory=dict[str, SoundGaps])
+    exporters: dict[str, WorkerId] = field(default_factory=dict[str, WorkerId])
     rtfs: list[float] = field(default_factory=list[float])
     orders: list[tuple[str, WorkerOrder]] = field(default_factory=list[tuple[str, WorkerOrder]])
     ordered_by: list[str] = field(default_factory=list[str])
@@ -210,6 +211,14 @@ class FakeTelemetry(Telemetry):
     async def record_gaps(self, request: RequestId, gaps: SoundGaps) -> None:
         self.check_reachable()
         self.gaps[request] = gaps
+
+    async def claim_export(self, request: RequestId, gateway: WorkerId) -> bool:
+        self.check_reachable()
+        is_known = request in self.traces or request in self.traces_of()
+        if not is_known or request in self.exporters:
+            return False
+        self.exporters[request] = gateway
+        return True
 
     def record_underruns(self, count: int) -> None:
         self.underruns += count

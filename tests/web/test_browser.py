@@ -73,7 +73,7 @@ def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: Served
 
 
 def test_pipeline_status_follows_request(page: Page, gateway: ServedGateway) -> None:
-    expect(page.locator(".stage h3")).to_have_text(["thinker", "talker", "code2wav"])
+    expect(page.locator(".stage h2")).to_have_text(["thinker", "talker", "code2wav"])
     gateway.client.script = Script(stall_at=6)
     ask(page)
     expect(page.locator("#stage-thinker .task")).to_contain_text("running")

@@ -22,7 +22,7 @@ AROUND_US = 30_000_000
 ENDS = ("died", "lapsed", "left")
 MARKS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "deaths": ("Deaths", "✕", ("died", "lapsed")),
-    "orders": ("Orders, drains", "▲", ("ordered", "leaving")),
+    "orders": ("Actions, drains", "▲", ("ordered", "leaving")),
     "failures": ("Failed answers", "!", ("failed",)),
     "refusals": ("Refusals", "⊘", ("refused",)),
     "starts": ("Joined, left", "●", ("joined", "left")),
@@ -146,7 +146,7 @@ def describe(entry: JournalEntry) -> str:
         return f"{count} request{'' if count == 1 else 's'} refused ({entry.code}){detail}"
     if entry.what == "ordered":
         by = f" by key {entry.by}" if entry.by else ""
-        default = f"was ordered to {entry.detail or 'change'}"
+        default = f"was set to {entry.detail or 'change'}"
         return f"{who} {ORDERED.get(entry.detail, default)}{by}"
     code = f" ({entry.code})" if entry.code else ""
     held = f", with {entry.count} task{'' if entry.count == 1 else 's'}" if entry.count else ""
@@ -195,10 +195,10 @@ def _grouped(entries: Sequence[JournalEntry], window: HourWindow) -> Iterator[li
 def _mark(row: str, group: Sequence[JournalEntry], window: HourWindow) -> HourMark:
     first, newest = group[0], group[-1]
     count = sum(_weight(entry) for entry in group)
-    text = f"{formats.clock(newest.at_us)}: {describe(newest)}"
+    text = f"{formats.iso(newest.at_us)}: {describe(newest)}"
     href = link_of(newest)
     if len(group) > 1:
-        text = f"{count} from {formats.clock(first.at_us)} on, the last {text}"
+        text = f"{count} from {formats.iso(first.at_us)} on, the last {text}"
     if len(group) > 1 and newest.what == "failed":
         around = answers_between(first.at_us - AROUND_US, newest.at_us + AROUND_US)
         href = f"{around}&state=failed"
@@ -298,9 +298,9 @@ def _spans(
 
 def _life(worker: str, begin: int, end: int, how: str, window: HourWindow) -> Life:
     x = window.x(begin)
-    since = f"since {formats.clock(begin)}" if begin > window.from_us else "since before this time"
+    since = f"since {formats.iso(begin)}" if begin > window.from_us else "since before this time"
     text = (
-        f"{worker}: {how}, lived until {formats.clock(end)}, {since}"
+        f"{worker}: {how}, lived until {formats.iso(end)}, {since}"
         if end
         else f"{worker}: {how}, {since}"
     )

@@ -149,7 +149,8 @@ class HourCharts:
 
     def _first(self) -> HourChart:
         (p50, at_us), (p95, _) = self._last("p50"), self._last("p95")
-        now = formats.ms(p50) if p50 == p95 else f"{formats.ms(p50)} / {formats.ms(p95)}"
+        one = formats.ms(p50)
+        now = one if p50 == p95 else f"p50 {one}, p95 {formats.ms(p95)}"
         title = "First sound" if self.speaks else "First text"
         return HourChart(
             key="first",
@@ -157,8 +158,8 @@ class HourCharts:
             unit="ms",
             now=now,
             at_us=0 if self.is_past else at_us,
-            description=f"{title}, p50 {formats.ms(p50)}, p95 {formats.ms(p95)} as last measured; "
-            f"at most {formats.ms(self._top('p95'))} in {self._span}",
+            description=f"{title}: {now}, of the answers that began in the same {SERIES_STEP_S} s, "
+            f"as last measured; at most {formats.ms(self._top('p95'))} in {self._span}",
             lines=(
                 HourLine(column="p50", label="p50", colour="accent"),
                 HourLine(column="p95", label="p95", colour="warn", dashed=True),
@@ -198,13 +199,13 @@ class HourCharts:
         now = f"{formats.count(underruns)} in {self._span}; real-time factor {formats.ratio(rtf)}"
         return HourChart(
             key="listening",
-            title="Underruns",
+            title="Audio dropouts",
             unit="",
             now=now,
-            description=f"Underruns: {now} (p95) as last measured, at most "
+            description=f"Audio dropouts: {now} (p95) as last measured, at most "
             f"{formats.ratio(self._top('rtf'))}",
             lines=(
-                HourLine(column="underruns", label="underruns", colour="bad"),
+                HourLine(column="underruns", label="dropouts", colour="bad"),
                 HourLine(column="rtf", label="RTF p95", colour="accent", dashed=True, right=True),
             ),
         )

@@ -316,7 +316,7 @@ def _describe_receipt(receipt: Receipt) -> str:
     text = f"{receipt.num_chunks} arrived at {receipt.worker}, {mean} old, at most {most}"
     if receipt.num_pulls:
         text += (
-            f"; {receipt.num_pulls} pulls of {formats.size(receipt.pull_bytes)} in "
+            f"; {receipt.num_pulls} transfers of {formats.size(receipt.pull_bytes)} in "
             f"{formats.ms(receipt.pull_us / 1000)}"
         )
     if receipt.num_failed_pulls:

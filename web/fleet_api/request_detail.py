@@ -13,6 +13,7 @@ import soundfile
 from fleet.core.chunk import Chunk
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId, begun_at
+from fleet.core.trace_context import trace_id_of
 from fleet.processing.prompt import audio_mark
 from fleet.telemetry.trace import RequestTrace
 from fleet.telemetry.views import LogLine, LogQuery
@@ -30,7 +31,8 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     each audio clip, or `[audio: ...]` with its transcript as far as it is known.
 
     `audio_samples` is the number of samples produced so far, at `audio_rate_hz` (0 without audio).
-    `heard` has the transcripts of the prompt's clips as far as they are known.
+    `heard` has the transcripts of the prompt's clips as far as they are known. `trace_id`: id of
+    its exported spans' trace.
     """
 
     object: str = "fleet.request"
@@ -39,6 +41,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
     audio_samples: int = 0
     audio_rate_hz: int = 0
     heard: tuple[str, ...] = ()
+    trace_id: str = ""
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,7 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
         audio_samples=audio.rows if audio is not None else 0,
         audio_rate_hz=gateway.frontend.sample_rate_hz if audio is not None else 0,
         heard=tuple(heard),
+        trace_id=trace_id_of(trace.id, trace.traceparent),
     )
 
 

@@ -23,6 +23,7 @@ from fleet.core.errors import (
 )
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling, session_name
+from fleet.core.trace_context import current_traceparent
 from fleet.graphs import Graph, RequestInput
 from fleet.processing import (
     AudioPart,
@@ -273,6 +274,7 @@ class Gateway:
             model=self.model,
             continues=chat.continues,
             key=current_caller().name,
+            traceparent=parent.header if (parent := current_traceparent()) is not None else "",
             is_counted=bool(applicant.key),
             audio_hz=self.frontend.sample_rate_hz if self.edges.audio in chat.outputs else 0,
             tools=chat.tools.use,

@@ -80,6 +80,11 @@ class Metrics:
             "computed.",
         )
         self.answer_tokens = self._counter("answer_tokens", "Text tokens of ended requests.")
+        self.exported = self._counter(
+            "exported_answers",
+            "Ended answers for the collector of telemetry.otlp, by outcome: sent or lost.",
+            "outcome",
+        )
         self.edge_chunks = self._counter("edge_chunks", "Chunks received on client edges.", "edge")
 
     def _add_audio_metrics(self) -> None:

@@ -23,6 +23,7 @@ from web.http.callers import (
     set_caller,
 )
 from web.http.cookies import read_cookie
+from web.http.csrf_mask import mask, unmask
 from web.http.errors import (
     Forbidden,
     ForeignHost,
@@ -65,8 +66,8 @@ _CSRF, _SENT_KEY = "fleet_csrf", "fleet_sent_key"
 
 
 def csrf_of(scope: Scope) -> str:
-    """Return the CSRF token that the page of this request must send with changes; "" without a
-    login.
+    """Return the CSRF token that the page of this request must send with changes, masked anew for
+    each request; "" without a login.
     """
     return str(scope.get("state", {}).get(_CSRF, ""))
 
@@ -174,12 +175,12 @@ class AccessRules:
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY"
             )
         csrf = self.logins.csrf_token(login)
-        if changes and not keys_equal(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
+        if changes and not keys_equal(unmask(headers.get(CSRF_HEADER, "")).encode(), csrf):
             return Forbidden(
                 f"{CSRF_HEADER}: missing or wrong; load the console's page again, or send the "
                 "key as Bearer"
             )
-        scope["state"][_CSRF] = csrf
+        scope["state"][_CSRF] = mask(csrf)
         set_caller(scope, caller)
         return None
 

@@ -4,12 +4,21 @@ responses.
 
 import logging
 
+import msgspec
 from prometheus_client import Counter
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleet.core.ids import RequestId, new_request_id
+from fleet.core.trace_context import (
+    TRACEPARENT,
+    TraceParent,
+    called_within,
+    current_traceparent,
+    parse_traceparent,
+    span_id_of,
+)
 from web.http.body import BodyMemory
 from web.http.errors import internal_error_response
 from web.http.priority import prioritized
@@ -56,7 +65,11 @@ class RequestContext:
             return
         request_id = new_request_id()
         scope.setdefault("state", {})[_STATE_KEY] = request_id
-        with charging(self._refused, address_of(scope)), prioritized(scope):
+        with (
+            charging(self._refused, address_of(scope)),
+            prioritized(scope),
+            called_within(_traceparent_of(scope)),
+        ):
             if scope["type"] == "websocket":
                 await self.app(scope, receive, send)
             else:
@@ -96,6 +109,9 @@ class _ResponseStart:
             self.started = True
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self._request_id
+            if (parent := current_traceparent()) is not None:
+                own = msgspec.structs.replace(parent, span_id=span_id_of(self._request_id))
+                headers["traceresponse"] = own.header
             headers["x-content-type-options"] = "nosniff"
             # not "no-referrer", with which a form's POST has no Origin and looks like a cross-site
             # request
@@ -105,6 +121,12 @@ class _ResponseStart:
             status = str(message["status"])
             self._responses.labels(method=_method(self._scope), route=route, status=status).inc()
         await self._send(message)
+
+
+def _traceparent_of(scope: Scope) -> TraceParent | None:
+    """Return the caller's span; None if the client names none, several, or a malformed one."""
+    sent = Headers(scope=scope).getlist(TRACEPARENT)
+    return parse_traceparent(sent[0].strip()) if len(sent) == 1 else None
 
 
 def _method(scope: Scope) -> str:

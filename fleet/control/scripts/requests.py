@@ -295,6 +295,10 @@ def record_playback(request: RequestId, played_samples: int, underruns: int) -> 
 def note_request(request: RequestId, name: str, value: str) -> Call: ...
 
 
+@script
+def claim_export(request: RequestId, gateway: WorkerId) -> Call: ...
+
+
 def record_metrics(
     gateway: WorkerId,
     counted: Mapping[str, int],

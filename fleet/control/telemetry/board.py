@@ -183,6 +183,13 @@ class Telemetry:
         value = ",".join(map(str, numbers))
         await answer_of(run_async(self._redis, scripts.note_request(request, name, value)))
 
+    async def claim_export(self, request: RequestId, gateway: WorkerId) -> bool:
+        """Return True if `gateway` alone is to send the spans of an ended request to a collector;
+        False if another does, or if the request is unknown.
+        """
+        call = scripts.claim_export(request, gateway)
+        return text(await answer_of(run_async(self._redis, call))) == "ok"
+
     def record_underruns(self, count: int) -> None:
         """Add a client's playback underruns to the fleet's time series."""
         self._tally.underruns(count)

@@ -108,6 +108,7 @@ def _build_trace(
         now_us=now_us,
         session=spec.session,
         retry_of=spec.retry_of,
+        traceparent=spec.traceparent,
         key=spec.key,
         body=spec.body,
         outputs=spec.outputs,

@@ -1,8 +1,10 @@
 """Console pages in a real browser continue at another gateway after the first one has stopped."""
 
+import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Route, expect
 
@@ -16,6 +18,16 @@ pytestmark = pytest.mark.one_file_in(4, "pages in a browser")
 
 LOST = ("Failed to load resource", "htmx:")
 """Beginnings of the browser's log messages when its gateway is gone."""
+NUM_ATTEMPTS = 8
+"""Retries within about five seconds."""
+COUNT_ATTEMPTS = """() => {
+  window.attempts = [];
+  document.addEventListener("htmx:sse:before:connection", () => attempts.push(performance.now()));
+}"""
+DELAYS = """() => {
+  const { connectTimeout, ...delays } = htmx.config.sse;
+  return delays;
+}"""
 ANSWERED = "the second gateway answers, without Redis"
 
 
@@ -55,6 +67,32 @@ def test_live_pages_continue_at_another_gateway(browser: Browser, loaded: Loaded
         gateway.client.unreachable = None
         for page in pages.values():
             expect(page.get_by_text(ANSWERED)).to_have_count(0)
+
+
+def test_page_cut_off_for_five_seconds_is_current_soon_after_the_return(
+    browser: Browser, loaded: Loaded
+) -> None:
+    """A retry has at most 0.84 s from the one before, however long the outage."""
+    with ExitStack() as stack:
+        first = ExitStack()
+        gateway = first.enter_context(serving(loaded))
+        fill(gateway)
+        page = stack.enter_context(visiting(browser, gateway.url + "/workers", LOST))
+        expect(page.locator("#link")).to_have_text("live")
+        page.evaluate(COUNT_ATTEMPTS)
+        first.close()
+        page.wait_for_function(f"() => window.attempts.length >= {NUM_ATTEMPTS}")
+        waits = page.evaluate("() => window.attempts.slice(1).map((at, n) => at - attempts[n])")
+        workers = gateway.client.telemetry.worker_list
+        workers[0] = msgspec.structs.replace(workers[0], running=777)
+        stack.enter_context(
+            serving(loaded, client=gateway.client, port=urlsplit(gateway.url).port or 0)
+        )
+        returned_s = time.monotonic()
+        expect(page.get_by_text("777/")).to_be_visible(timeout=10_000)
+        print(f"{time.monotonic() - returned_s:.2f} s to the new value; retries (ms) {waits}")
+        asked = page.evaluate(DELAYS)
+        assert asked == {"reconnectDelay": 500, "reconnectMaxDelay": 700, "reconnectJitter": 0.2}
 
 
 def test_pipeline_status_continues_at_another_gateway(browser: Browser, loaded: Loaded) -> None:

@@ -106,7 +106,7 @@ def test_mark_leads_to_what_explains_it(found: JournalEntry, href: str) -> None:
     ("found", "said"),
     [
         (entry("died", detail="SIGKILL", count=2), "talker@h:1:a died: SIGKILL, with 2 tasks"),
-        (entry("ordered", detail="drain", by="me"), "talker@h:1:a was ordered to drain by key me"),
+        (entry("ordered", detail="drain", by="me"), "talker@h:1:a was set to drain by key me"),
         (entry("refused", code="overloaded", count=5), "5 requests refused (overloaded)"),
         (
             entry("failed", worker="", request=RequestId("req-1"), code="worker_lost"),
@@ -201,7 +201,7 @@ def test_charts_name_their_numbers_and_columns() -> None:
     assert [chart.key for chart in charts] == ["ended", "first", "tasks", "listening"]
     assert {line.column for chart in charts for line in chart.lines} == set(drawn.whole().columns)
     first = charts[1]
-    assert first.now == "212 ms / 400 ms" and "p95 400 ms" in first.description
+    assert first.now == "p50 212 ms, p95 400 ms" and "p95 400 ms" in first.description
     assert "7 running, 0 waiting" in charts[2].description
 
 

@@ -40,7 +40,7 @@ def test_page_size_is_bounded(large_gateway: ServedGateway, name: str) -> None:
 def test_pages_show_the_number_of_omitted_rows(large_gateway: ServedGateway) -> None:
     assert "and 100 older jobs" in large_gateway.http.get("/jobs").text
     page = large_gateway.http.get("/queues").text
-    assert "tasks with shorter waits" in page and "older dead letters" in page
+    assert "tasks with shorter waits" in page and "older such requests" in page
     assert "older sessions" in large_gateway.http.get("/sessions").text
 
 

@@ -60,7 +60,8 @@ class OneRequestContext(PageContext):
     """Data of the page of one request.
 
     `detail` holds state, tasks and edges of the request, None if the request is unknown.
-    `text_edge` is the name of the edge that brings the answer's text to the client.
+    `text_edge` is the name of the edge that brings the answer's text to the client. `exports` is
+    True if answers are exported to a collector, where their trace ids find them.
     """
 
     id: str
@@ -72,6 +73,7 @@ class OneRequestContext(PageContext):
     tasks: tuple[TaskTrace, ...] = ()
     player: AudioPlayer | None = None
     lines: tuple[LogLine, ...] = ()
+    exports: bool = False
 
     @property
     def live(self) -> bool:
@@ -154,6 +156,7 @@ class OneRequestPage(LivePage):
             found,
             detail=answer.detail,
             text_edge=self._gateway.edges.text,
+            exports=self._gateway.config.telemetry.otlp.endpoint is not None,
             facts=answer.facts,
             verdict=answer.verdict,
             waterfall=answer.waterfall(),

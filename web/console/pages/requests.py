@@ -50,12 +50,13 @@ MAX_SEARCHED = 200
 class RequestTableRow:
     """A row of the table of requests. `took_ms` is the duration of the request, None while it runs.
     `first_ms` is the time to the first audio, or to the first text of an answer without audio; None
-    without output, or if the clocks disagree.
+    without output, or if the clocks disagree. `first_of`: sound or text, which are not compared.
     """
 
     view: RequestRow
     took_ms: float | None
     first_ms: float | None
+    first_of: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,11 +186,11 @@ def divide(rows: Sequence[RequestTableRow]) -> tuple[list[RequestRow], list[Requ
 
 
 def build_row(row: RequestRow, gateway: Gateway) -> RequestTableRow:
-    first_us = row.first_us.get(gateway.edges.audio or gateway.edges.text) or row.first_us.get(
-        gateway.edges.text, 0
-    )
+    sound_us = row.first_us.get(gateway.edges.audio, 0) if gateway.edges.audio is not None else 0
+    first_us = sound_us or row.first_us.get(gateway.edges.text, 0)
     return RequestTableRow(
         view=row,
         took_ms=(row.ended_us - row.created_us) / 1000 if row.ended_us else None,
         first_ms=(first_us - row.created_us) / 1000 if first_us >= row.created_us else None,
+        first_of="sound" if sound_us else "text",
     )

@@ -66,8 +66,4 @@
     setInterval(() => document.querySelectorAll("time-ago").forEach((age) => age.tick()), 1000);
   };
   document.addEventListener("DOMContentLoaded", start);
-  document.addEventListener("mouseover", ({ target }) => {
-    const time = target.closest?.("time[datetime]");
-    if (time) time.title = localTime(time);
-  });
 })();

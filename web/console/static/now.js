@@ -104,7 +104,7 @@
   function linesOf(chart) {
     const [p50] = chart.lines;
     if (p50.column !== "p50" || !areEqual(columns.p50 ?? [], columns.p95 ?? [])) return chart.lines;
-    return [{ ...p50, label: "p50 and p95" }];
+    return [{ ...p50, label: "every answer" }];
   }
 
   function findAlone(values) {
@@ -239,11 +239,22 @@
     if (text) $("hour-detail").textContent = text;
   }
 
+  // The server writes the times of marks and lives in UTC; people read them in their zone.
+
+  function showLocalTimes() {
+    const local = (iso) => time(Date.parse(iso) / 1000, { second: "2-digit", timeZoneName: "short" });
+    for (const title of document.querySelectorAll("#hour .strip title")) {
+      const text = title.textContent.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, local);
+      if (text !== title.textContent) title.textContent = text;
+    }
+  }
+
   // Updates
 
   let wholeText = "";
 
   function update() {
+    showLocalTimes();
     const text = $("whole").textContent;
     if (text !== wholeText) {
       wholeText = text;

@@ -32,7 +32,7 @@
   // Live stream
 
   let paused = false;
-  const RETRY_MS = 1000;
+  const RETRY_MS = 700;
 
   // htmx reconnects a stream that was connected once; one whose first attempt failed is retried here.
   function retryStream(element) {
