@@ -162,7 +162,8 @@ class TelemetryConfig(Strict):
 
 class VoiceConfig(Strict):
     """Settings of the voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting`
-    clients wait in a queue; further clients are refused.
+    clients wait in a queue; further clients are refused. `max_calls`: sessions among them over
+    WebRTC, which take more time of the gateway than those over WebSockets.
 
     `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a
     session waits for a client whose connection was lost. `speculate_ms`: silence after which a
@@ -171,8 +172,8 @@ class VoiceConfig(Strict):
     longest duration of a session. `idle_s`: time without input from the client and without a
     response after which a session ends. `sessions_per_secret`: sessions that one short-lived secret
     (`ek_...`) may have open or queued at one time, on all gateways together. `secret_share`: share
-    of `max_sessions` and `max_waiting` open to short-lived secrets; the rest is reserved for API
-    keys and the console.
+    of `max_sessions`, `max_waiting` and `max_calls` open to short-lived secrets; the rest is
+    reserved for API keys and the console.
 
     `webrtc_stun`: STUN server (HOST:PORT) by which a gateway behind a router finds its public
     address for WebRTC. `webrtc_address`: public address, if it is known and its UDP ports are
@@ -180,6 +181,7 @@ class VoiceConfig(Strict):
     """
 
     max_sessions: Items = 64
+    max_calls: Items = 24
     max_waiting: Annotated[int, Whole(0, 100_000)] = 64
     send_ahead_s: Annotated[float, Number(0.1, 3600)] = 1.0
     reconnect_timeout_s: Annotated[float, Number(0.1, 3600)] = 60.0

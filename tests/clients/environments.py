@@ -20,16 +20,33 @@ REQUIREMENTS = (AGENTS, LIVEKIT, PIPECAT)
 """Clients of the ordinary tests."""
 AI_SDK, WYOMING = "ai@7.0.173", "wyoming-openai==0.8.0"
 GUIDELLM, SGLANG = "guidellm==0.8.1", "sglang==0.5.9"
+OPEN_WEBUI, VLLM = "open-webui==0.12.4", "vllm==0.33.0"
+CPU_TORCH = ("torch==2.13.0",)
+TOOL_OF_VLLM = (
+    *CPU_TORCH,
+    *("aiohttp", "anthropic", "blake3", "cachetools", "cbor2", "cloudpickle", "datasets"),
+    *("compressed-tensors==0.17.0", "depyf==0.20.0", "einops", "fastapi[standard]<0.137.0"),
+    *("ijson", "jsonschema", "lark==1.2.2", "llguidance<1.8.0", "lm-format-enforcer==0.11.3"),
+    *("mcp<3.0.0", "mistral_common", "model-hosting-container-standards<1.0.0", "msgspec"),
+    *("ninja", "numba==0.65.0", "openai", "opencv-python-headless", "opentelemetry-exporter-otlp"),
+    *("opentelemetry-semantic-conventions-ai", "orjson", "oss-harmony", "outlines_core==0.2.14"),
+    *("pandas", "partial-json-parser", "pillow", "prometheus-fastapi-instrumentator", "protobuf"),
+    *("psutil", "py-cpuinfo", "pybase64", "python-json-logger", "pyyaml", "pyzmq", "regex"),
+    *("requests", "sentencepiece", "setproctitle", "soundfile", "transformers<5.20.0"),
+    "watchfiles",
+)
 TOOL_OF_SGLANG = ("aiohttp", "datasets", "numpy", "pillow", "pybase64", "requests", "transformers")
 BESIDE = {
     AI_SDK: ("@ai-sdk/openai@4.0.118", "@ai-sdk/openai-compatible@3.0.92", "zod@4.6.7"),
-    GUIDELLM: ("torch==2.13.0",),
+    GUIDELLM: CPU_TORCH,
+    OPEN_WEBUI: CPU_TORCH,
     SGLANG: TOOL_OF_SGLANG,
+    VLLM: TOOL_OF_VLLM,
 }
 """Packages that are installed with a client, by its requirement."""
-BARE = (SGLANG,)
-"""Clients without their dependencies, which are gigabytes of CUDA: their load tool needs what
-`BESIDE` lists.
+BARE = {SGLANG: (), VLLM: ("apache-tvm-ffi==0.1.11", "xgrammar==0.2.8")}
+"""Clients without their dependencies, which are gigabytes of CUDA: their load tools need what
+`BESIDE` lists, and these packages, which are installed without theirs.
 """
 MINIMUM_PYTHON = {WYOMING: (3, 12)}
 """Oldest Python of a client that refuses older ones, by its requirement."""
@@ -75,8 +92,10 @@ CLIENTS = tuple(
         ("livekit", "LiveKit", LIVEKIT, "script"),
         ("pipecat", "Pipecat", PIPECAT, "script"),
         ("wyoming", "Wyoming", WYOMING, "script"),
+        ("open_webui", "Open WebUI", OPEN_WEBUI, "script"),
         ("guidellm", "GuideLLM", GUIDELLM, "script"),
         ("aiperf", "AIPerf", "aiperf==0.13.0", "script"),
+        ("vllm", "vLLM's bench serve", VLLM, "script"),
         # The newest release whose load tool runs without its engine.
         ("sglang", "SGLang's bench_serving", SGLANG, "script"),
     )
@@ -133,7 +152,7 @@ def install(requirement: str) -> None:
         # Of thousands of modules, tests import a few: these are compiled then.
         pip = [home / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile"]
         if requirement in BARE:
-            subprocess.run([*pip, "--no-deps", requirement], check=True)
+            subprocess.run([*pip, "--no-deps", requirement, *BARE[requirement]], check=True)
             wanted = wanted[1:]
         subprocess.run([*pip, *wanted], check=True)
     ready.write_text(others)

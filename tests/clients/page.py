@@ -23,11 +23,17 @@ function, JSON, an edit or a sentence. A feature passes if the client gives its 
 page. `python -m tests.clients --only NAME ...` runs some, by the names of their scripts, and
 replaces their rows. Wyoming's bridge needs Python 3.12 or later on the machine.
 
-Not run, since they bring several gigabytes, most of them CUDA:
+Open WebUI is a whole installation with the CPU build of torch (2.4 GB); its search over documents
+is off. Of vLLM, the wheel and those of its dependencies are installed that its load tool imports
+(2.3 GB). This tool's transcriptions send `max_completion_tokens`, which is refused by name, and
+expect a stream in vLLM's own form.
 
-* Open WebUI 0.12.4. `tests/web/test_open_webui.py` sends what it sends.
-* `vllm bench serve` and vLLM-Omni's, and SGLang's after 0.5.9, whose load tools import their
-  engines. `tests/web/test_load_tools.py` sends their requests and reads answers as they do.
+Not run:
+
+* vLLM-Omni 0.30.0 does not start with vLLM 0.33: "cannot import name 'RoutedExpertsLists' from
+  'vllm.v1.outputs'". `tests/web/test_load_tools.py` reads answers as it does.
+* SGLang's load tool after 0.5.9 imports its engine: 0.5.23 stops at `import triton`, and with
+  Triton at `import torchvision`.
 
 | client | version | feature | result |
 |---|---|---|---|

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from fleet.core.errors import BadInput, EngineStopped
+from fleet.core.chunk import LOGPROBS, TOP_IDS
+from fleet.core.errors import BadInput, EngineStopped, UnsupportedValue
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import (
@@ -32,6 +33,7 @@ from tests.contract.engine_subjects import (
     Subject,
     ids,
     joined,
+    new_subject,
     output_of,
     run_out,
     submit,
@@ -251,6 +253,27 @@ def test_calls_for_unknown_requests_are_ignored(subject: Subject) -> None:
     subject.engine.finish(unknown)
     subject.engine.abort(unknown)
     assert not subject.engine.is_ready()
+
+
+NAMED = Sampling(max_tokens=1, top_logprobs=0, logprob_ids=(7, 3))
+"""A request for the log probabilities of two ids, of which a decision is made."""
+
+
+def test_log_probabilities_of_named_ids_are_given(folders: dict[str, Path]) -> None:
+    subject = new_subject("autoregressive", folders)
+    submit(subject, "a", sampling=NAMED)
+    output = output_of(run_out(subject.engine))
+    assert output[TOP_IDS].tolist() == [[7, 3]] and output[LOGPROBS].shape == (1, 3)
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_vllm_refuses_log_probabilities_of_named_ids(
+    name: str, shared_engine: Callable[[str], Engine]
+) -> None:
+    subject = Subject(engine=shared_engine(name), piece=ids)
+    with pytest.raises(UnsupportedValue, match="logprob_ids: vLLM gives no"):
+        submit(subject, "a", sampling=NAMED)
+    assert subject.engine.stats().running == 0
 
 
 def test_second_submit_of_a_request_is_refused(subject: Subject) -> None:

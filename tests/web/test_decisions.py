@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
@@ -189,6 +190,15 @@ def test_wrong_or_unserved_field_is_refused_by_name(
     error = answer.json()["error"]
     assert error["param"].startswith(param) and error["message"].startswith(param), error
     assert not gateway.client.submitted
+
+
+def test_decision_is_refused_by_name_where_vllm_is_the_engine(loaded: Loaded) -> None:
+    config = loaded.config.model_copy(update={"engine": "vllm"})
+    with serving(replace(loaded, config=config)) as gateway:
+        answer = post(gateway)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "model"
+        assert "on vLLM, without log probabilities" in answer.json()["error"]["message"]
+        assert not gateway.client.submitted
 
 
 def test_harmless_fields_are_accepted(gateway: ServedGateway) -> None:

@@ -1,7 +1,7 @@
 """Streams as load-testing tools read them: each reader replicates the parser of one tool.
 
-Sources: vllm 0.11 benchmarks/lib/endpoint_request_func.py, vllm-omni benchmarks/patch/patch.py,
-sglang bench_serving.py, llmperf openai_chat_completions_client.py.
+Sources: vllm-omni benchmarks/patch/patch.py, sglang bench_serving.py, llmperf
+openai_chat_completions_client.py.
 """
 
 import base64
@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from fleet.core.errors import EngineError
 from tests.web.conftest import ASK, ServedGateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from web.http import sse
@@ -44,13 +43,11 @@ def pieces_of(gateway: ServedGateway, **fields: object) -> list[bytes]:
         return list(answer.iter_raw())
 
 
-def by_message(pieces: Iterable[bytes], *, strips: bool) -> Iterator[str]:
-    """Yield messages, which end at a blank line or when the rest is valid JSON. `strips`: whether
-    white space is stripped from each piece.
-    """
+def by_message(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield messages, which end at a blank line or when the rest is valid JSON."""
     rest = ""
     for piece in pieces:
-        rest += (piece.strip() if strips else piece).decode()
+        rest += piece.decode()
         *whole, rest = rest.split("\n\n")
         yield from (message.strip() for message in whole if message.strip())
         if rest.startswith("data: ") and is_whole(rest.removeprefix("data: ").strip()):
@@ -74,26 +71,12 @@ def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
             yield json.loads(payload)
 
 
-def vllm(pieces: list[bytes]) -> ToolFigures:
-    """Read a stream like vLLM: every event with a choice counts, the first one as the first token;
-    usage is read only from events without choices.
-    """
-    measured = ToolFigures()
-    for data in events(by_message(pieces, strips=True)):
-        measured.chunks.append(data)
-        if choices := data.get("choices"):
-            measured.text += choices[0]["delta"].get("content") or ""
-        elif usage := data.get("usage"):
-            measured.output_tokens = usage["completion_tokens"]
-    return measured
-
-
 def vllm_omni(pieces: list[bytes]) -> ToolFigures:
     """Read a stream like vLLM-Omni, by the event's modality: text in `content`, audio in `content`
     or `audio.data`, where each piece is a WAV file.
     """
     measured = ToolFigures()
-    for data in events(by_message(pieces, strips=False)):
+    for data in events(by_message(pieces)):
         measured.chunks.append(data)
         measured.output_tokens = (data.get("usage") or {}).get("completion_tokens", 0)
         if not data.get("choices"):
@@ -133,10 +116,7 @@ def by_line(pieces: list[bytes]) -> ToolFigures:
 
 
 @pytest.mark.parametrize("fields", [{}, SPOKEN], ids=["text", "spoken"])
-@pytest.mark.parametrize("tool", [vllm, by_line], ids=lambda tool: tool.__name__)
-def test_load_tool_reads_complete_stream(
-    gateway: ServedGateway, tool: Callable[[list[bytes]], ToolFigures], fields: dict[str, object]
-) -> None:
+def test_stream_is_read_line_by_line(gateway: ServedGateway, fields: dict[str, object]) -> None:
     fields = {
         **fields,
         "temperature": 0.0,
@@ -145,15 +125,7 @@ def test_load_tool_reads_complete_stream(
         "min_tokens": 1,
         "repetition_penalty": 1.0,
     }
-    assert tool(pieces_of(gateway, **fields)).text == Script().text
-
-
-def test_vllm_reads_the_usage_and_no_event_before_the_first_output(gateway: ServedGateway) -> None:
-    measured = vllm(pieces_of(gateway, stream_options=USAGE, max_completion_tokens=16))
-    assert measured.output_tokens == measured.chunks[-1]["usage"]["completion_tokens"] > 0
-    gateway.client.script = Script(fail_at=0, failure=EngineError("it broke"))
-    (only,) = events(by_message(pieces_of(gateway), strips=True))
-    assert only["error"]["message"] == "it broke"
+    assert by_line(pieces_of(gateway, **fields)).text == Script().text
 
 
 def test_vllm_omni_reads_text_and_audio(gateway: ServedGateway) -> None:
@@ -175,18 +147,7 @@ def test_vllm_omni_reads_speech_as_raw_samples(gateway: ServedGateway) -> None:
     assert answer.content == sine(Script().num_samples).tobytes()
 
 
-def test_vllm_continues_a_text_with_its_fields(gateway: ServedGateway) -> None:
-    fields = {"repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None, "ignore_eos": True}
-    usage = {"stream": True, "stream_options": {"include_usage": True}}
-    body = {"model": "omni", "prompt": "Once", **fields, **usage}
-    answer = gateway.http.post("/v1/completions", json=body)
-    read = list(events(line for line in answer.text.split("\n\n") if line))
-    said = [data["choices"][0]["text"] for data in read if data["choices"]]
-    assert Script().text.startswith("".join(said)) and said
-    assert read[-1]["usage"]["completion_tokens"] > 0
-
-
-@pytest.mark.parametrize("tool", [vllm, vllm_omni, by_line], ids=lambda tool: tool.__name__)
+@pytest.mark.parametrize("tool", [vllm_omni, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_a_stream_with_pauses(
     gateway: ServedGateway,
     tool: Callable[[list[bytes]], ToolFigures],

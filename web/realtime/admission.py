@@ -1,6 +1,7 @@
-"""Admission to one gateway: number of open voice sessions, and order in which queued clients enter.
+"""Admission to one gateway: number of open voice sessions, or of calls, and order in which queued
+clients enter.
 
-Clients with a client secret may use only a share of the sessions; the rest is reserved for the API
+Clients with a client secret may use only a share of the places; the rest is reserved for the API
 key and the console. Knows no session.
 """
 
@@ -8,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from fleet.config.schema import VoiceConfig
 from fleet.core.errors import Overloaded
 
 
@@ -28,13 +28,19 @@ class QueuedClient:
 class Admission:
     """Counter of the gateway's open sessions, and the queue of clients that wait for a session.
 
+    `most`: open sessions at one time. `max_waiting`: queued clients. `secret_share`: share of both
+    for client secrets. `what`: noun of errors.
+
     Invariants: no client is queued that could be admitted.
     """
 
-    def __init__(self, voice: VoiceConfig) -> None:
-        self._voice = voice
-        self._max_by_secret = max(1, _share_of(voice.max_sessions, voice.secret_share))
-        self._max_queued_by_secret = _share_of(voice.max_waiting, voice.secret_share)
+    def __init__(
+        self, most: int, max_waiting: int, secret_share: float, *, what: str = "voice sessions"
+    ) -> None:
+        self._most, self._max_waiting = most, max_waiting
+        self._what = what
+        self._max_by_secret = max(1, _share_of(most, secret_share))
+        self._max_queued_by_secret = _share_of(max_waiting, secret_share)
         self._num_open = {False: 0, True: 0}
         """Number of open sessions opened with the API key (False) and with a client secret (True).
         """
@@ -51,7 +57,7 @@ class Admission:
             client.admitted.set()
             return client
         queued_by_secret = sum(other.by_secret for other in self._queue)
-        if len(self._queue) >= self._voice.max_waiting or (
+        if len(self._queue) >= self._max_waiting or (
             by_secret and queued_by_secret >= self._max_queued_by_secret
         ):
             raise self._full(by_secret)
@@ -84,12 +90,12 @@ class Admission:
         self._admit_next()
 
     def _has_place(self, *, by_secret: bool) -> bool:
-        has_room = sum(self._num_open.values()) < self._voice.max_sessions
+        has_room = sum(self._num_open.values()) < self._most
         if by_secret:
             return has_room and self._num_open[True] < self._max_by_secret
         # Any number of sessions by secret may come from other gateways; the API key's places stay
         # reserved even then.
-        return has_room or self._num_open[False] < self._voice.max_sessions - self._max_by_secret
+        return has_room or self._num_open[False] < self._most - self._max_by_secret
 
     def _admit_next(self) -> None:
         """Admit queued clients in order while sessions are available. A client secret whose share
@@ -121,12 +127,9 @@ class Admission:
     def _full(self, by_secret: bool) -> Overloaded:
         if by_secret:
             most = self._max_by_secret + self._max_queued_by_secret
-            sessions, setting = f"{most} voice sessions of client secrets", " (voice.secret_share)"
+            sessions, setting = f"{most} {self._what} of client secrets", " (voice.secret_share)"
         else:
-            sessions, setting = (
-                f"{self._voice.max_sessions + self._voice.max_waiting} voice sessions",
-                "",
-            )
+            sessions, setting = f"{self._most + self._max_waiting} {self._what}", ""
         return Overloaded(
             f"{sessions} are open or waiting on this gateway{setting}; try again shortly"
         )

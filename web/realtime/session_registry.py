@@ -92,7 +92,9 @@ class SessionRegistry:
         self._voice = gateway.config.voice
         self._clock = clock or Clock()
         self._entries: dict[str, SessionEntry] = {}
-        self._admission = Admission(self._voice)
+        self._admission = Admission(
+            self._voice.max_sessions, self._voice.max_waiting, self._voice.secret_share
+        )
         self._shared = SharedAudio()
         self._records = SessionRecords(gateway, self._clock)
         self._keeper = SessionKeeper(gateway)

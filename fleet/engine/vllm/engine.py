@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fleet.core.errors import BadInput, EngineError, EngineStopped, FleetError
+from fleet.core.errors import BadInput, EngineError, EngineStopped, FleetError, UnsupportedValue
 from fleet.core.ids import DECODE, PREFILL, RequestId, Walk
 from fleet.engine.base import (
     NUM_POSITIONS,
@@ -168,9 +168,12 @@ class VllmEngine(Engine):
 
     def submit(self, request: EngineRequest) -> None:
         """Add a request. Raises: OutOfPages if vLLM's KV cache could never hold it; BadInput if its
-        id is in use.
+        id is in use; UnsupportedValue for `logprob_ids`, since vLLM 0.32 and 0.33 then return wrong
+        log probabilities for all other requests of the same step.
         """
         check_is_new(request.request_id, self._requests)
+        if request.sampling.logprob_ids:
+            raise UnsupportedValue("logprob_ids: vLLM gives no log probabilities of chosen tokens")
         check_context(
             int(request.params[NUM_POSITIONS]),
             self._started.max_positions,

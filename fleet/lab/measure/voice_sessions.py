@@ -217,7 +217,7 @@ def own_overrides(context: Context) -> list[str]:
     Raises: ConfigError.
     """
     sessions = context.options.sessions
-    limit = [f"voice.max_sessions={sessions}"]
+    limit = [f"voice.{name}={sessions}" for name in ("max_sessions", "max_calls")]
     if not context.options.engine:
         return limit
     result = ["engine=fake", "device=cpu", "transfer.kind=redis"]

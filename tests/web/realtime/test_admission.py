@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from fleet.config.schema import VoiceConfig
 from fleet.core.errors import Overloaded
 from web.realtime.admission import Admission, QueuedClient
 
@@ -21,11 +20,7 @@ class Line:
     come from client secrets.
     """
 
-    admission: Admission = field(
-        default_factory=lambda: Admission(
-            VoiceConfig(max_sessions=4, max_waiting=4, secret_share=0.75)
-        )
-    )
+    admission: Admission = field(default_factory=lambda: Admission(4, 4, 0.75))
     positions: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
     def join(self, by_secret: bool, name: str = "") -> QueuedClient:
@@ -103,7 +98,7 @@ def test_api_key_places_stay_reserved_from_adopted_sessions() -> None:
 def test_secret_share_is_rounded_down_to_at_least_one(
     sessions: int, share: float, most: int
 ) -> None:
-    admission = Admission(VoiceConfig(max_sessions=sessions, secret_share=share))
+    admission = Admission(sessions, 64, share)
     entered = [
         admission.join(by_secret=True, on_position=lambda _: None).admitted.is_set()
         for _ in range(sessions)

@@ -194,6 +194,28 @@ async def test_full_gateway_refuses_a_call_instead_of_letting_it_wait(loaded: Lo
             assert sessions(gateway) == {client.session["id"]}
 
 
+async def test_calls_have_a_limit_below_that_of_sessions(loaded: Loaded) -> None:
+    """A call that continues another call's session takes its place; to continue a WebSocket's
+    session needs a new place.
+    """
+    voice = loaded.config.voice.model_copy(update={"max_calls": 1})
+    few = replace(loaded, config=loaded.config.model_copy(update={"voice": voice}))
+    with serving(few) as gateway:
+        async with opened(gateway) as talker, called(gateway) as client, offered() as offer:
+            for session in ("", talker.session):
+                refused = await post_offer(gateway, offer.sdp, query={"session": session})
+                assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+                assert "1 WebRTC calls (voice.max_calls" in refused.json()["error"]["message"]
+            query = {"session": client.session["id"]}
+            async with called(gateway, query=query) as again:
+                await asyncio.wait_for(client.closed.wait(), 20)
+                refused = await post_offer(gateway, offer.sdp)
+                assert refused.status_code == 429, "the call that was replaced left no place"
+            await until_over(gateway, again.session["id"])
+        async with called(gateway):
+            pass
+
+
 def refusal(answer: httpx.Response) -> tuple[int, str | None]:
     return answer.status_code, answer.json()["error"]["param"]
 

@@ -22,12 +22,13 @@ from web.http.callers import acting_as
 from web.http.forms import open_form
 from web.http.offload import parse_body
 from web.http.origins import CALLS_PATH
+from web.realtime.admission import Admission
 from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.session_update import served_settings
 from web.realtime.protocol.settings import SessionPatch
 from web.realtime.session import Session
 from web.realtime.session_registry import SessionRegistry
-from web.realtime.transport.client_secrets import Credential
+from web.realtime.transport.client_secrets import Credential, is_of_secret
 from web.realtime.transport.voice_socket import open_session
 from web.realtime.webrtc.offer import MAX_OFFER_BYTES
 from web.schema.chat import read_json
@@ -66,7 +67,11 @@ class WebRtcRoutes:
         self._registry = registry
         self._authenticate = authenticate
         self._end_session = end_session
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], str] = {}
+        """Tasks of the calls, with the ids of their sessions."""
+        voice = gateway.config.voice
+        what = "WebRTC calls (voice.max_calls; a WebSocket may have a place)"
+        self._admission = Admission(voice.max_calls, 0, voice.secret_share, what=what)
 
     async def left(self) -> None:
         """Wait until all calls are over, for `LEAVE_S` at most."""
@@ -89,17 +94,20 @@ class WebRtcRoutes:
         if patch is not None:
             credential = self._with_settings(request, credential, patch)
         is_fleet = request.query_params.get("fleet", "").lower() in ON
+        self._admit(request.query_params.get("session"), credential)
         call = make_call(self._gateway.config.voice, fleet=is_fleet)
         with acting_as(credential.caller):
             try:
                 answer = await call.answer(offer)
                 session = await self._open(call, request, credential)
             except BaseException:
+                self._release(credential)
                 await call.discard()
                 raise
             serving = start(self._serve(call, session), "a call")
-            self._serving.add(serving)
-            serving.add_done_callback(self._serving.discard)
+            self._serving[serving] = session.id
+            serving.add_done_callback(self._serving.pop)
+            serving.add_done_callback(lambda _: self._release(credential))
         location = f"{CALLS_PATH}/{_CALL}{session.id.removeprefix(_SESSION)}"
         return Response(answer, 201, {"location": location}, media_type=SDP)
 
@@ -119,6 +127,24 @@ class WebRtcRoutes:
             raise BadInput(message, param="session")
         settings = served_settings(self._gateway, credential.settings, patch)
         return replace(credential, settings=settings)
+
+    def _admit(self, session_id: str | None, credential: Credential) -> None:
+        """Count a call. A call that continues the session of a call here replaces it.
+
+        Raises: Overloaded beyond `voice.max_calls`.
+        """
+        by_secret = is_of_secret(credential.owner)
+        if session_id in self._serving.values():
+            self._admission.add(by_secret=by_secret)
+            return
+        try:
+            self._admission.join(by_secret=by_secret, on_position=lambda _: None)
+        except Overloaded as error:
+            self._gateway.client.telemetry.record_refusal(error)
+            raise
+
+    def _release(self, credential: Credential) -> None:
+        self._admission.release(by_secret=is_of_secret(credential.owner))
 
     async def _open(self, call: "WebRtcCall", request: Request, credential: Credential) -> Session:
         """Open the session. Raises: Overloaded instead of waiting in the queue, since an offer is
