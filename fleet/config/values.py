@@ -172,23 +172,6 @@ def endpoint(value: object) -> str:
     return f"{name}:{number}"
 
 
-def url(value: object) -> str:
-    """Accept an http or https address. A password in it is refused: addresses are printed."""
-    given = text(value)
-    try:
-        parts = urlsplit(given)
-        is_known = parts.scheme in ("http", "https") and parts.port != 0
-    except ValueError:
-        parts, is_known = urlsplit(""), False
-    if not is_known or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError(
-            "must be an http or https address without ? and #, such as http://localhost:4318"
-        )
-    if "@" in parts.netloc:
-        raise ValueError("has a name or password; put it into a file of headers")
-    return given
-
-
 def network(value: object) -> str:
     """Accept an IP address, or a network in CIDR notation such as 10.0.0.0/8."""
     given = text(value)
@@ -253,6 +236,18 @@ def url(value: object) -> str:
             "must be an address that begins with http:// or https://, such as "
             "https://alerts.example.com/fleet"
         )
+    return given
+
+
+def service_url(value: object) -> str:
+    """Accept an address of the web without a query. A password in it is refused: such addresses are
+    printed.
+    """
+    given = url(value)
+    if urlsplit(given).query:
+        raise ValueError("must be an address without ?, such as http://localhost:4318")
+    if "@" in urlsplit(given).netloc:
+        raise ValueError("has a name or password; put it into a file of headers")
     return given
 
 

@@ -11,6 +11,7 @@ from fleet.config.fields import (
     Network,
     Origin,
     Port,
+    ServiceUrl,
     Strict,
     Switch,
     Text,
@@ -151,7 +152,7 @@ class OtlpConfig(Strict):
     whose client does not say by `traceparent` whether it records.
     """
 
-    endpoint: Url | None = None
+    endpoint: ServiceUrl | None = None
     headers_file: Folder | None = None
     share: Annotated[float, Number(0, 1)] = 1.0
 
