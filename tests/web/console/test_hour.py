@@ -14,6 +14,7 @@ from web.console.hour import (
     MAX_LANES,
     MAX_TRACKS,
     MERGED,
+    STEP_US,
     HourWindow,
     LifeRow,
     describe,
@@ -226,3 +227,39 @@ def test_charts_of_an_empty_series_say_nothing_was_measured() -> None:
     drawn = HourCharts(series=[], stages=("thinker",), speaks=True)
     assert [chart.now for chart in drawn.charts()][:3] == ["–", "–", "–"]
     assert drawn.whole().at_s == 0
+
+
+def test_window_of_a_past_time_has_it_in_whole_steps_with_few_ticks() -> None:
+    window = HourWindow.of(NOW - 7 * MINUTE, NOW)
+    assert window.from_us <= NOW - 7 * MINUTE < window.from_us + STEP_US
+    assert window.to_us - STEP_US <= NOW < window.to_us
+    for length in (MINUTE, 20 * MINUTE, 600 * MINUTE, 20_000 * MINUTE):
+        ticks = HourWindow.of(NOW - length, NOW).ticks
+        assert 0 < len(ticks) <= 8 and all(0 <= x <= 100 for x, _ in ticks)
+
+
+def test_process_that_began_after_a_past_time_is_not_drawn() -> None:
+    window = HourWindow.of(NOW - 30 * MINUTE, NOW - 20 * MINUTE)
+    late = view("talker@h:9:z", "ready", NOW - 10 * MINUTE)
+    assert life_rows([late], [], window) == ()
+
+
+@pytest.mark.parametrize(
+    ("order", "text"),
+    [
+        ("cancel", "req-1 was cancelled by key night"),
+        ("retry", "req-1 was sent as a retry by key night"),
+        ("redeliver", "req-1 was taken from its worker by key night"),
+    ],
+)
+def test_order_on_an_answer_is_told_and_leads_to_it(order: str, text: str) -> None:
+    ordered = entry("ordered", worker="", request="req-1", by="night", detail=order)
+    assert describe(ordered) == text and link_of(ordered) == "/requests/req-1"
+
+
+def test_charts_of_a_past_time_call_nothing_present() -> None:
+    charts = HourCharts(series=series(), stages=("thinker",), speaks=True, is_past=True).charts()
+    texts = " ".join(f"{chart.now} {chart.description}" for chart in charts)
+    assert "last minute" not in texts and "the hour" not in texts
+    assert "running," not in charts[2].now
+    assert not any(chart.at_us for chart in charts)
