@@ -58,7 +58,8 @@ class Script:
     cached prompt positions of each task. `figures`: figures with the first token. `words`: words of
     the text, each with the sample of the audio, `lead_samples` included, at which it ends; None
     tells no words. `wave`: the audio after the silence; None for a tone of `num_samples`.
-    `answers`: texts of the first requests, in their order, in place of `text`.
+    `answers`: texts of the first requests, in their order, in place of `text`. `made_us`: times at
+    which the chunks of audio were produced; by default none is told.
     """
 
     text: str = "Hello there, this is the answer."
@@ -83,6 +84,7 @@ class Script:
     words: Sequence[tuple[str, int]] | None = None
     wave: np.ndarray | None = None
     answers: Sequence[str] = ()
+    made_us: Sequence[int] = ()
 
 
 class FakeStream(ClientStream):
@@ -405,9 +407,13 @@ class FakeClient:
         wave = np.concatenate([np.zeros(self.script.lead_samples, "<i2"), voice])
         size = self.script.samples_per_chunk
         cuts = [wave[start : start + size] for start in range(0, len(wave), size)]
+        made_us = [*self.script.made_us, *[0] * len(cuts)]
         chunks = [
             self._with_words(
-                tensor_chunk(spec.id, AUDIO, "pcm", cut, index=n, final=False), n * size
+                tensor_chunk(
+                    spec.id, AUDIO, "pcm", cut, index=n, final=False, produced_us=made_us[n]
+                ),
+                n * size,
             )
             for n, cut in enumerate(cuts)
         ]

@@ -30,7 +30,8 @@ LIVE_OUTCOMES: dict[TurnOutcome, str] = {"open": "under way", "unanswered": "not
 
 def judge_session(record: SessionRecord) -> AnswerVerdict:
     """Return the sentence on a session."""
-    counts = Counter(map(outcome_of, record.turns))
+    counts = Counter[TurnOutcome]()
+    counts.update(outcome_of(turn) for turn in record.turns)
     title, kind = _title(record, counts)
     words = [f"{title}: {_length(record)}", *_parts(record, counts)]
     return AnswerVerdict(kind, (Piece(", ".join(words)), Piece(f"{_end(record)}.")))
@@ -71,7 +72,8 @@ def _length(record: SessionRecord) -> str:
 
 def _parts(record: SessionRecord, counts: Counter[TurnOutcome]) -> Iterator[str]:
     """Yield what happened to the turns that are recorded."""
-    turns, words = record.turns, {**SAID, **(LIVE_OUTCOMES if record.is_live else {})}
+    turns = record.turns
+    words: dict[TurnOutcome, str] = {**SAID, **(LIVE_OUTCOMES if record.is_live else {})}
     if turns and turns[0].number > 1:
         yield f"of which the first {turns[0].number - 1} are no longer recorded"
     if counts["answered"]:

@@ -358,9 +358,9 @@ class AnswerStream:
             samples, now = _array(chunk, "pcm", "<i2"), time.monotonic()
             self._words.add(chunk)
             self.num_samples += len(samples)
-            self._gaps.add(chunk.produced_us, len(samples))
-            if len(samples) and self.first_audio_at is None:
-                self.first_audio_at = now
+            if len(samples):
+                self._gaps.add(chunk.produced_us, len(samples))
+                self.first_audio_at = now if self.first_audio_at is None else self.first_audio_at
             if pcm := self._silence.feed(samples.tobytes()):
                 self._num_sent += len(pcm) // BYTES_PER_SAMPLE
                 self._continuity.add(self._num_sent / self._frontend.sample_rate_hz, now)

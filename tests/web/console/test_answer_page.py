@@ -10,10 +10,11 @@ import zipfile
 import msgspec
 import pytest
 
+from fleet.core.clock import now_us
 from fleet.telemetry.trace import RequestTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build
-from tests.web.conftest import ServedGateway
+from tests.web.conftest import ServedGateway, request_id_of
 from tests.web.console import html_audit
 from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.plausible_answers import NAMES, OTHER, TALKER, WORDS, add_answers
@@ -84,6 +85,30 @@ def test_sound_is_drawn_only_while_it_is_stored(
     page = page_of(gateway, f"/requests/{request}")
     assert 'class="shape-heard"' not in page and "the sound is not stored" in page
     assert "span-word" not in page, "nor its words"
+
+
+@pytest.mark.parametrize(("pause_us", "num_gaps"), [(80_000, 0), (500_000, 2)])
+def test_gateway_notes_the_gaps_in_the_sound_that_it_delivers(
+    gateway: ServedGateway, pause_us: int, num_gaps: int
+) -> None:
+    """The verdict stays the same once the times of the chunks are deleted with the sound."""
+    script = gateway.client.script
+    script.num_samples = 3 * script.samples_per_chunk
+    script.made_us = [now_us() + number * pause_us for number in range(3)]
+    answer = gateway.create(
+        modalities=["text", "audio"], audio={"voice": "ethan", "format": "pcm16"}
+    )
+    request = request_id_of(answer)
+    gaps = gateway.client.telemetry.gaps[request]
+    assert (gaps.num, gaps.longest_us) == (num_gaps, pause_us - 80_000 if num_gaps else 0)
+    before = verdict_of(page_of(gateway, f"/requests/{request}"))
+    assert before and "Complete" not in before
+    del gateway.client.telemetry.edge_logs[request, "audio"]
+    assert verdict_of(page_of(gateway, f"/requests/{request}")) == before
+
+
+def verdict_of(page: str) -> str:
+    return re.sub(r"<[^>]+>", "", page.partition('class="verdict')[2].partition("</p>")[0])
 
 
 def test_conversation_leads_to_its_other_answers(

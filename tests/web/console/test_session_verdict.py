@@ -59,7 +59,7 @@ def test_session_whose_answers_came_in_time_is_fine() -> None:
     ],
 )
 def test_session_with_trouble_is_not_called_fine(fields: dict[str, object], title: str) -> None:
-    assert text_of(record_of(turn(**fields))).startswith(f"{title}: 1 turn in ")
+    assert text_of(record_of(turn(1, **fields))).startswith(f"{title}: 1 turn in ")
 
 
 def test_every_outcome_is_counted_once() -> None:
