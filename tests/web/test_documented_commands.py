@@ -213,7 +213,7 @@ def find_module(command: DocumentedCommand, _gateway: ServedGateway, _folder: Pa
 CHECKS = (
     Check(r"fleet( [\w-]+)* --help|fleet config .*", run_in_process),
     Check(
-        r"(?s)fleet (up|status|redis|jobs|dead-letters) ?.*",
+        r"(?s)fleet (up|scale|status|redis|jobs|dead-letters) ?.*",
         parse_fleet,
         ("tests/e2e/test_up.py", "tests/e2e/test_cli.py"),
     ),

@@ -81,7 +81,7 @@ def _conversations(
 
 
 def _row(
-    view: WorkerView, spoken: Mapping[str | None, str], sessions: Sequence[SessionView]
+    view: WorkerView, spoken: Mapping[str, str], sessions: Sequence[SessionView]
 ) -> ConversationRow:
     requests = list(dict.fromkeys(task.request for task in view.tasks))
     held = [each for each in sessions if each.gateway == view.id]
