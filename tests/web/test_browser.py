@@ -87,6 +87,8 @@ def test_pipeline_status_follows_request(page: Page, gateway: ServedGateway) -> 
     expect(trouble).to_contain_text("fleet worker talker")
     expect(trouble).to_contain_text("Typed messages are answered as text")
     expect(note).to_have_text("Speech is down: no answer")
+    choose(page, "voice", "text only")
+    expect(note).to_have_text("Opens the microphone")
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     expect(trouble).to_have_text("Speech is down: no Redis answers")
     gateway.client.reset()

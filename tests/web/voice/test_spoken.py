@@ -13,6 +13,7 @@ from tests.web.voice.browsers import (
     Browsers,
     Visit,
     ask,
+    choose,
     hold_to_talk,
     js,
     start,
@@ -231,6 +232,22 @@ def test_push_to_talk_with_space_bar_and_button(
     wait_until(lambda: len(server.mic) > released + 20, "audio while the button is down")
     page.mouse.up()
     expect(page.locator(".turn.assistant")).to_have_count(2)
+
+
+def test_turn_without_detection_ends_by_a_button(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
+    page = visit_with_mic("steady", STEADY)
+    choose(page, "turns", "none")
+    start(page)
+    wait_until(lambda: not server.detects and len(server.mic) > 20, "audio without detection")
+    page.locator("#commit").click()
+    expect(page.locator(".turn.user .words")).to_have_text("what the user said")
+    expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
+    order = [str(event["type"]) for event in server.events]
+    assert order[order.index("input_audio_buffer.commit") + 1] == "response.create"
+    page.locator("#talk-button").click()
+    expect(page.locator("#commit")).to_be_hidden()
 
 
 def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceServer) -> None:

@@ -113,7 +113,9 @@ function showButtons() {
   $("talk-button").setAttribute("aria-pressed", String(mic.on && !settings.pushToTalk));
   const labels = settings.pushToTalk ? ["Hold to talk", "Hold to talk"] : ["Talk", "End talk"];
   $("talk-label").textContent = labels[mic.on ? 1 : 0] + (view.state === "ended" ? " again" : "");
-  $("talk-note").textContent = TALK_NOTES[$("trouble")?.dataset.level] ?? (settings.pushToTalk ? "Records while held" : `${mic.on ? "Closes" : "Opens"} the microphone`);
+  const trouble = $("trouble")?.dataset ?? {};
+  const level = settings.voice || trouble.text !== "works" ? trouble.level : "";
+  $("talk-note").textContent = TALK_NOTES[level] ?? (settings.pushToTalk ? "Records while held" : `${mic.on ? "Closes" : "Opens"} the microphone`);
   document.body.classList.toggle("mic-on", mic.on);
   document.body.classList.toggle("push-to-talk", settings.pushToTalk);
 }
@@ -150,7 +152,7 @@ function showNoise(now) {
   noiseShownAt = now;
   const floor = noise.floor ?? noise.level;
   $("mic-meter").style.setProperty("--floor", String(share(floor)));
-  const levels = `${Math.round(noise.level)} dBFS, noise floor ${Math.round(floor)}`.replaceAll("-", "−");
+  const levels = `${Math.round(noise.level)} dBFS, floor ${Math.round(floor)}`.replaceAll("-", "−");
   $("noise").textContent = mic.on && noise.hint ? `${noise.hint} · ${levels}` : "";
 }
 

@@ -83,7 +83,9 @@ export class PageView {
 
   /** @param {object|null} reason null removes it @param {string} kind at most one of each is shown */
   showReason(reason, kind = "answer") {
-    this.reasons.get(kind)?.remove();
+    const shown = this.reasons.get(kind);
+    if (reason && shown?.querySelector(".text").textContent === reason.text) return; // each block of audio may be refused alike
+    shown?.remove();
     this.reasons.delete(kind);
     if (!reason) return;
     const element = document.getElementById("reason-template").content.firstElementChild.cloneNode(true);
