@@ -180,7 +180,7 @@ def feed_turn(
     spec, blob = replace(turn[0], session="s"), turn[1]
     stop_detector = StopDetector((), tokenizer_of(checkpoint))
     request, pieces = ThinkerAdapter(
-        spec, blob, feature_extractor(checkpoint), stop_detector, lambda _: None
+        spec, blob, feature_extractor(checkpoint), stop_detector, lambda *_: None
     ).open()
     driver.submit_request(
         dataclasses.replace(request, request_id=RequestId(name), session="s"), pieces

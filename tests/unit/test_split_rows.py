@@ -61,7 +61,7 @@ SPEC = RequestSpec(
 
 def thinker() -> ThinkerAdapter:
     return ThinkerAdapter(
-        SPEC, None, lambda _clips: {}, StopDetector((), never_loaded), lambda _: None
+        SPEC, None, lambda _clips: {}, StopDetector((), never_loaded), lambda *_: None
     )
 
 

@@ -33,8 +33,9 @@ from fleet.processing.timed_text import WindowReport, encode_report
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
 from tests.web.build import build, build_rows, tensor_chunk, with_logprobs
+from tests.web.fake_operations import FakeJobs, FakeOperations
 from tests.web.fake_stores import FakeAlerts, FakeLogins, FakeResponses, FakeVoice
-from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
+from tests.web.fake_telemetry import FakeTelemetry
 from tests.web.fake_training import FakeTraining
 
 RATE_HZ = 24_000

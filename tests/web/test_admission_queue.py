@@ -61,7 +61,7 @@ class QueueGateway:
             for _ in range(config.limits.max_requests if num is None else num)
         ]
         for spec in specs:
-            await self.client.requests.submit_without_client(spec, None)
+            await self.client.requests.submit_without_client(spec, None, None)
         return [spec.id for spec in specs]
 
     def http(self, address: str = "127.0.0.1") -> httpx.AsyncClient:

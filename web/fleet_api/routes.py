@@ -49,9 +49,8 @@ from web.http.json_response import json_response
 from web.http.query_params import choice_param, int_param, time_param
 
 MAX_PAGE, MAX_LINES, MAX_ENTRIES = 200, 1000, 1000
-MAX_TIME_US = 10**17
+MAX_TIME_US = MAX_EPOCH = 10**17
 MAX_JOB_BODY_BYTES = 64 * 1024
-MAX_EPOCH = 10**17
 
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,8 +298,7 @@ class FleetApi:
         """
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
         epoch = Epoch(int_param(request.query_params, "epoch", 0, MAX_EPOCH))
-        by = current_caller().name
-        await self._client.operations.redeliver(request_id, stage, epoch, by=by)
+        await self._client.operations.redeliver(request_id, stage, epoch, by=current_caller().name)
         return json_response(RedeliveryResult(id=request_id, stage=stage))
 
     async def workers(self, _request: Request) -> Response:

@@ -312,10 +312,9 @@ class Gateway:
         """Return the request with max_tokens set to the length of its given answer, which is
         complete.
         """
-        main = msgspec.structs.replace(
-            self._sampling_of(spec, self._main), max_tokens=len(spec.given)
-        )
-        return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
+        sampling, replace = self._sampling_of(spec, self._main), msgspec.structs.replace
+        main = replace(sampling, max_tokens=len(spec.given))
+        return replace(spec, sampling={**spec.sampling, self._main: main})
 
     async def resume(
         self, request_id: RequestId, voice: VoiceHold | None = None

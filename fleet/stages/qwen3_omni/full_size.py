@@ -125,7 +125,11 @@ class _Builder:
 
         def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
             return ThinkerAdapter(
-                spec, blob, _no_features, StopDetector((), build_tokenizer), lambda _: None
+                spec,
+                blob,
+                _no_features,
+                StopDetector((), build_tokenizer),
+                lambda *_: None,
             )
 
         return self._built(

@@ -1,5 +1,7 @@
 """The sentence on a session, and the wait by cause: both follow from the recorded turns."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -58,7 +60,7 @@ def test_session_whose_answers_came_in_time_is_fine() -> None:
         ({"response": ""}, "Ended before the last answer"),
     ],
 )
-def test_session_with_trouble_is_not_called_fine(fields: dict[str, object], title: str) -> None:
+def test_session_with_trouble_is_not_called_fine(fields: dict[str, Any], title: str) -> None:
     assert text_of(record_of(turn(1, **fields))).startswith(f"{title}: 1 turn in ")
 
 
