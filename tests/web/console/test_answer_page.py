@@ -94,7 +94,8 @@ def test_gateway_notes_the_gaps_in_the_sound_that_it_delivers(
     """The verdict stays the same once the times of the chunks are deleted with the sound."""
     script = gateway.client.script
     script.num_samples = 3 * script.samples_per_chunk
-    script.made_us = [now_us() + number * pause_us for number in range(3)]
+    begun_us = now_us()
+    script.made_us = [begun_us + number * pause_us for number in range(3)]
     answer = gateway.create(
         modalities=["text", "audio"], audio={"voice": "ethan", "format": "pcm16"}
     )
