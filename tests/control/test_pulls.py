@@ -4,6 +4,7 @@ request for its trace.
 
 import pytest
 
+from fleet.control.telemetry.flows import flows_of
 from fleet.control.telemetry.workers import transfers_of
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
@@ -13,10 +14,12 @@ from fleet.telemetry.counts import (
     PullCounts,
     PullTally,
     Receipts,
+    SentCounts,
     decode_batch_sizes,
     decode_receipts,
 )
 from fleet.telemetry.trace import BatchSizes
+from fleet.telemetry.views import EdgeFlow
 from fleet.telemetry.vitals import Vitals
 from tests import harness
 from tests.harness import (
@@ -147,3 +150,33 @@ def test_batch_sizes_have_the_mean_and_the_most() -> None:
         batches.add(num_requests)
     sizes = decode_batch_sizes(batches.line(WorkerId("w")) or b"")
     assert sizes == BatchSizes(worker="w", num_steps=4, mean=3.25, most=5)
+
+
+def test_traffic_of_an_edge_is_its_growth_with_the_tasks_that_wait() -> None:
+    graph = GRAPHS[DEFAULT_GRAPH]
+    first, second = graph.answer_edges[:2]
+    steps = [(1, {f"chunks:{first.name}": 10, f"bytes:{first.name}": 1_000})]
+    steps.append((3, {f"chunks:{first.name}": 30, f"bytes:{first.name}": 6_000}))
+    one, other = SentCounts(num_chunks=7, num_waiting=1), SentCounts(num_chunks=5, num_waiting=2)
+    published = [Vitals.decode(_fields(counts)).sent or {} for counts in (one, other)]
+    sent = {"edge": published[0]["edge"] + published[1]["edge"]}
+    assert sent["edge"] == SentCounts(num_chunks=12, num_waiting=3)
+    flows = {
+        flow.edge: flow
+        for flow in flows_of(graph, {first.name: sent["edge"]}, {second.name: 4}, steps)
+    }
+    assert flows[first.name] == EdgeFlow(
+        edge=first.name,
+        source=first.source,
+        target=first.target,
+        chunks_per_s=2.0,
+        bytes_per_s=500.0,
+        num_waiting=3,
+    )
+    assert flows[second.name].num_parked == 4
+    assert flows.keys() == {edge.name for edge in graph.answer_edges}
+
+
+def _fields(counts: SentCounts) -> dict[str, bytes]:
+    encoded = Vitals(sent={"edge": counts}).encode()
+    return {name: str(value).encode() for name, value in encoded.items()}
