@@ -301,6 +301,7 @@ LOST_RIGHTS = {
             ),
             "end_start": (lambda _, __: scripts.end_start(ROLE, "test:9"), "unknown"),
             "forget_response": (lambda _, __: scripts.forget_response("resp_2", "a"), "unknown"),
+            "scale": (lambda _, __: scripts.scale(ROLE, 3, "a"), "unmanaged"),
         },
     ),
 }
@@ -311,6 +312,7 @@ NEEDS_NO_RIGHT = {
     "log_fact",
     "record_metrics",
     "save_response",
+    "share_workers",
     "take_turns",
 }
 
