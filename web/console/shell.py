@@ -36,7 +36,7 @@ ROOMS = (
         pages=(
             ("now", "/now", "Now"),
             ("incidents", "/incidents", "Incidents"),
-            ("orders", "/orders", "Orders"),
+            ("orders", "/orders", "Actions"),
         ),
     ),
     NavigationRoom(

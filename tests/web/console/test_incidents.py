@@ -73,7 +73,7 @@ def test_page_has_the_sentence_the_answers_the_deaths_and_the_log(
     died = [entry for entry in telemetry.entries if entry.what == "died"]
     assert all(f'href="/workers/{entry.worker}"' in page for entry in died)
     assert "line 187 of this worker" in part_of(page, "lines")
-    for row in ("Deaths", "Refusals", "Orders, drains"):
+    for row in ("Deaths", "Refusals", "Actions, drains"):
         assert row in part_of(page, "hour")
     assert '<a class="button quiet" href="/requests?from=' in page
     assert f"{busy_gateway.url}/incidents/" in page, "its link can be copied"
