@@ -368,7 +368,8 @@ def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Pat
         "capacity",
     )
     unknown = {"oldest_s": 0.0, "loaded_percent": None, "gap": "", "admits": False}
-    idle = {**dict.fromkeys(counts, 0), **unknown}
+    planned = {"wanted": 1, "placed": 0, "managed": False}
+    idle = {**dict.fromkeys(counts, 0), **unknown, **planned}
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     empty = {"workers": [], "refused": {}, "routes": [], "unused_span_workers": []}
     assert shown == {**empty, "missing_roles": roles, "live_requests": 0}

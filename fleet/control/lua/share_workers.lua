@@ -21,6 +21,7 @@ end
 if call('ZCARD', supervisors) == 0 then call('DEL', PREFIX .. 'wanted') end
 if not call('ZSCORE', supervisors, supervisor) then call('DEL', shares_key(supervisor)) end
 call('ZADD', supervisors, int(now + tonumber(lease_us)), supervisor)
+call('PEXPIRE', supervisors, int(tonumber(lease_us) / 1000))
 -- Return a supervisor's share of a role, and how many of its workers it can run.
 local function share_of(each, role)
   local share, possible = string.match(call('HGET', shares_key(each), role) or '', '^(%d+) (%d+)$')

@@ -106,7 +106,7 @@ def test_pipeline_status_continues_at_another_gateway(browser: Browser, loaded: 
         expect(page.locator("#edge-text .num")).to_have_text("3/3")
         stack.enter_context(replace_gateway(loaded, first, gateway))
         gateway.client.missing = ["talker"]
-        expect(page.locator("#trouble")).to_contain_text("No worker for talker")
+        expect(page.locator("#trouble")).to_contain_text("no worker of talker")
         expect(page.locator("#pipeline .shown-request")).to_contain_text(
             gateway.client.submitted[0][0].id
         )

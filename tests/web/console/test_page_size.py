@@ -41,7 +41,7 @@ def test_pages_show_the_number_of_omitted_rows(large_gateway: ServedGateway) -> 
     assert "and 100 older jobs" in large_gateway.http.get("/jobs").text
     page = large_gateway.http.get("/queues").text
     assert "tasks with shorter waits" in page and "older such requests" in page
-    assert "older sessions" in large_gateway.http.get("/sessions").text
+    assert "older live sessions" in large_gateway.http.get("/sessions").text
 
 
 def test_worker_pages_list_each_worker_once(large_gateway: ServedGateway) -> None:
