@@ -1,4 +1,4 @@
-"""The Orders page: who ordered what of workers and answers, from the journal. Knows no script."""
+"""The page of actions: who ordered what of workers and answers, by the journal. Knows no script."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ NO_KEY = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrdersContext(FilteredContext):
-    """Data of the Orders page. `orders`: newest first, of which `num_more` older ones are left out.
+    """Data of the page. `orders`: newest first, of which `num_more` older ones are left out.
     `names`: keys that ordered something, with a link each that filters by it.
     """
 
@@ -23,6 +23,7 @@ class OrdersContext(FilteredContext):
 
 class OrdersPage(LivePage):
     key = active = "orders"
+    title = "Actions"
     path = "/orders"
     live = ("trouble", "names", "orders")
     context = OrdersContext
