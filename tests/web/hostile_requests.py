@@ -55,6 +55,7 @@ BASES: dict[str, dict[str, object]] = {
     },
     "/v1/realtime/client_secrets": {"session": {"type": "realtime"}},
     "/v1/fleet/jobs": {"kind": "bench", "arguments": {}},
+    "/v1/fleet/roles/{role}": {"replicas": 1},
 }
 BROKEN = (
     *(b"", b"{", b"[]", b"null", b"0", b'"x"', b"\xff\xfe{\0}\0", b"\xef\xbb\xbf{}", b"{}{}"),
@@ -180,7 +181,7 @@ def requests() -> Iterator[HostileRequest]:
         for name in op.headers:
             for text in ("", "x", "-1,-1", "9" * 400, "1.1.1", "\xff", "NaN"):
                 yield HostileRequest(method=op.method, path=path_of(op), headers={name: text})
-        if op.method in ("POST", "DELETE"):
+        if op.method in ("POST", "PUT", "DELETE"):
             yield from (_post(op, raw) for raw in BROKEN)
             yield from (_post(op, raw, kind) for kind in KINDS for raw in BROKEN[:4])
         if op.body is not None:
