@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -41,40 +42,49 @@ honcho's.
 _fork = multiprocessing.get_context("fork")
 
 
+@dataclass(frozen=True, slots=True)
+class KeptCommand:
+    """`fleet ARGUMENTS`, run under the process name `name`. `is_added`: True if it was added to a
+    running fleet, which its end does not stop.
+    """
+
+    name: str
+    arguments: list[str]
+    env: Mapping[str, str]
+    starter: ProcessStarter
+    is_added: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperPipe:
+    """The end that a keeper watches. `held_ends`: all open ends that `fleet up` holds, by name of
+    the keeper.
+    """
+
+    watched: int
+    held_ends: Mapping[str, int]
+
+
 class KeeperProcess:
     """A keeper that runs in a forked process, and its state according to its messages to the
     manager.
 
     `pid`: process of the command. `status`: exit status of the keeper, once it has ended.
     `has_ended`: True if the command ended by itself and is not restarted. `is_retired`: True if
-    only this command is stopped. `is_added`: True if it was added to a running fleet, which its end
-    does not stop. `held_ends`: the open ends that `fleet up` holds, by name of the keeper.
+    only this command is stopped.
     """
 
     def __init__(
-        self,
-        name: str,
-        arguments: list[str],
-        env: Mapping[str, str],
-        colour: str,
-        *,
-        surroundings: Surroundings,
-        watched: int,
-        held_ends: Mapping[str, int],
-        starter: ProcessStarter,
-        is_added: bool,
+        self, command: KeptCommand, pipe: KeeperPipe, surroundings: Surroundings, colour: str
     ) -> None:
-        self.name = name
+        self.name, self.is_added = command.name, command.is_added
         self.pid: int | None = None
         self.status: int | None = None
         self.has_ended = self.is_retired = False
-        self.is_added = is_added
-        self._arguments = arguments
-        self._env = env
-        self._colour = colour
+        self._command = command
+        self._pipe = pipe
         self._surroundings = surroundings
-        self._starter = starter
-        self._watched, self._held_ends = watched, held_ends
+        self._colour = colour
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
         """Start the keeper in a forked process. `predecessor`: pid of the command left by a keeper
@@ -91,7 +101,7 @@ class KeeperProcess:
         return self._process.exitcode
 
     def _run(self) -> None:
-        for held in self._held_ends.values():
+        for held in self._pipe.held_ends.values():
             os.close(held)
         for signum in STOP_SIGNALS:
             # A handler that does nothing, not SIG_IGN, which the command would inherit.
@@ -108,17 +118,17 @@ class KeeperProcess:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def on_close() -> None:
-            loop.remove_reader(self._watched)
+            loop.remove_reader(self._pipe.watched)
             stop.set()
 
-        loop.add_reader(self._watched, on_close)
+        loop.add_reader(self._pipe.watched, on_close)
         keeper = open_keeper(
-            self._arguments,
+            self._command.arguments,
             stop,
             self._surroundings,
-            starter=self._starter,
+            starter=self._command.starter,
             output=self,
-            env=self._env,
+            env=self._command.env,
         )
         if self._predecessor is not None:
             await asyncio.to_thread(_end, self._predecessor)
@@ -193,15 +203,10 @@ class FleetManager:
         """
         watched, self._held_ends[name] = os.pipe()
         keeper = self._keepers[name] = KeeperProcess(
-            name,
-            arguments,
-            env,
+            KeptCommand(name, arguments, env, starter, is_added=self._has_started),
+            KeeperPipe(watched, self._held_ends),
+            self._surroundings,
             next(self._colours),
-            surroundings=self._surroundings,
-            watched=watched,
-            held_ends=self._held_ends,
-            starter=starter,
-            is_added=self._has_started,
         )
         self._printer.width = max(self._printer.width, len(name))
         if self._has_started:

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -27,8 +26,8 @@ class KeptIncidentStore:
     written.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, days: int) -> None:
-        self._file = HistoryFile(folder, max_bytes, days)
+    def __init__(self, file: HistoryFile) -> None:
+        self._file = file
 
     def keep(self, kept: KeptIncident, now_us: int) -> None:
         """Keep an incident, in place of what was kept under its id."""

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -54,8 +53,8 @@ class KeptSessionStore:
     written.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, days: int) -> None:
-        self._file = HistoryFile(folder, max_bytes, days)
+    def __init__(self, file: HistoryFile) -> None:
+        self._file = file
 
     def keep(self, kept: KeptSession) -> None:
         """Keep a session in place of an earlier record of it. A record that is older than the

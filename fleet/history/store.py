@@ -7,7 +7,6 @@ milliseconds at most: SQLite and zlib release it.
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -36,8 +35,8 @@ class HistoryStore:
     written.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, days: int) -> None:
-        self._file = HistoryFile(folder, max_bytes, days)
+    def __init__(self, file: HistoryFile) -> None:
+        self._file = file
 
     def keep(self, answer: KeptAnswer) -> None:
         """Keep an answer, in place of what was kept of the same request, whose reasons and pin are

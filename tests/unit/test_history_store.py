@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleet.core.ids import RequestId
-from fleet.history.file import DAY_US, FILE
+from fleet.history.file import DAY_US, FILE, HistoryFile
 from fleet.history.incidents import KeptIncident, KeptIncidentStore
 from fleet.history.store import HistoryStore, KeptAnswer
 
@@ -34,17 +34,17 @@ def names(store: HistoryStore) -> list[str]:
 
 
 def test_kept_answer_is_read_as_it_was(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path / "history", MANY, 14)
+    store = HistoryStore(HistoryFile(tmp_path / "history", MANY, 14))
     store.keep(answer("req-1", "failed", "interrupted", record=b"r" * 10_000))
-    assert HistoryStore(tmp_path / "history", MANY, 14).read(RequestId("req-1")) == answer(
-        "req-1", "failed", "interrupted", record=b"r" * 10_000
-    )
+    assert HistoryStore(HistoryFile(tmp_path / "history", MANY, 14)).read(
+        RequestId("req-1")
+    ) == answer("req-1", "failed", "interrupted", record=b"r" * 10_000)
     assert store.read(RequestId("req-2")) is None
     assert 0 < store.size() < 1000, "records are compressed"
 
 
 def test_nothing_is_made_before_the_first_answer(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path / "history", MANY, 14)
+    store = HistoryStore(HistoryFile(tmp_path / "history", MANY, 14))
     assert store.read(RequestId("req-1")) is None and not store.newest(5) and store.size() == 0
     assert not store.pin(RequestId("req-1"), pinned=True)
     assert not (tmp_path / "history").exists()
@@ -54,7 +54,7 @@ def test_nothing_is_made_before_the_first_answer(tmp_path: Path) -> None:
 
 
 def test_answer_kept_twice_has_both_reasons_and_the_newer_record(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path, MANY, 14)
+    store = HistoryStore(HistoryFile(tmp_path, MANY, 14))
     store.keep(answer("req-1", "slow", pinned=True))
     store.keep(answer("req-1", "dropouts", "slow", record=b"newer"))
     kept = store.read(RequestId("req-1"))
@@ -63,7 +63,7 @@ def test_answer_kept_twice_has_both_reasons_and_the_newer_record(tmp_path: Path)
 
 
 def test_answers_are_removed_after_their_days_unless_pinned(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path, MANY, 2)
+    store = HistoryStore(HistoryFile(tmp_path, MANY, 2))
     store.keep(answer("old"))
     store.keep(answer("pinned", pinned=True))
     store.keep(answer("new", at_us=NOW_US + 2 * DAY_US))
@@ -77,7 +77,7 @@ def test_answers_are_removed_after_their_days_unless_pinned(tmp_path: Path) -> N
 
 def test_budget_removes_the_oldest_and_pinned_ones_last(tmp_path: Path) -> None:
     budget = 100_000
-    store = HistoryStore(tmp_path, budget, 14)
+    store = HistoryStore(HistoryFile(tmp_path, budget, 14))
     store.keep(answer("pinned", pinned=True, record=os.urandom(20_000)))
     for number in range(40):
         store.keep(answer(f"req-{number}", at_us=NOW_US + number, record=os.urandom(10_000)))
@@ -91,7 +91,7 @@ def test_budget_removes_the_oldest_and_pinned_ones_last(tmp_path: Path) -> None:
 
 
 def test_list_is_filtered_by_reason_and_paged_by_time(tmp_path: Path) -> None:
-    store = HistoryStore(tmp_path, MANY, 14)
+    store = HistoryStore(HistoryFile(tmp_path, MANY, 14))
     for number in range(6):
         why = ("slow",) if number % 2 else ("failed", "interrupted")
         store.keep(answer(f"req-{number}", *why, at_us=NOW_US + number))
@@ -103,7 +103,7 @@ def test_list_is_filtered_by_reason_and_paged_by_time(tmp_path: Path) -> None:
 
 
 def test_several_writers_share_the_file(tmp_path: Path) -> None:
-    stores = [HistoryStore(tmp_path, MANY, 14) for _ in range(4)]
+    stores = [HistoryStore(HistoryFile(tmp_path, MANY, 14)) for _ in range(4)]
 
     def write(store: HistoryStore, reason: str) -> None:
         for number in range(20):
@@ -123,7 +123,7 @@ def test_several_writers_share_the_file(tmp_path: Path) -> None:
 def test_damaged_file_is_an_error_of_sqlite(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(sqlite3.Error):
-        HistoryStore(tmp_path, MANY, 14).keep(answer("req-1"))
+        HistoryStore(HistoryFile(tmp_path, MANY, 14)).keep(answer("req-1"))
 
 
 def incident(number: int, record: bytes = b"record") -> KeptIncident:
@@ -136,21 +136,23 @@ def incident_ids(store: KeptIncidentStore) -> list[str]:
 
 
 def test_kept_incident_is_read_as_it_was_and_replaced_as_it_goes_on(tmp_path: Path) -> None:
-    store = KeptIncidentStore(tmp_path, MANY, 14)
+    store = KeptIncidentStore(HistoryFile(tmp_path, MANY, 14))
     assert store.read("1") is None and not store.newest(5)
     store.keep(incident(1), NOW_US)
     store.keep(incident(1, b"longer" * 1000), NOW_US)
     store.keep(incident(2), NOW_US)
-    assert KeptIncidentStore(tmp_path, MANY, 14).read("1") == incident(1, b"longer" * 1000)
+    assert KeptIncidentStore(HistoryFile(tmp_path, MANY, 14)).read("1") == incident(
+        1, b"longer" * 1000
+    )
     assert incident_ids(store) == ["2", "1"]
     assert [kept.id for kept in store.newest(5, before_us=NOW_US + 2)] == ["1"]
-    assert 0 < HistoryStore(tmp_path, MANY, 14).size() < 1000, "records are compressed"
+    assert 0 < HistoryStore(HistoryFile(tmp_path, MANY, 14)).size() < 1000, "records are compressed"
 
 
 def test_incidents_leave_after_their_days_and_the_oldest_beyond_their_share(tmp_path: Path) -> None:
     noise = os.urandom(10_000)
-    answers = HistoryStore(tmp_path, 240_000, 14)
-    store = KeptIncidentStore(tmp_path, 240_000, 14)
+    answers = HistoryStore(HistoryFile(tmp_path, 240_000, 14))
+    store = KeptIncidentStore(HistoryFile(tmp_path, 240_000, 14))
     answers.keep(answer("req-1", record=os.urandom(200_000)))
     for number in range(4):
         store.keep(incident(number, noise), NOW_US)
@@ -161,8 +163,8 @@ def test_incidents_leave_after_their_days_and_the_oldest_beyond_their_share(tmp_
 
 
 def test_incidents_count_in_the_budget_of_answers(tmp_path: Path) -> None:
-    answers = HistoryStore(tmp_path, 240_000, 14)
-    store = KeptIncidentStore(tmp_path, 240_000, 14)
+    answers = HistoryStore(HistoryFile(tmp_path, 240_000, 14))
+    store = KeptIncidentStore(HistoryFile(tmp_path, 240_000, 14))
     answers.keep(answer("req-1", record=os.urandom(230_000)))
     store.keep(incident(1, os.urandom(20_000)), NOW_US)
     assert answers.size() < 240_000 and not names(answers) and incident_ids(store) == ["1"]

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from fleet.core.ids import RequestId
-from fleet.history.file import DAY_US
+from fleet.history.file import DAY_US, HistoryFile
 from fleet.history.sessions import KeptSession, KeptSessionFilter, KeptSessionStore
 from fleet.history.store import HistoryStore, KeptAnswer
 
@@ -23,7 +23,7 @@ def names(store: KeptSessionStore, **wanted: object) -> list[str]:
 
 
 def test_kept_session_is_read_as_it_was_by_its_id_or_its_end(tmp_path: Path) -> None:
-    store = KeptSessionStore(tmp_path / "history", MANY, 14)
+    store = KeptSessionStore(HistoryFile(tmp_path / "history", MANY, 14))
     assert store.read("sess_1") is None and not names(store)
     assert not (tmp_path / "history").exists()
     kept = session(
@@ -36,7 +36,7 @@ def test_kept_session_is_read_as_it_was_by_its_id_or_its_end(tmp_path: Path) -> 
 
 def test_later_record_replaces_an_earlier_one_and_not_the_reverse(tmp_path: Path) -> None:
     """A gateway that has lost a session may still write what it knew."""
-    store = KeptSessionStore(tmp_path, MANY, 14)
+    store = KeptSessionStore(HistoryFile(tmp_path, MANY, 14))
     store.keep(session("sess_1", seen_us=NOW_US + 20, num_turns=2, record=b"newer"))
     store.keep(session("sess_1", seen_us=NOW_US + 10, num_turns=1, record=b"older"))
     kept = store.read("sess_1")
@@ -47,7 +47,7 @@ def test_later_record_replaces_an_earlier_one_and_not_the_reverse(tmp_path: Path
 
 
 def test_list_is_filtered_and_paged(tmp_path: Path) -> None:
-    store = KeptSessionStore(tmp_path, MANY, 14)
+    store = KeptSessionStore(HistoryFile(tmp_path, MANY, 14))
     store.keep(session("sess_a", NOW_US, ended_us=NOW_US + 5, why=("failed", "dropouts")))
     store.keep(session("sess_b", NOW_US + 10, key="night"))
     store.keep(session("sess_c", NOW_US + 20, ended_us=NOW_US + 25, why=("moved",)))
@@ -64,7 +64,8 @@ def test_list_is_filtered_and_paged(tmp_path: Path) -> None:
 
 
 def test_sessions_share_days_and_budget_with_answers(tmp_path: Path) -> None:
-    sessions, answers = KeptSessionStore(tmp_path, 100_000, 2), HistoryStore(tmp_path, 100_000, 2)
+    file = HistoryFile(tmp_path, 100_000, 2)
+    sessions, answers = KeptSessionStore(file), HistoryStore(file)
     sessions.keep(session("sess_old", NOW_US - 2 * DAY_US))
     answers.keep(KeptAnswer(request=RequestId("req-1"), kept_us=NOW_US, why=("failed",)))
     sessions.keep(session("sess_first", NOW_US + 1, record=os.urandom(20_000)))

@@ -7,6 +7,7 @@ import msgspec
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
 from fleet.graphs import Graph
+from fleet.history.file import HistoryFile
 from fleet.history.sessions import KeptSession, KeptSessionStore
 from tests.web.plausible_requests import HOSTILE
 from web.realtime.protocol.server_events import TimingPart
@@ -101,7 +102,7 @@ def keep_sessions(folder: Path, graph: Graph, request: str, view: SessionView) -
     """Keep three sessions in a history's folder: one with troubles, one without, and one whose
     gateway was killed. Return their ids.
     """
-    store = KeptSessionStore(folder, 16 * MIB, 14)
+    store = KeptSessionStore(HistoryFile(folder, 16 * MIB, 14))
     turns = build_turns(graph, request)
     kept: list[str] = []
     for number, shown in enumerate((turns, turns[:1], turns[:2])):

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from fleet.config import FleetConfig
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
+from fleet.history.file import HistoryFile
 from fleet.history.incidents import KeptIncident, KeptIncidentStore
 from fleet.history.sessions import KeptSession, KeptSessionFilter, KeptSessionStore
 from fleet.history.store import HistoryStore, KeptAnswer
@@ -32,9 +33,9 @@ class AnswerHistory:
         self.folder = config.history_dir
         self.keeps_sound = settings.sound
         self.is_enabled = settings.max_mib > 0
-        place = (self.folder, settings.max_mib * MIB, settings.days)
-        self._store, self._sessions = HistoryStore(*place), KeptSessionStore(*place)
-        self._incidents = KeptIncidentStore(*place)
+        file = HistoryFile(self.folder, settings.max_mib * MIB, settings.days)
+        self._store, self._sessions = HistoryStore(file), KeptSessionStore(file)
+        self._incidents = KeptIncidentStore(file)
 
     async def keep(self, answer: KeptAnswer) -> None:
         await self._call(None, self._store.keep, answer)

@@ -84,7 +84,7 @@ def test_states_on_the_way_to_the_wanted_number_are_shown(
         re.findall(r'data-label="(\w+)" class="right"><span class="num[^>]*">(\d+)', shown)
     )
     assert numbers == {"Starting": "1", "Draining": "2", "Standby": "1", "Dead": "0"}
-    assert "/4</b> ready" in element(gateway, "li", "stage-talker"), "the map says the same"
+    assert " of 4</b> ready" in element(gateway, "li", "stage-talker"), "the map says the same"
     assert "/4</b> up" in element(gateway, "li", "node-talker", "/now")
 
 

@@ -14,6 +14,7 @@ import pytest
 from fleet.config.web_schema import HistoryConfig
 from fleet.core.errors import EngineError, NoWorker
 from fleet.core.ids import RequestId
+from fleet.history.file import HistoryFile
 from fleet.history.sessions import KeptSession, KeptSessionStore
 from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving, with_voice
@@ -205,7 +206,7 @@ async def test_nothing_that_was_said_is_kept_if_the_client_asks_for_that(
         assert '"store": false' in body, "so that the answer is not kept either"
     record = until_recorded(gateway, page.session, has_ended)
     assert not record["has_texts"] and record["turns"][0]["outcome"] == "completed"
-    kept = KeptSessionStore(tmp_path / "history", 16 * MIB, 14).read(page.session)
+    kept = KeptSessionStore(HistoryFile(tmp_path / "history", 16 * MIB, 14)).read(page.session)
     assert kept is not None and b"a secret" not in kept.record
     assert gateway.client.script.text.encode() not in kept.record
     assert "asked that nothing be stored" in page_of(gateway, f"/sessions/{page.session}")
@@ -249,7 +250,7 @@ def test_session_whose_gateway_was_killed_claims_no_end(
         },
         "turns": [{"number": 1, "response": "resp_1", "said": "hello", "gateways": ["g"]}],
     }
-    KeptSessionStore(tmp_path / "history", 16 * MIB, 14).keep(
+    KeptSessionStore(HistoryFile(tmp_path / "history", 16 * MIB, 14)).keep(
         KeptSession(
             session="sess_killed",
             began_us=1_800_000_000_000_000,
