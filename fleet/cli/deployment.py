@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 2.0
 _OWN = re.compile(
-    r"redis|jobs|batches|checkpoints|drafts|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log"
-    r"|preload.*"
+    r"redis|jobs|batches|history|sockets|checkpoints|drafts|tls|resolved\.yaml(\.\d+)?|bench-.*"
+    r"|chaos-.*\.log|preload.*"
 )
 
 

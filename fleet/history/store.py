@@ -42,12 +42,14 @@ class HistoryStore:
         """Keep an answer, in place of what was kept of the same request, whose reasons and pin are
         added to its own.
         """
-        record, sound = zlib.compress(answer.record), answer.sound
+        record = zlib.compress(answer.record)
         with self._file.adding(answer.kept_us) as file:
             before = file.execute(
-                "SELECT why FROM answers WHERE request = ?", (answer.request,)
+                "SELECT why, sound FROM answers WHERE request = ?", (answer.request,)
             ).fetchone()
-            why = dict.fromkeys([*(before[0].split() if before else ()), *answer.why])
+            earlier, kept_sound = before or ("", b"")
+            why = dict.fromkeys([*earlier.split(), *answer.why])
+            sound = answer.sound or kept_sound
             file.execute(
                 "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (request) DO UPDATE "
                 "SET why = excluded.why, pinned = max(pinned, excluded.pinned), "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import soxr
@@ -106,7 +107,7 @@ def microphone(
     """
     spoken = speech(QUESTION) if question is None else question
     pcm = np.concatenate([silence(LEAD_IN_S), spoken, silence(120)])
-    browser = browsers.with_microphone("question", pcm)
+    browser = browsers.with_microphone(f"question-{crc32(pcm.tobytes())}", pcm)
     with visiting(browser, fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         probe.prepare(page)

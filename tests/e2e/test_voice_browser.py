@@ -23,6 +23,7 @@ from tests.e2e.talking import (
     answers,
     interrupt,
     microphone,
+    silence,
     speech,
     talking_fleet,
 )
@@ -42,6 +43,9 @@ from tests.web.voice.browsers import (
 pytestmark = pytest.mark.one_file_in(5, "answers of processes")
 
 RATE_HZ = 24_000
+PRESS_S = 4.0
+"""Longest time that a loaded machine may take from the first press of the talk key to the second.
+"""
 COUNT = "count from one to thirty"
 """A question whose answer is five seconds of speech."""
 VOICE = "ethan"
@@ -154,14 +158,16 @@ def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(
 def test_push_to_talk_question_is_answered_after_release(
     browsers: Browsers, fleet: VoiceFleet
 ) -> None:
-    with microphone(browsers, fleet) as page:
+    # The microphone plays from the first press on: the key must be down before the speech begins.
+    spoken = np.concatenate([silence(PRESS_S), speech(QUESTION)])
+    with microphone(browsers, fleet, spoken) as page:
         choose(page, "turns", "push")
         page.locator("#talk-button").focus()
         page.keyboard.press("Space")
         expect(page.locator("#state")).to_have_text("Hold to talk")
         page.keyboard.down("Space")
         expect(page.locator("#state")).to_have_text("Hearing you")
-        spoken_ms = 1000 * (LEAD_IN_S + len(speech(QUESTION)) / MIC_RATE_HZ)
+        spoken_ms = 1000 * (LEAD_IN_S + len(spoken) / MIC_RATE_HZ)
         wait_js(page, f"fleetVoice.conversation.speech.sent.ms > {spoken_ms + 200}")
         assert not answers(page), "only the release ends the turn"
         page.keyboard.up("Space")

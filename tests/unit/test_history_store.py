@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fleet.core.ids import RequestId
@@ -56,10 +57,11 @@ def test_nothing_is_made_before_the_first_answer(tmp_path: Path) -> None:
 def test_answer_kept_twice_has_both_reasons_and_the_newer_record(tmp_path: Path) -> None:
     store = HistoryStore(HistoryFile(tmp_path, MANY, 14))
     store.keep(answer("req-1", "slow", pinned=True))
-    store.keep(answer("req-1", "dropouts", "slow", record=b"newer"))
+    newer = answer("req-1", "dropouts", "slow", record=b"newer")
+    store.keep(msgspec.structs.replace(newer, sound=b""))
     kept = store.read(RequestId("req-1"))
     assert kept is not None and kept.why == ("slow", "dropouts")
-    assert kept.record == b"newer" and kept.pinned
+    assert kept.record == b"newer" and kept.pinned and kept.sound == b"fLaC"
 
 
 def test_answers_are_removed_after_their_days_unless_pinned(tmp_path: Path) -> None:

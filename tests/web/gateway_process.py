@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     frontend = load_frontend(config.graph_declaration().frontend, folder, config.limits)
     client = Loaded(checkpoint=folder, config=config, frontend=frontend).fake_client()
     app = create_app(config, client, frontend, api_key=None)
-    app.router.routes.append(StallProbe().route())
+    app.router.routes.append(StallProbe(client.reset).route())
     freeze_gc()
     with serving_app(app, config) as gateway:
         print(gateway.url, flush=True)

@@ -3,7 +3,9 @@ test. Sends nothing.
 """
 
 import asyncio
+import gc
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.requests import Request
@@ -20,11 +22,14 @@ class StallProbe:
 
     Load by other processes does not count: the time for which the loop's thread waited for a core
     is subtracted, and a stall is at most the CPU time that the whole process used meanwhile.
+    `forget`: lets the control plane in memory forget its requests before a measurement, or full
+    garbage collections of all that it has kept would be measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[], None]) -> None:
+        self._forget = forget
         self._longest_s = 0.0
-        self._is_watching = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def route(self) -> Route:
         """Return a `GET` route that answers with the longest stall since the previous call, in
@@ -33,14 +38,16 @@ class StallProbe:
         return Route(PATH, self._answer)
 
     async def _answer(self, _: Request) -> JSONResponse:
-        if not self._is_watching:
-            self._is_watching = True
-            self._wait()
+        if self._timer is not None:
+            self._timer.cancel()
         longest_s, self._longest_s = self._longest_s, 0.0
+        self._forget()
+        gc.collect()
+        self._wait()
         return JSONResponse(longest_s)
 
     def _wait(self) -> None:
-        asyncio.get_running_loop().call_later(
+        self._timer = asyncio.get_running_loop().call_later(
             PERIOD_S, self._measure, time.monotonic(), core_wait_s(), time.process_time()
         )
 

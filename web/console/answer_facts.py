@@ -162,12 +162,16 @@ class AnswerFacts:
         inputs = [edge for edge in self.trace.edges if edge.target == stage and edge.last_us]
         return max(inputs, key=lambda edge: edge.last_us, default=None)
 
-    def _pace(self, task: TaskTrace, out: EdgeTrace) -> Pace:
+    def _pace(self, task: TaskTrace, out: EdgeTrace) -> Pace | None:
         item_ms = {edge.name: edge.item_ms for edge in self.graph.edges}.get(out.name, 0.0)
         took_ms = (out.last_us - out.first_us) / 1000
         if item_ms and out.items > 1:
             return Pace(task=task, took_ms=took_ms / (out.items - 1), item_ms=item_ms)
-        return Pace(task=task, took_ms=took_ms / self.sound_s, item_ms=1000.0)
+        return (
+            Pace(task=task, took_ms=took_ms / self.sound_s, item_ms=1000.0)
+            if self.sound_s
+            else None
+        )
 
     def first_steps(self, medium: str) -> dict[str, float]:
         """Return the parts of the wait for the first output in milliseconds, by their description.

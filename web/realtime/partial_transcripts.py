@@ -68,8 +68,7 @@ class PartialTranscripts:
     """Recogniser of the turn under way. At most one recognition runs at a time.
 
     `peek`: returns the turn's audio between two positions. `is_wanted`: whether anybody reads the
-    transcripts. `listeners` are called with each one, in order; the last is `latest` until the turn
-    ends.
+    transcripts. `listeners` are called with each transcript, in order.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class PartialTranscripts:
         peek: Callable[[int, int], bytes],
         is_wanted: Callable[[], bool],
     ) -> None:
-        self.latest: PartialTranscript | None = None
         self.listeners: list[Callable[[PartialTranscript], None]] = []
         self._context, self._clock = context, context.clock
         self._peek, self._is_wanted = peek, is_wanted
@@ -126,7 +124,6 @@ class PartialTranscripts:
         if self._job is not whole:
             self._cancel()
         self._item_id = ""
-        self.latest = None
         self._job = None
         return whole
 
@@ -153,11 +150,9 @@ class PartialTranscripts:
                 self._rest_until = now + REST_FACTOR * (now - began)
             text = None if job.cancelled() else job.result()
             if text is not None and item_id == self._item_id:
-                self.latest = PartialTranscript(
-                    item_id=item_id, text=text, end=end, is_pause=is_pause
-                )
+                found = PartialTranscript(item_id=item_id, text=text, end=end, is_pause=is_pause)
                 for listener in self.listeners:
-                    listener(self.latest)
+                    listener(found)
 
         job.add_done_callback(on_done)
 

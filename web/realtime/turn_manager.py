@@ -239,11 +239,6 @@ class TurnManager:
             job.cancel()
 
     @property
-    def partial_transcript(self) -> PartialTranscript | None:
-        """What was recognised so far in the turn under way; see `partials.listeners`."""
-        return self.partials.latest
-
-    @property
     def _hears_with_responses(self) -> bool:
         """True if the transcript of a turn comes with the response to it."""
         return self._gateway.edges.heard is not None

@@ -14,7 +14,8 @@ from fleet.constraints.grammar import choice_of
 from fleet.core.errors import BadInput
 from fleet.core.request import Constraint
 from web.schema.body import Body
-from web.schema.unserved import EMPTY, check_format
+from web.schema.token_fields import unset
+from web.schema.unserved import check_format
 
 MAX_RULE_CHARS = 65_536
 MAX_CHOICES = 1000
@@ -22,21 +23,14 @@ ANY_OBJECT = Constraint(kind="json", text='{"type": "object"}')
 ValueT = TypeVar("ValueT")
 
 
-def _or_none(value: object) -> object:
-    """Return None for a value that clients send for an unset field. A schema of neutral values,
-    such as {"const": null}, is none of these.
-    """
-    return None if value is False or value in EMPTY else value
-
-
-Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(_or_none)]
-RuleText = Annotated[str | None, BeforeValidator(_or_none)]
+Schema = Annotated[dict[str, Any] | str | None, BeforeValidator(unset)]
+RuleText = Annotated[str | None, BeforeValidator(unset)]
 Choices = Annotated[
     Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_CHOICES, fail_fast=True)
     ]
     | None,
-    BeforeValidator(_or_none),
+    BeforeValidator(unset),
 ]
 
 
@@ -76,8 +70,8 @@ class StructuredOutputs(Body):
 class AnswerRules(Body):
     """The fields of a request that set a rule for its answer."""
 
-    response_format: Annotated[ResponseFormat | None, BeforeValidator(_or_none)] = None
-    structured_outputs: Annotated[StructuredOutputs | None, BeforeValidator(_or_none)] = None
+    response_format: Annotated[ResponseFormat | None, BeforeValidator(unset)] = None
+    structured_outputs: Annotated[StructuredOutputs | None, BeforeValidator(unset)] = None
     guided_json: Schema = None
     guided_regex: RuleText = None
     guided_choice: Choices = None

@@ -20,7 +20,9 @@ MAX_LOGPROBS = 20
 
 
 def unset(value: object) -> object:
-    """Return None for a value that clients send for an unset field."""
+    """Return None for a value that clients send for an unset field. A JSON schema of neutral
+    values, such as {"const": null}, is none of these.
+    """
     return None if value is False or value in EMPTY else value
 
 

@@ -2,13 +2,17 @@
 Takes no stage names.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from fleet.process.parent_death import signalled_with_parent
 
@@ -64,3 +68,33 @@ def stop(processes: Iterable["subprocess.Popen[bytes]"], timeout_s: float) -> No
 def end_of(log: Path) -> str:
     """Return the last lines of a log file."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuTimes:
+    """CPU seconds used by this process and, where the fleet was started here, by each of its
+    processes.
+    """
+
+    at_s: float
+    own_s: float
+    cpu_s: dict[str, float]
+
+
+def read_cpu(pid: int | None) -> CpuTimes:
+    """Read the CPU times of this process and of the descendants of `pid`."""
+    own = psutil.Process().cpu_times()
+    cpu_s: dict[str, float] = {}
+    for process in psutil.Process(pid).children(recursive=True) if pid is not None else []:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            times, name = process.cpu_times(), _process_name(process.cmdline())
+            cpu_s[name] = cpu_s.get(name, 0.0) + times.user + times.system
+    return CpuTimes(at_s=time.monotonic(), own_s=own.user + own.system, cpu_s=cpu_s)
+
+
+def _process_name(command: Sequence[str]) -> str:
+    """Return `worker ROLE` for `python -m fleet.cli worker ROLE --config ...`."""
+    if "fleet.cli" not in command:
+        return Path(command[0]).name if command else "?"
+    arguments = command[command.index("fleet.cli") + 1 :]
+    return " ".join(argument for argument in arguments[:2] if not argument.startswith("-"))

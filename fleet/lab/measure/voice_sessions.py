@@ -7,17 +7,12 @@ separately. Takes the stages from the graph.
 """
 
 import asyncio
-import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
-from pathlib import Path
 
 import msgspec
-import psutil
 import uvloop
 from rich.console import Group
 from rich.text import Text
@@ -32,6 +27,7 @@ from fleet.lab.measure.measurement import (
     argument,
     whole_number,
 )
+from fleet.lab.measure.processes import CpuTimes, read_cpu
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion, read_question
 from fleet.lab.measure.voice_client import (
     EncodedSpeech,
@@ -340,10 +336,10 @@ class _SessionRun:
                 await asyncio.sleep(OPENING_S)
             await await_open(self._clients, runs)
             extra = asyncio.create_task(self._try_one_more(self._extra)) if self._extra else None
-            background_load, before = BackgroundLoad(), _read_cpu(self._target.pid)
+            background_load, before = BackgroundLoad(), read_cpu(self._target.pid)
             self._begin.set()
             await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
-            after, others = _read_cpu(self._target.pid), background_load.cores()
+            after, others = read_cpu(self._target.pid), background_load.cores()
             sessions = await asyncio.gather(*runs)
             queued = await extra if extra is not None else None
         return self._result(sessions, queued, before, after, others)
@@ -382,8 +378,8 @@ class _SessionRun:
         self,
         sessions: Sequence[SessionResult],
         queued: QueuedSession | None,
-        before: "_CpuTimes",
-        after: "_CpuTimes",
+        before: CpuTimes,
+        after: CpuTimes,
         others: float,
     ) -> VoiceSessionsResult:
         seconds = after.at_s - before.at_s
@@ -406,35 +402,6 @@ class _SessionRun:
             client_cores=round((after.own_s - before.own_s) / seconds, 3),
             others_cores=others if self._target.pid is not None else None,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CpuTimes:
-    """CPU seconds used by this process and, where the fleet was started here, by each of its
-    processes.
-    """
-
-    at_s: float
-    own_s: float
-    cpu_s: dict[str, float]
-
-
-def _read_cpu(pid: int | None) -> _CpuTimes:
-    own = psutil.Process().cpu_times()
-    cpu_s: dict[str, float] = {}
-    for process in psutil.Process(pid).children(recursive=True) if pid is not None else []:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
-            times, name = process.cpu_times(), _process_name(process.cmdline())
-            cpu_s[name] = cpu_s.get(name, 0.0) + times.user + times.system
-    return _CpuTimes(at_s=time.monotonic(), own_s=own.user + own.system, cpu_s=cpu_s)
-
-
-def _process_name(command: Sequence[str]) -> str:
-    """Return `worker ROLE` for `python -m fleet.cli worker ROLE --config ...`."""
-    if "fleet.cli" not in command:
-        return Path(command[0]).name if command else "?"
-    arguments = command[command.index("fleet.cli") + 1 :]
-    return " ".join(argument for argument in arguments[:2] if not argument.startswith("-"))
 
 
 def _conflict(options: BenchOptions) -> str:

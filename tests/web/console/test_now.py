@@ -145,7 +145,12 @@ def test_role_below_its_workers_has_a_remedy_and_the_last_death_a_link() -> None
     workers = [worker_view("w", "talker")]
     died = JournalEntry(id="1-1", at_us=1, what="died", worker=workers[0].id, role="talker")
     found = find_remedy([], {TALKER: 2}, workers, [], [died])
-    assert (found.command, found.dead) == ("fleet worker talker", "w")
+    assert (found.command, found.number, found.dead) == ("fleet worker talker", 0, "w")
+
+
+def test_one_more_worker_is_ordered_where_fleet_up_manages_the_role() -> None:
+    role = RoleView(role=TALKER, managed=True, wanted=2)
+    assert find_remedy([TALKER], {TALKER: 2}, [], [role], []).number == 3
 
 
 def test_events_and_marks_lead_to_what_explains_them(gateway: ServedGateway) -> None:

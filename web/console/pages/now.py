@@ -27,13 +27,21 @@ UNKNOWN = FleetCondition(level="down", parts=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """What an operator can do now. `resumable`: drained workers that the fleet needs. `command`:
-    starts a worker, "" if none is needed. `dead`: the process that died last, "" without one.
+    """What an operator can do now. `resumable`: drained workers that the fleet needs. `role`: role
+    that needs one more worker, "" if none does. `number`: number of its workers to order, so that a
+    `fleet up` starts one more; 0 if none manages the role. `dead`: the process that died last, ""
+    without one.
     """
 
     resumable: tuple[WorkerId, ...] = ()
-    command: str = ""
+    role: RoleName = RoleName("")
+    number: int = 0
     dead: WorkerId = WorkerId("")
+
+    @property
+    def command(self) -> str:
+        """Command that starts a worker; "" if none is needed."""
+        return f"fleet worker {self.role}" if self.role else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +165,11 @@ def find_remedy(
     needed = [role for role in short if not is_replaced(role, workers, by_role.get(role))]
     resumable = [view.id for view in workers if view.state == "draining" and view.role in short]
     dead = next((entry.worker for entry in reversed(entries) if entry.what in DEATHS), WorkerId(""))
+    role = needed[0] if needed else RoleName("")
+    known = by_role.get(role)
     return Remedy(
         resumable=tuple(resumable[:MAX_RESUMABLE]),
-        command=f"fleet worker {needed[0]}" if needed else "",
+        role=role,
+        number=known.wanted + 1 if known is not None and known.managed else 0,
         dead=dead,
     )

@@ -123,12 +123,18 @@
     }
   }
 
+  // Copies the text of the element with the id in data-copy; without an id, the link to this page.
   async function copy(button) {
     const source = $(button.dataset.copy);
+    const link = location.origin + location.pathname;
     try {
-      await navigator.clipboard.writeText(source.textContent);
+      await navigator.clipboard.writeText(source ? source.textContent : link);
       toast("Copied", "good");
     } catch {
+      if (!source) {
+        toast(link, "good");
+        return;
+      }
       // there is no clipboard without a secure origin: select the text for copying by hand
       getSelection().selectAllChildren(source);
       toast("Press Ctrl+C to copy", "good");
