@@ -123,7 +123,7 @@ def test_why_an_answer_was_slow_takes_two_clicks(browsers: Browsers, night: Nigh
         hand.follow("Answers")
         hand.click(hand.page.get_by_role("link", name=night.paused))
         verdict = hand.page.locator("#verdict")
-        expect(verdict).to_contain_text(f"{STAGE} died")
+        expect(verdict).to_contain_text("died (SIGKILL)")
         expect(verdict).to_contain_text("continued after")
         assert hand.num_actions == 2
 
