@@ -54,8 +54,8 @@ DETACH_S = 1.0
 """Time in seconds for sending error events to clients with unfinished answers."""
 BEAT_S = 0.2
 STANDING_S, COMPUTING_S = 10.0, 60.0
-"""Longest time in seconds in which the event loop may stand still while its thread waits, and while
-it computes, before the gateway's keeper kills it.
+"""Seconds for which the event loop may stand still before the gateway's keeper kills it: while the
+loop's thread waits, and while the thread computes.
 """
 ABORTING_S = 0.5
 """Seconds before the end of uvicorn's shutdown time-out at which the remaining connections, of
@@ -160,7 +160,7 @@ async def serve(
 
 
 async def _beat_regularly() -> None:
-    """Beat as long as the event loop runs."""
+    """Show the keeper every `BEAT_S` seconds that the event loop runs, without end."""
     while True:
         beat(STANDING_S, COMPUTING_S)
         await asyncio.sleep(BEAT_S)

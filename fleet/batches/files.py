@@ -20,8 +20,8 @@ _decode = msgspec.json.Decoder(FileObject).decode
 
 
 class FileStore:
-    """The files in `batches.folder`, which gateways and job workers share. A file exists once it
-    has its record; expired files are removed when files are added or listed.
+    """The files in `batches.folder`, which gateways and job workers share. A file exists for
+    clients once its record is written; expired files are removed when files are added or listed.
     """
 
     def __init__(self, config: FleetConfig, clock: Callable[[], float] = time.time) -> None:
@@ -32,8 +32,8 @@ class FileStore:
     def add(
         self, content: bytes, filename: str, expiry_s: int = MAX_EXPIRY_S, owner: str = ""
     ) -> FileObject:
-        """Store an uploaded file of a client. Raises: Conflict if there are `batches.max_files`;
-        OSError.
+        """Store an uploaded input file of a batch. `owner`: see `new_id`. Raises: Conflict if
+        `batches.max_files` files are stored; OSError.
         """
         if len(self._records()) >= self._max_files:
             raise Conflict(
@@ -51,8 +51,8 @@ class FileStore:
         return record
 
     def prepare(self, file_id: str) -> Path:
-        """Return the path of the content of a file that is written step by step. The file exists
-        for clients once it is published.
+        """Create the folder of a file that is written step by step, and return the path of its
+        content. Clients do not see the file until `publish` is called.
         """
         self._make(self._folder(file_id))
         return self._folder(file_id) / CONTENT
@@ -65,7 +65,9 @@ class FileStore:
         write_private(folder / RECORD, msgspec.json.encode(record).decode())
 
     def check_owner(self, file_id: str, owner: str) -> None:
-        """Raise NotFound unless the file is this client's."""
+        """Raise NotFound unless the id names `owner` (see `new_id`). Whether the file exists is not
+        checked.
+        """
         if not is_owned(file_id, owner):
             raise _not_found(file_id)
 
@@ -85,7 +87,9 @@ class FileStore:
         return self._folder(file_id) / CONTENT
 
     def files(self, purpose: str = "", owner: str | None = None) -> Sequence[FileObject]:
-        """Return the files, the newest first. `purpose`, `owner`: which ones, all by default."""
+        """Return the files, newest first. `purpose`: "" for every purpose. `owner`: see `new_id`;
+        None for the files of all owners.
+        """
         found = [
             record
             for record in self._records()
@@ -103,7 +107,7 @@ class FileStore:
         shutil.rmtree(self._folder(file_id), ignore_errors=True)
 
     def _records(self) -> list[FileObject]:
-        """Return the records of all files, and remove the expired ones."""
+        """Return the records of all files; remove the files that have expired or cannot be read."""
         if not self._root.is_dir():
             return []
         records: list[FileObject] = []

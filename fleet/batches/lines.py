@@ -31,7 +31,7 @@ class BatchLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Streaming(msgspec.Struct, frozen=True):
-    """Fields of a body by which its answer would be a stream."""
+    """Fields of a request body that ask for a streamed answer."""
 
     stream: bool | None = None
     stream_format: str | None = None
@@ -42,7 +42,9 @@ _decode_streaming = msgspec.json.Decoder(_Streaming).decode
 
 
 def read_lines(path: Path) -> Iterator[BatchLine]:
-    """Yield the lines of a checked file. Raises: OSError; msgspec's errors if it has changed."""
+    """Yield the requests in a file that `find_faults` has accepted. Raises: OSError; msgspec's
+    errors if the file has been changed since.
+    """
     with path.open("rb") as file:
         for raw in file:
             if raw.strip():
@@ -52,8 +54,8 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
 def find_faults(
     path: Path, endpoints: Sequence[str], max_lines: int | None = None
 ) -> tuple[int, list[LineFault]]:
-    """Return the number of lines of an input file, and the first `MAX_FAULTS` faults. `endpoints`:
-    routes that its lines may name. Raises: OSError.
+    """Return the number of lines read and the faults, at most `MAX_FAULTS`: reading stops there,
+    and at line `max_lines` + 1. `endpoints`: routes that lines may name. Raises: OSError.
     """
     faults: list[LineFault] = []
     ids: set[str] = set()
@@ -77,7 +79,9 @@ def find_faults(
 def _find_fault(
     raw: bytes, number: int, endpoints: Sequence[str], ids: set[str]
 ) -> LineFault | None:
-    """Return what is wrong with a line; None if it can be sent. Adds its id to `ids`."""
+    """Return what is wrong with a line; None if the line can be sent. Adds the line's id to `ids`,
+    the ids of the lines before.
+    """
 
     def fault(code: str, message: str, param: str | None = None) -> LineFault:
         return LineFault(code=code, message=message, param=param, line=number)

@@ -103,11 +103,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch with what its job remembers. `output_expiry_s`: seconds for which its output is
-    stored. `num_starts`: starts of its job since a line was last answered, and `num_answered`: the
-    number of lines answered by then. `problem`: why its job ended last, if that was an error.
-    `key`: name of the API key that made the batch, whose scopes and limits its lines have; ""
-    without keys.
+    """A batch with the notes of its job. `output_expiry_s`: seconds for which output files are
+    stored. `num_starts`: starts of the job since a line was last answered or a run ended without an
+    error. `num_answered`: number of answered lines when the job last saved it. `problem`: the last
+    error that ended the job; "" if there was none. `key`: name of the API key that made the batch,
+    whose scopes and limits apply to its lines; "" if no key is required.
     """
 
     batch: Batch
@@ -119,14 +119,16 @@ class StoredBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_id(prefix: str, owner: str = "") -> str:
-    """Return a new id of a file or batch, which tells its owner; ids sort by creation time.
-    `owner`: digest of the client's name in hexadecimal digits; "" for nobody in particular.
+    """Return a new id of a file or batch, which contains the owner; ids sort by creation time.
+    `owner`: digest of the client's name in hexadecimal digits; "" for no particular client.
     """
     return f"{prefix}{time.time_ns() // 1000:013x}{secrets.token_hex(6)[1:]}{_part_of(owner)}"
 
 
 def is_owned(record_id: str, owner: str) -> bool:
-    """Return True if a file or batch is its client's: an output has the owner of its batch."""
+    """Return True if the id of a file or batch contains `owner` (see `new_id`). Output and error
+    files have the owner of their batch.
+    """
     return record_id.removesuffix("-output").removesuffix("-errors").endswith(_part_of(owner))
 
 

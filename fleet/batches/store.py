@@ -31,8 +31,8 @@ _decode = msgspec.json.Decoder(StoredBatch).decode
 
 
 class BatchStore:
-    """The batches in `batches.folder`, which gateways and job workers share. Ended batches are
-    listed for `MAX_EXPIRY_S`.
+    """The batches in `batches.folder`, which gateways and job workers share. An ended batch is kept
+    for at least `MAX_EXPIRY_S` after its creation; `create` removes older ones.
     """
 
     def __init__(self, config: FleetConfig, clock: Callable[[], float] = time.time) -> None:
@@ -51,10 +51,11 @@ class BatchStore:
         owner: str = "",
         key: str = "",
     ) -> Batch:
-        """Create a client's batch, whose job runs it. `key`: name of the client's API key.
+        """Store a new batch; the caller starts the job that runs it. `owner`: see `new_id`. `key`:
+        name of the client's API key; "" without keys.
 
-        Raises: NotFound for the file; Conflict if it is not a file for a batch; Overloaded if
-        `batches.max_unfinished` are unfinished; OSError.
+        Raises: NotFound if there is no such file; Conflict if the file is an output of a batch;
+        Overloaded if `batches.max_unfinished` batches are unfinished; OSError.
         """
         if self.files.find(input_file_id).purpose != "batch":
             raise Conflict(
@@ -84,22 +85,26 @@ class BatchStore:
         return batch
 
     def save(self, stored: StoredBatch) -> None:
-        """Replace the record of a batch. An ended batch is no longer among the unfinished ones."""
+        """Replace the record of a batch. An ended batch is also removed from the list of unfinished
+        batches.
+        """
         batch = stored.batch
         write_private(self._folder(batch.id) / RECORD, msgspec.json.encode(stored).decode())
         if batch.status in ENDED:
             (self._unfinished / batch.id).unlink(missing_ok=True)
 
     def load(self, batch_id: str) -> StoredBatch:
-        """Return a batch as its job left it. Raises: NotFound."""
+        """Return a batch as its job last saved it, without regard to a cancellation. Raises:
+        NotFound.
+        """
         try:
             return _decode((self._folder(batch_id) / RECORD).read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise _not_found(batch_id) from error
 
     def find(self, batch_id: str) -> Batch:
-        """Return a batch as clients see it: `cancelling` from the cancellation on until its job has
-        ended it. Raises: NotFound.
+        """Return a batch as clients see it: after a cancellation the status is `cancelling` until
+        the job has ended the batch. Raises: NotFound.
         """
         batch = self.load(batch_id).batch
         cancelled_at = self.cancelled_at(batch_id)
@@ -109,13 +114,15 @@ class BatchStore:
         return msgspec.structs.replace(batch, status=status, cancelling_at=cancelled_at)
 
     def check_owner(self, batch_id: str, owner: str) -> None:
-        """Raise NotFound unless the batch is this client's."""
+        """Raise NotFound unless the id names `owner` (see `new_id`). Whether the batch exists is
+        not checked.
+        """
         if not is_owned(batch_id, owner):
             raise _not_found(batch_id)
 
     def page(self, after: str, limit: int, owner: str = "") -> tuple[Sequence[Batch], bool]:
-        """Return up to `limit` batches of a client that are older than the batch `after`, or the
-        newest ones, and whether there are more.
+        """Return up to `limit` batches of a client, newest first, and True if there are more.
+        `after`: id of a batch; only older batches are returned. With "" the newest are returned.
         """
         ids = [
             name for name in self._ids() if is_owned(name, owner) and (not after or name < after)
@@ -123,8 +130,9 @@ class BatchStore:
         return [self.find(name) for name in ids[:limit]], len(ids) > limit
 
     def cancel(self, batch_id: str) -> Batch:
-        """Let the job of a batch end it without the lines that have no answer yet. Idempotent.
-        Raises: NotFound; Conflict if it has ended.
+        """Record the cancellation of a batch and return the batch. Its job then ends it, with an
+        error for each line that has no answer yet. Idempotent. Raises: NotFound; Conflict if the
+        batch has ended without a cancellation.
         """
         status = self.load(batch_id).batch.status
         if status in ENDED and self.cancelled_at(batch_id) is None:
@@ -149,7 +157,7 @@ class BatchStore:
         return sorted(name for name in os.listdir(self._unfinished) if BATCH_ID.fullmatch(name))
 
     def user_of(self, file_id: str) -> str | None:
-        """Return the unfinished batch that reads a file; None if there is none."""
+        """Return the id of an unfinished batch that reads a file; None if there is none."""
         batches = (self.load(batch_id).batch for batch_id in self.unfinished())
         return next((batch.id for batch in batches if batch.input_file_id == file_id), None)
 

@@ -129,7 +129,9 @@ class _ProgressLine:
         self._shown_s = 0.0
 
     def show(self, trouble: str, *, is_last: bool = False) -> None:
-        """Show the numbers of answered lines, and the `trouble` with the gateway, if it is time."""
+        """Print the numbers of answered lines and the gateway's `trouble` ("": none); without
+        `is_last`, at most once per `TERMINAL_S` on a terminal, else per `LOG_S`.
+        """
         pause_s = TERMINAL_S if self._is_terminal else LOG_S
         if not is_last and time.monotonic() - self._shown_s < pause_s:
             return

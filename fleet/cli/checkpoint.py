@@ -33,12 +33,12 @@ CONFIGURATION: tuple[str, ...] = ("config.json",)
 def resolve_checkpoint(
     config: FleetConfig, stage: StageName | None = None, *, is_whole: bool = True
 ) -> Path:
-    """Return the folder of a stage's weights, or without a `stage` the deployment's folder; write
-    a tiny checkpoint first if needed. "auto" is the checkpoint shipped with the graph, or "tiny" if
-    the graph ships none. `is_whole`: False if only the configuration is needed.
+    """Return the folder of a stage's weights, or without a `stage` the deployment's folder; write a
+    tiny checkpoint first if needed. "auto" is the checkpoint shipped with the graph, or "tiny" if
+    the graph ships none. `is_whole`: False if config.json suffices; for a hub name whose files are
+    missing, the JSON files are then downloaded, but never weights.
 
-    Weights of a hub name are not downloaded. Raises: ConfigError if the folder is missing or holds
-    no weights, or the files of a hub name are missing.
+    Raises: ConfigError if the folder or a needed file is missing, or a download fails.
     """
     graph = get_graph(config.graph)
     declared = graph.stage(stage) if stage is not None else graph.main_stage
@@ -125,8 +125,8 @@ def find_checkpoints(config: FleetConfig) -> dict[str, str]:
 
 
 def _promise(config: FleetConfig, name: str) -> str | None:
-    """Return the step by which the first start would provide a checkpoint; None if it is there, or
-    missing for good.
+    """Return a description of the tiny checkpoint that the first start would write; None if it is
+    written already, or if `name` is another checkpoint, which no start provides.
     """
     if name == AUTO and get_graph(config.graph).shipped is not None:
         return None
@@ -141,8 +141,9 @@ def _promise(config: FleetConfig, name: str) -> str | None:
 
 
 def _located(config: FleetConfig, checkpoint: str, field: str, *, is_whole: bool) -> Path:
-    """Return the folder of a configured path or hub name. Raises: ConfigError if files of a hub
-    name are missing, and if only its configuration is needed, that cannot be downloaded.
+    """Return the folder of a configured path or hub name. If not `is_whole` and files of a hub name
+    are missing, download the JSON files. Raises: ConfigError if needed files are missing, or the
+    download fails.
     """
     name = hub_name_of(checkpoint)
     if name is None:
@@ -164,7 +165,9 @@ def _located(config: FleetConfig, checkpoint: str, field: str, *, is_whole: bool
 
 
 def hub_of(config: FleetConfig) -> "Hub":
-    """Return the hub of a deployment, with the folder of its files."""
+    """Return the model hub as a deployment uses it: the local cache folder, and which files of a
+    model its graph needs.
+    """
     from fleet.hub.cache import Hub
 
     stages = get_graph(config.graph).all_stages
@@ -176,7 +179,7 @@ def hub_of(config: FleetConfig) -> "Hub":
 
 
 def hub_names(config: FleetConfig) -> dict[str, HubName]:
-    """Return the hub names that a deployment uses, by the field that has them."""
+    """Return the hub names that a deployment uses, by configuration field."""
     graph = get_graph(config.graph)
     given = {
         f"stages.{stage.name}.checkpoint": config.stage(stage.name).checkpoint

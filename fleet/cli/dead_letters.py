@@ -58,7 +58,7 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Print one dead letter: its request and its end.
+    """Print one dead letter: the request, and when and why it was given up.
 
     Example: fleet dead-letters show req-0190d6c5e1a4f00ba7
     """

@@ -98,8 +98,8 @@ def is_made_by_fleet(name: str) -> bool:
 
 
 def check_data_dir(folder: Path) -> None:
-    """Check that no other user can replace entries in the data folder of an embedded Redis, and
-    with them the server. Raises: ConfigError if others can.
+    """Check that no other user can replace entries in the data folder of an embedded Redis, and so
+    take over the server. Raises: ConfigError if others can.
     """
     if others_may_replace(folder, is_own=is_made_by_fleet):
         raise ConfigError(

@@ -142,8 +142,8 @@ def promote(
     """Let all workers draft with a version of the draft head, between two passes and without a
     restart; no answer changes.
 
-    Its bytes are read from any worker that has them. `fleet draft use eagle3` lets workers draft
-    with the head at all.
+    Workers copy the version from any worker that has it. A worker uses the head only while its
+    drafter is `eagle3`, or `auto` has chosen it (`fleet draft use`).
 
     Example: fleet draft promote 3
     """
@@ -227,8 +227,8 @@ def import_(
 ) -> None:
     """Write a draft head of another program in Fleet's own format, for the deployment's checkpoint.
 
-    A missing or unknown field or weight is refused by name. Then `fleet draft add OUT`, or
-    `stages.NAME.speculation.head: OUT`.
+    If a field or weight is missing or unknown, the command fails and names it. To use the written
+    folder, run `fleet draft add OUT`, or set `stages.NAME.speculation.head: OUT`.
 
     Example: fleet draft import head-of-specforge head --format sglang
     """

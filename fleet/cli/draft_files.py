@@ -73,8 +73,8 @@ def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
 
 
 def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
-    """Copy a draft head into the deployment's folder of versions; return its description, with the
-    version number 0.
+    """Copy a draft head into the deployment's folder of versions; return its description, in which
+    the version number is 0, since the fleet has not numbered it yet.
 
     Raises: ConfigError if the head is damaged or belongs to another target model.
     """
@@ -100,7 +100,7 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
 
 
 def newest_stored(config: FleetConfig) -> int:
-    """Return the highest number of a version in the deployment's folder of versions."""
+    """Return the highest version number in the deployment's folder of versions; 0 without any."""
     from fleet.drafts.trainer.folder import VERSIONS
     from fleet.drafts.trainer.versions import newest_number
 

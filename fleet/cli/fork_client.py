@@ -218,7 +218,9 @@ class ForkStarter:
             self._server_pid = None
 
     def _watch_server(self, pid: int) -> None:
-        """Kill the fork server `pid` once it is stopped for as long as a process may be."""
+        """Begin to watch the fork server `pid` in place of any former one; kill the server if it is
+        stopped for too long. Without `hangs` nothing is watched.
+        """
         self._stop_watching()
         if self.hangs is not None:
             self._watching = background.start(
@@ -231,8 +233,8 @@ class ForkStarter:
             self._watching = None
 
     def _end_late_server(self) -> bool:
-        """Kill a server that has greeted this keeper and does not answer it; return True if it was
-        killed. Its connection is open, so its pid is still its own.
+        """Kill a server that has greeted this keeper but does not reply; return True if it was
+        killed. The connection to the server is still open, so no other process can have its pid.
         """
         if self.hangs is None or self._greeted_by is None:
             return False
@@ -350,8 +352,8 @@ class ForkStarter:
     async def _fork(
         self, arguments: Sequence[str], descriptors: list[int], environment: Mapping[str, str]
     ) -> ForkedProcess:
-        """Let the server fork a process. `descriptors`: output of the process, and its beats if
-        watched.
+        """Let the server fork a process. `descriptors`: file for the output of the process, then,
+        if a keeper watches the process, the memory for its beats.
         """
         assert self._connection is not None
         read_end, write_end = os.pipe()
@@ -384,7 +386,9 @@ class ForkStarter:
 
 
 async def _end_hung_server(pid: int, hangs: HangWatch) -> None:
-    """Kill the fork server `pid` once it is stopped. The processes that it forked continue."""
+    """Wait until the fork server `pid` counts as hung, then kill it. The processes that it forked
+    continue.
+    """
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(pid)
         try:

@@ -55,7 +55,7 @@ class Child:
     beat: int | None = None
 
     def close(self) -> None:
-        """Close the descriptors, in the server."""
+        """Close the server's copies of the descriptors."""
         for descriptor in (self.output, self.lifeline, self.beat):
             if descriptor is not None:
                 os.close(descriptor)
@@ -79,8 +79,8 @@ class ForkServer:
     """Pid and keeper connection of each forked process, by pidfd."""
 
     def run(self) -> Child | None:
-        """Serve until no keeper is connected, then return None. In a forked process, return the
-        request to carry out immediately.
+        """Serve until no keeper is connected, then return None. In each forked process, return at
+        once, with the request that this process must carry out.
         """
         self.listener.setblocking(False)
         self._selector.register(self.listener, selectors.EVENT_READ)

@@ -21,15 +21,15 @@ from fleet.process.silence import STOPPED, Silence, thread_state
 
 MIN_INTERVAL_S = 0.05
 MIN_SILENCE_S = 1.0
-"""Least silence that counts, however short the lease."""
+"""Shortest silence after which a process may count as hung, however short the worker lease is."""
 STACKS_S = 0.5
-"""Time in which a hung process that still reacts writes its stacks."""
+"""Seconds that a hung process gets to write the stacks of its threads."""
 ANSWERING_S = 10.0
-"""Longest time in which Redis answers nothing and does not compute, before it counts as hung: a
-slow disk may delay it for seconds.
+"""Longest time without a reply from Redis while it does not compute; after it Redis counts as hung.
+A slow disk may delay replies for seconds.
 """
 COMPUTING_S = 60.0
-"""Longest time in which Redis computes without an answer, for example another client's script."""
+"""Longest time without a reply from Redis while it computes, for example a client's long script."""
 NO_BEAT = Beat(count=0, waiting_s=UNBOUNDED_S, computing_s=UNBOUNDED_S, thread=0)
 Answers = Callable[[float], Awaitable[bool]]
 """Async function that asks a process, within the given seconds, and returns True if it answered."""
@@ -37,9 +37,9 @@ Answers = Callable[[float], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangWatch:
-    """The limits by which one keeper judges its process. `lease_s`: the lease of a worker, two of
-    which a process may be silent. `starting_s`: longest silence before its first beat. `answers`:
-    asks a process that cannot beat.
+    """The limits by which a keeper decides that its process hangs. `lease_s`: duration of a worker
+    lease; silence counts from two leases on. `starting_s`: longest silence before the first beat.
+    `answers`: asks a process that writes no beats itself (Redis); None for other processes.
     """
 
     lease_s: float
@@ -63,7 +63,7 @@ class HangWatch:
 
     async def until_hung(self, pid: int, record: BeatRecord | None) -> str:
         """Watch process `pid` until it counts as hung; return why. `record`: beats of the process;
-        absent if it has none, and hangs only when it is stopped.
+        None if it has no beats, and so counts as hung only when it is stopped.
         """
         if record is None or self.answers is None:
             return await self._watch(pid, record)
@@ -98,8 +98,8 @@ def hang_watch(lease: LeaseConfig, *, starting_s: float) -> HangWatch | None:
 
 
 async def write_stacks(pid: int, beat: Beat) -> str:
-    """Let a hung process write the stacks of its threads to its output, and return what the kernel
-    says about them as lines of text.
+    """Let a hung process write the stacks of its threads to its output, unless it is stopped or
+    writes no beats. Return the kernel's state of its threads, one line for each different state.
     """
     state = thread_state(pid)
     if beat.thread and state is not None and state.letter != STOPPED:

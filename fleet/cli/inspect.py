@@ -80,7 +80,9 @@ async def _show(deployment: Deployment, *, once: bool, as_json: bool) -> None:
 
 
 async def _follow(client: "FleetClient", state: "FleetState", console: "Console") -> None:
-    """Refresh the tables of `fleet status` on the terminal until Ctrl-C."""
+    """Refresh the tables of `fleet status` on the terminal until Ctrl-C. `state`: first state to
+    show.
+    """
     from rich.live import Live
 
     with Live(_render(state), console=console, refresh_per_second=4) as live:

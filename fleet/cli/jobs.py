@@ -94,11 +94,11 @@ def submit(
 ) -> None:
     """Submit a job and print its id.
 
-    A job measures this deployment and writes to its own folder; the command `fleet bench` has more
-    options. A bench job takes measure (serving, voice, barge-in, scale, hop or transfer), requests,
-    concurrency, max_tokens, frames, warm_up, sessions, streams, scale_seconds, hops and check,
-    which mean what the options of `fleet bench` mean. A train job is
-    `fleet train --corpus`: it takes samples and name.
+    A bench job measures this deployment and writes to its own folder; the command `fleet bench` has
+    more options. The job takes measure (serving, voice, barge-in, scale, hop or transfer),
+    requests, concurrency, max_tokens, frames, warm_up, sessions, streams, scale_seconds, hops and
+    check, which mean what the options of `fleet bench` mean. A train job takes samples and name,
+    and does what `fleet train --corpus` does.
 
     Examples:
 

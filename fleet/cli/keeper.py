@@ -62,8 +62,9 @@ class RestartPolicy:
     def pause_s(
         self, exit_status: int, started_s: float, now_s: float, *, served: bool = False
     ) -> float | None:
-        """Return the seconds until the next start, or None to give up. `exit_status` is as in
-        `subprocess`, negative for a signal; `started_s`: start of the run that ended.
+        """Count the end of a run; return the seconds until the next start, or None to give up.
+        `exit_status` is as in `subprocess`, negative for a signal; `started_s`: start of the run
+        that ended; `served`: whether the command had been serving.
         """
         failed_at_once = (
             exit_status > 0
@@ -96,7 +97,7 @@ class StartAnnouncer(Protocol):
 
 
 class ChildProcess(Protocol):
-    """A running process of a command."""
+    """A process that was started for a command."""
 
     @property
     def pid(self) -> int: ...
@@ -171,13 +172,14 @@ class TerminalOutput:
 
 @dataclass(slots=True, kw_only=True)
 class Keeper:
-    """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
+    """Runs `fleet ARGUMENTS` until `stop` is set, and restarts it after each failure. After an end
+    with exit status 0 the command is not restarted, and the keeper waits for `stop`.
 
     `alone`: check that must be True before the command is stopped; the wait for it is bounded.
     Redis has such a check, so that it stops last and the other processes can deregister.
     `when_dead`: called first after each death. `starts`: announces each start before it begins.
-    `starter`: performs the start. `hangs`: watch that decides when the command hangs, after which
-    it is killed and restarted; None kills none.
+    `starter`: performs the start. `hangs`: watch that decides when the command hangs and is killed,
+    to be restarted; None kills none.
     """
 
     arguments: list[str]

@@ -55,7 +55,8 @@ Scopes = Annotated[
 def keys() -> None:
     """API keys with names, scopes and limits, in the file that `web.keys_file` names.
 
-    The file has a digest of each key, never the key. Running gateways follow it within a request.
+    The file has a digest of each key, never the key. Running gateways read a changed file again at
+    the next request.
     """
 
 
@@ -214,8 +215,10 @@ def _path(config_file: Path | None, overrides: list[str] | None) -> Path:
 def change_file(
     path: Path, change: Callable[[dict[str, ApiKey]], None], *, creates: bool = False
 ) -> None:
-    """Replace the file by a changed one, in one step for its readers, while no other command does.
-    Raises: OSError, and the errors of `read_keys_file`.
+    """Apply `change` to the listed keys and replace the file atomically; a lock keeps other
+    commands from changing it meanwhile. `creates`: begin with no keys if the file is missing.
+
+    Raises: OSError, the errors of `change`, and the errors of `read_keys_file`.
     """
     with _locked(path.parent):
         is_new = creates and not path.exists()

@@ -44,8 +44,8 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True, slots=True)
 class KeptCommand:
-    """`fleet ARGUMENTS`, run under the process name `name`. `is_added`: True if it was added to a
-    running fleet, which its end does not stop.
+    """`fleet ARGUMENTS`, run under the process name `name`. `is_added`: True if the command was
+    added to a running fleet; the end of such a command does not stop the fleet.
     """
 
     name: str
@@ -57,8 +57,9 @@ class KeptCommand:
 
 @dataclass(frozen=True, slots=True)
 class KeeperPipe:
-    """The end that a keeper watches. `held_ends`: all open ends that `fleet up` holds, by name of
-    the keeper.
+    """Pipe whose closing stops a keeper. `watched`: read end, which the keeper watches.
+    `held_ends`: write ends of the pipes of all keepers, by process name; each keeper closes its
+    copies.
     """
 
     watched: int
@@ -69,9 +70,9 @@ class KeeperProcess:
     """A keeper that runs in a forked process, and its state according to its messages to the
     manager.
 
-    `pid`: process of the command. `status`: exit status of the keeper, once it has ended.
-    `has_ended`: True if the command ended by itself and is not restarted. `is_retired`: True if
-    only this command is stopped.
+    `pid`: process of the command; None before its first start. `status`: exit status of the keeper;
+    None while it runs. `has_ended`: True if the command ended by itself and is not restarted.
+    `is_retired`: True once `FleetManager.retire` was called for the command.
     """
 
     def __init__(
@@ -213,11 +214,15 @@ class FleetManager:
             keeper.fork(self._messages)
 
     def find(self, name: str) -> KeeperProcess | None:
-        """Return the keeper of a command; None once it has ended."""
+        """Return the keeper of a command; None if there is none, or if the command was retired, or
+        added to the running fleet, and has ended.
+        """
         return self._keepers.get(name)
 
     def retire(self, name: str) -> None:
-        """Stop one command, as the end of the fleet would, and forget it once it has ended."""
+        """Begin to stop one command while the fleet runs on; the manager forgets it once it has
+        ended. Idempotent until then.
+        """
         keeper = self._keepers[name]
         if not keeper.is_retired:
             keeper.is_retired = True
@@ -266,7 +271,9 @@ class FleetManager:
         return True
 
     def _check_keepers(self) -> None:
-        """Replace keepers that were killed, and so could not report their end."""
+        """Start keepers that a signal killed again, with their commands. Record the end of keepers
+        that ended in other ways without a message.
+        """
         for keeper in list(self._keepers.values()):
             status = keeper.exit_status
             if keeper.status is not None or status is None or status == 0:

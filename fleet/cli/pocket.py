@@ -142,8 +142,8 @@ def demo(
 
 @contextmanager
 def _pocket_extra() -> Iterator[None]:
-    """Context in which a failed import becomes an error about the extra. Raises: ConfigError if a
-    library of the extra `pocket` is missing.
+    """Return a context in which an import of a missing library raises a ConfigError that names the
+    extra `pocket`.
     """
     try:
         yield

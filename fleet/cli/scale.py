@@ -22,8 +22,8 @@ def scale(
     set_: Overrides = None,
 ) -> None:
     """Order how many workers of a role accept tasks. The running `fleet up` starts them, or lets
-    workers finish their tasks and then stops them. Of several, the one with the fewest workers of
-    the role starts the next, and the one with the most stops one.
+    workers finish their tasks and then stops them. If several `fleet up` run, the next worker is
+    started by the one with the fewest workers of the role, and stopped by the one with the most.
 
     The number counts until the last `fleet up` of the fleet ends; the configuration stays as it is.
 

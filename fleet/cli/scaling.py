@@ -24,14 +24,14 @@ from fleet.telemetry.views import MAX_REPLICAS
 
 FOLLOW_S, LEASE_S, TIMEOUT_S = 1.0, 15.0, 1.0
 ORDERED_BY = "fleet up"
-"""Author of the drains in the journal."""
+"""Name under which the journal lists the drain and resume orders of this module."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWorker:
-    """A worker process that this `fleet up` keeps. `number`: number within the role. `id`: ""
-    until it has joined the fleet. `is_standby`: it receives no tasks. `is_draining`: it accepts no
-    more tasks.
+    """A worker process that this `fleet up` keeps. `number`: number within the role, from 1. `id`:
+    worker id; "" until the worker has joined the fleet. `is_standby`: True if it receives no tasks.
+    `is_draining`: True if it accepts no more tasks.
     """
 
     number: int
@@ -63,8 +63,9 @@ class KeeperTable(Protocol):
 
 
 def choose_leaving(workers: Sequence[KeptWorker]) -> KeptWorker:
-    """Return the worker whose end costs least: one that has not joined yet, else one that receives
-    tasks and has the fewest, the latest of them.
+    """Return the worker whose end costs least: first a worker that has not joined yet, then one
+    that is not on standby, then the one with the fewest tasks, then the one with the highest
+    number.
     """
     return min(workers, key=lambda w: (bool(w.id), w.is_standby, w.num_tasks, -w.number))
 
@@ -72,8 +73,8 @@ def choose_leaving(workers: Sequence[KeptWorker]) -> KeptWorker:
 class ScaledRole:
     """The workers of one role in this `fleet up`.
 
-    `num_possible`: number of them that can run here: as many as may be ordered, until one cannot
-    start; then those that run, until another number is ordered.
+    `num_possible`: how many workers that receive tasks can run here: `MAX_REPLICAS` until a worker
+    fails to start, then the number that runs. Another order resets it.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class ScaledRole:
         self._wanted: int | None = None
 
     def settle(self, client: redis.Redis, wanted: int | None, share: int) -> None:
-        """Start workers, or let some leave, so that `share` of them accept tasks. `wanted`: number
-        ordered for the whole fleet; None if none is. Before the first order nothing changes, also
-        if a person stops a worker.
+        """Start workers, or let some leave, so that `share` of them accept tasks here. `wanted`:
+        number ordered for the whole fleet; None if there is no order. Before the first order
+        nothing changes, not even after a person has stopped a worker.
         """
         if wanted is None and self._wanted is None:
             return
@@ -124,15 +125,15 @@ class ScaledRole:
         self._keepers.say(f"{self._name(number)} {text}")
 
     def _let_leave(self, client: redis.Redis, worker: KeptWorker) -> None:
-        """Let a worker accept no tasks; stop it once that is recorded and it has none."""
+        """Drain a worker; once it is draining and has no tasks, stop it."""
         if worker.id and not worker.is_draining:
             run(client, scripts.order(worker.id, "drain", ORDERED_BY))
         elif worker.num_tasks == 0:
             self._keepers.retire(self._name(worker.number))
 
     def _note_ends(self) -> None:
-        """Forget the workers that are gone. A worker that was not to leave could not start, so
-        there is no room for it here. Retire the keepers of workers that a person stopped.
+        """Forget the workers whose keepers are gone. If such a worker was not leaving, it could not
+        start: lower `num_possible`. Retire the keepers of workers that a person stopped.
         """
         for number in sorted(self._numbers):
             keeper = self._keepers.find(self._name(number))
@@ -170,9 +171,9 @@ class ScaledRole:
 
 
 class WorkerScaling:
-    """Follower of the ordered numbers of workers, under a lease as one of the fleet's supervisors.
-    `start`: starts the worker of a role with this number under a keeper. While Redis cannot be
-    reached, the workers stay as they are.
+    """Makes this `fleet up` run its share of the ordered numbers of workers, under a lease as one
+    of the fleet's supervisors. `start`: starts a worker, given its role and number, under a keeper.
+    While Redis cannot be reached, the workers stay as they are.
     """
 
     def __init__(
@@ -193,7 +194,9 @@ class WorkerScaling:
         self._next_s = 0.0
 
     def follow(self) -> None:
-        """Renew the lease and settle each role, once per `FOLLOW_S`."""
+        """Renew the lease and adjust the workers of each role; do nothing if the last time was less
+        than `FOLLOW_S` ago.
+        """
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + FOLLOW_S
@@ -205,7 +208,7 @@ class WorkerScaling:
                 role.settle(client, int(wanted) if wanted else None, int(share))
 
     def end(self) -> None:
-        """Give up the lease, so that others take this one's share at once."""
+        """Give up the lease, so that other supervisors take over this share at once."""
         with self._connected() as client:
             exchange(client, [scripts.share_workers(self._id, 0)])
 

@@ -63,8 +63,8 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
 
 
 def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
-    """Run a conductor, which assigns tasks to workers. If several run, one leads and the others
-    stand by.
+    """Run a conductor, which fences workers whose lease has lapsed, grants overdue tasks again and
+    ends requests that cannot continue. If several run, one leads and the others stand by.
 
     Example: fleet conductor
     """
@@ -155,7 +155,7 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None
     """Keep a registered command running; when it dies, fence it immediately, before its lease
     lapses. Return the exit status.
 
-    `role`: role of a worker, whose requests wait while it is restarted.
+    `role`: role of a worker, during whose restart requests wait; None for other commands.
     """
     from fleet.cli.fork_client import make_starter
     from fleet.cli.supervise import Surroundings, keep

@@ -29,11 +29,11 @@ OfStage = Annotated[
 
 @app.callback()
 def session() -> None:
-    """Save and load conversations: what a worker has computed of one, so that its next turn
-    computes only the new part.
+    """Save and load the KV cache of a conversation, so that its next turn computes only what is
+    new.
 
-    A file is one of a checkpoint and a stage. How the stage's layers are divided, if they are,
-    makes no difference.
+    A file is for one checkpoint and one stage. How the stage's layers are divided makes no
+    difference.
     """
 
 
@@ -41,8 +41,8 @@ def session() -> None:
 def save(
     name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None
 ) -> None:
-    """Write the cached rows of a conversation to a file. Between its turns only; other answers
-    continue meanwhile.
+    """Write the cached keys and values of a conversation to a file. The conversation must be
+    between two turns; answers of others continue meanwhile.
 
     Example: fleet session save my-conversation conversation.safetensors
     """
@@ -59,8 +59,8 @@ def save(
 def load(
     name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None
 ) -> None:
-    """Read a conversation's rows from a file into a worker, where its next turn finds them for
-    `lease.prefix_cache_s`.
+    """Load a conversation's keys and values from a file into a worker's cache, where the next turn
+    finds them for `lease.prefix_cache_s` seconds.
 
     Example: fleet session load my-conversation conversation.safetensors
     """

@@ -170,8 +170,8 @@ def _missing_lines(made: MadePlan) -> Iterator[str]:
 
 
 def _least_budgets(made: MadePlan) -> str:
-    """Return a remedy text with the larger budget that each process needs, for the processes that
-    lack memory in this division.
+    """Return a remedy text: the memory that each process that lacks memory would need in this
+    division.
     """
     wanted = [
         f"{name} at least {format_byte_size(each.num_bytes)}"

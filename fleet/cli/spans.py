@@ -82,8 +82,8 @@ def plan(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Divide a stage's layers among an anchor and span workers by their memory; print each one's
-    bytes and the configuration.
+    """Divide a stage's layers among an anchor and span workers by their memory; print the bytes
+    that each process needs, and the configuration.
 
     Counts weights, keys and values, and buffers, from the checkpoint's configuration and the
     headers of its weight files: no weight is read. Buffers are an upper bound: the process itself,

@@ -115,9 +115,10 @@ def open_keeper(
 
 def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
     """Return a `Keeper.when_dead` callback that fences a dead process in Redis and logs its death.
-    `process`: worker, web or conductor. `role`: role of a worker.
+    `process`: worker, web or conductor. `role`: role of a worker; "" for others.
 
-    While Redis is unreachable nothing is fenced, and the rights end when their lease lapses.
+    While Redis is unreachable nothing is fenced, and the callback returns False; the process keeps
+    its rights until its lease lapses.
     """
 
     async def fence(pid: int, cause: str) -> bool:
@@ -137,12 +138,12 @@ def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
 
 def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str = "") -> bool:
     """Fence every worker and gateway that process `pid` of this host registered, and end its
-    leadership if it is the leading conductor.
+    leadership if it is the leading conductor. Do nothing while the process runs.
 
     Return True if the process was registered and its death was not handled before. Ids are never
     reused, so a new process with the same pid is not fenced. If two hosts have the same name, a
     living worker may be fenced instead of a dead one; it registers again, as after any lapse. The
-    death is logged by the fencing script, or by this function.
+    death is logged by the fencing script, or by this function. Raises: RedisError.
     """
     if _is_running(pid):
         return False
@@ -184,9 +185,9 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
 
 
 def _ended_lately(ended: object, time: object) -> list[bytes]:
-    """Return the ids of the processes that ended in the last `GONE_LISTED_S` seconds: an older one
-    of the same pid is another process. `ended`: ids and times of the end (us) in turn. `time`:
-    Redis's reply to TIME.
+    """Return the ids that ended in the last `GONE_LISTED_S` seconds. An id that ended earlier
+    belongs to an older process that had the same pid. `ended`: ids, each followed by the time of
+    its end (us). `time`: Redis's reply to TIME.
     """
     ids_and_times = cast("list[bytes]", ended)
     since_us = (int(cast("list[bytes]", time)[0]) - GONE_LISTED_S) * 1_000_000
@@ -312,8 +313,8 @@ def make_alone_check(redis_url: str) -> Callable[[], Awaitable[bool]]:
 
 
 def make_ping(redis_url: str) -> Answers:
-    """Return the question whether the embedded Redis answers. Any reply will do: also one that
-    refuses a client without a password, or a client too many.
+    """Return an async function that asks the embedded Redis for a reply. An error counts as a reply
+    too, for example a refusal for want of a password or because of too many clients.
     """
     path = unquote(urlsplit(redis_url).path)
 

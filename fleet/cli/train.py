@@ -62,8 +62,8 @@ def train(
 
     Each prompt and its answer are computed once more in the background, and sent to the trainer,
     which `fleet up` starts where `training.enabled` is true, and `fleet worker trainer` anywhere. A
-    line shows the progress; Ctrl-C stops the run, which then makes no version. What was trained on
-    stays: the next run continues there.
+    line shows the progress. Ctrl-C stops the run, which then makes no version; the next run
+    continues with the head as trained so far.
 
     `fleet train forget` lets the trainer forget every sample that it holds.
 

@@ -201,7 +201,9 @@ def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[st
 
 
 def worker_process(config: FleetConfig, role: RoleName, number: int) -> tuple[str, list[str]]:
-    """Return the name and the `fleet` arguments of a role's worker, counted from 1."""
+    """Return the process name and the `fleet` arguments of a role's worker. `number`: number of the
+    worker within the role, from 1.
+    """
     has_list = isinstance(config.of_role(config.role(role)).device, tuple)
     of_list = ["--replica", str(number)] if has_list else []
     return f"{role}.{number}", ["worker", role, *of_list]

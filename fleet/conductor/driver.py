@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 TICK_MS = 200
 STANDING_S, COMPUTING_S = 12.5, 60.0
-"""Longest silence of the loop before its keeper ends the process: while it waits, which a call of
-Redis may do for 10 s, and while it computes.
+"""Silence of the loop after which the keeper ends the process: `STANDING_S` while the loop waits,
+since a call of Redis may take 10 s, and `COMPUTING_S` while it computes.
 """
 SWEEP_S = 1.0
 EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
@@ -63,8 +63,8 @@ class Driver:
         self._clock = clock
         self.leader = ""
         self.took_over_at = 0.0
-        """Start of this conductor's leadership, or the last time that Redis's clock was set or
-        Redis returned. Absent workers were not observed before this time.
+        """Time since which this conductor has observed the fleet: start of its leadership, or the
+        last time that Redis's clock was set or Redis returned; infinity while Redis is away.
         """
         self._leases = LeaseWatch()
         self._redis_clock = ClockComparison()
@@ -100,12 +100,14 @@ class Driver:
             )
 
     def turn(self) -> None:
-        """Act on what is due, and wait. A conductor that does not lead only waits."""
+        """Act on what is due, then wait until something else is due. Without leadership, only try
+        to lead.
+        """
         self.act()
         self._wait()
 
     def act(self) -> None:
-        """Renew leadership, and act on what is due if this conductor leads."""
+        """Acquire or renew leadership, and act on what is due if this conductor leads."""
         if self._lead() and self._clock() >= self.next_watch:
             self._watch()
 
@@ -125,12 +127,16 @@ class Driver:
         log.info("conductor %s leads now", self.me)
 
     def _restart_waits(self) -> None:
-        """Let every wait begin now, since this conductor has not observed the fleet before."""
+        """Restart the time-outs of all unclaimed grants and of all requests without a gateway,
+        since this conductor has not observed the fleet before, or Redis's clock was set.
+        """
         self.took_over_at, self.next_watch = self._clock(), 0.0
         self._act([scripts.restart_waits(self.leader)])
 
     def _wait(self) -> None:
-        """Wait until something is due. Clients wait as long as a lapsed lease is not noticed."""
+        """Wait until something is due, at most `TICK_MS`, since clients wait until a lapsed lease
+        is noticed. A leader decides walks meanwhile.
+        """
         due_s = self.next_watch - self._clock() if self.leader else TICK_MS / 1000
         wait_s = min(max(due_s, 0.0), TICK_MS / 1000)
         if self.walks is None or not self.leader:
@@ -165,7 +171,9 @@ class Driver:
         self._act(calls)
 
     def _act(self, calls: Sequence[scripts.Call]) -> None:
-        """Run fenced scripts. An answer "more" means that the same call is due again at once."""
+        """Run fenced scripts. If a script answers "more", the same call is due again at once; if it
+        answers "not_leader", this conductor's leadership has ended.
+        """
         for call, reply in zip(calls, exchange(self.client, calls), strict=True):
             answer = first_text(reply)
             if answer == "not_leader":

@@ -14,8 +14,8 @@ from fleet.config.schema import RENEWALS
 from fleet.core.ids import WorkerId
 
 STEP_S = 0.1
-"""Least difference between two clocks, in seconds, that counts as a setting of the clock. A smaller
-difference may be a gradual adjustment.
+"""Smallest change of the difference between two clocks, in seconds, by which Redis's clock counts
+as set. A smaller change may be a gradual adjustment.
 """
 
 
@@ -31,8 +31,8 @@ class ObservedLease:
 
 
 class LeaseWatch:
-    """Observer of the leases of all listed workers and gateways. A new observer grants every lease
-    its whole duration once more.
+    """Observer of the leases of all listed workers and gateways. A new observer waits the whole
+    duration of each lease before that lease can lapse.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class LeaseWatch:
 
     def due_s(self, now_s: float) -> float:
         """Return the time of the next observation: when leases are due for renewal, or when the
-        next lease may lapse, whichever is earlier.
+        next lease may lapse, whichever is earlier; infinity if there is no lease to wait for.
         """
         left_s = [
             min(lease.lapses_s - now_s, lease.duration_s / RENEWALS)
@@ -83,9 +83,9 @@ class LeaseWatch:
 def _age_s(duration_s: float, deadline_us: int, redis_us: int, elapsed_s: float) -> float:
     """Return the seconds since a new deadline was written, by Redis's clock.
 
-    The result is limited by `elapsed_s`, the time since the last observation, and by the interval
-    of renewals. So if Redis's clock was set meanwhile, the lease still lasts for all renewals but
-    one.
+    The result is limited to `elapsed_s`, the time since the last observation, and to the interval
+    of renewals. So even if Redis's clock was set meanwhile, the worker keeps its lease long enough
+    to renew it `RENEWALS` - 1 times.
     """
     age_s = duration_s - (deadline_us - redis_us) / 1e6
     return min(max(age_s, 0.0), elapsed_s, duration_s / RENEWALS)
@@ -99,7 +99,7 @@ class ClockComparison:
 
     def step_s(self, asked_s: float, answered_s: float, redis_us: int) -> float:
         """Return the seconds by which Redis's clock was set forward since the last call; negative
-        if it was set back; 0.0 below `STEP_S`.
+        if it was set back; 0.0 for less than `STEP_S` and in the first call.
 
         `redis_us`: Redis's time, read between `asked_s` and `answered_s` of the observer's clock,
         so a slow reply is not mistaken for a setting.

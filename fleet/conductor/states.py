@@ -13,10 +13,9 @@ from enum import StrEnum
 class TaskState(StrEnum):
     """State of a task, field `state` of its hash. NEW: the hash does not exist yet.
 
-    An owner exists in RUNNING only. A GRANTED task waits for a worker of its role, a PARKED one for
-    credit from its consumers, or for input from another parked one. Only the
-    client's task stays LOST, until a gateway attaches: the script that loses any other task grants
-    it again.
+    Only a RUNNING task has an owner. A GRANTED task waits for a worker of its role. A PARKED task
+    waits for credit from its consumers, or for input from another parked task. Only the client's
+    task stays LOST, until a gateway attaches: the script that loses any other task grants it again.
     """
 
     NEW = ""
@@ -30,11 +29,11 @@ class TaskState(StrEnum):
 
 
 class Happened(StrEnum):
-    """What happens to a task.
+    """Event in the life of a task.
 
-    ATTACHED: a gateway reads the answer; of the client's task only. CLOSED: its request ended.
-    GRANTED happens to a FINISHED task too, to recompute tensors that were lost with their worker,
-    and to a GRANTED one whose grant is overdue.
+    ATTACHED: a gateway reads the answer; only the client's task has this event. CLOSED: the request
+    of the task has ended. A FINISHED task can be GRANTED again, to recompute tensors that were lost
+    with their worker, and so can a GRANTED task whose grant is overdue.
     """
 
     GRANTED = "granted"
@@ -78,7 +77,7 @@ TASK_MOVES: Mapping[Happened, Mapping[TaskState, TaskState]] = {
         **{ended: ended for ended in (_S.FINISHED, _S.FAILED, _S.ABORTED)},
     },
 }
-"""State of a task after what happened to it, by its state before."""
+"""New state of a task, by event and former state. A pair that is missing is an error."""
 
 _ENDS = (_R.FINISHED, _R.FAILED, _R.ABORTED)
 REQUEST_MOVES: Mapping[RequestState, Mapping[RequestState, RequestState]] = {
@@ -87,4 +86,4 @@ REQUEST_MOVES: Mapping[RequestState, Mapping[RequestState, RequestState]] = {
     _R.RUNNING: {state: state for state in _ENDS},
     **{end: dict[RequestState, RequestState]() for end in _ENDS},
 }
-"""States that may follow a request's state."""
+"""Permitted new states of a request, by former state; each new state is mapped to itself."""

@@ -26,8 +26,8 @@ class WalkDriver:
         self._graph = config.graph_declaration()
 
     def turn(self, leader: str, block_ms: int) -> bool:
-        """Decide the waiting boundaries; wait up to `block_ms` for the first. Return False if
-        another conductor leads.
+        """Decide up to `BATCH` waiting boundaries and write the decisions; if none waits, wait up
+        to `block_ms` for one. Return False if another conductor leads.
         """
         # Redis ends even the shortest wait only at its next tick, up to 100 ms later.
         block = ("BLOCK", block_ms) if block_ms > 0 else ()

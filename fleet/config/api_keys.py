@@ -21,11 +21,13 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 the fleet, and end what belongs to other keys.
 """
 ENVIRONMENT = "FLEET_API_KEY"
-"""Name of the key in the environment variable of this name, which has all scopes and no limits. A
-name in the file has no capital letter.
+"""Environment variable of a key that has all scopes and no limits. The variable's name is also the
+name of the key; keys in the file have names without capital letters.
 """
 ACTING_FOR_HEADER = "x-fleet-acting-for"
-"""Header with the name of the key for which a key with the scope `operate` sends a request."""
+"""Header with the name of the API key on whose behalf a request is sent. The key of the sender must
+have the scope `operate`.
+"""
 NAME = r"[a-z0-9][a-z0-9_-]{0,39}"
 MAX_FILE_BYTES = 1024 * 1024
 
@@ -39,9 +41,9 @@ class KeyLimits(
 ):
     """Limits of a key over all gateways; None: no limit.
 
-    `max_requests`: requests that are answered at one time. `max_sessions`: voice sessions that are
-    open or queued at one time. `audio_s_per_day`: seconds of audio in prompts and answers, and of
-    voice sessions, in a day of UTC.
+    `max_requests`: requests in progress at one time. `max_sessions`: voice sessions that are open
+    or queued at one time. `audio_s_per_day`: seconds of audio in prompts and answers, and of voice
+    sessions, per UTC day.
     """
 
     max_requests: _Limit | None = None
@@ -55,8 +57,9 @@ NO_LIMITS = KeyLimits()
 class ApiKey(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """Entry of a key. `made`: date on which the key was made. After a rotation, `former_sha256` is
-    the digest of the key before, which is accepted until `former_until` (seconds since 1970).
+    """Entry of a key. `made`: UTC date on which the key was made or last rotated. `former_sha256`:
+    digest of the key before the last rotation, which is accepted until `former_until` (seconds
+    since 1970); None if no former key is accepted.
     """
 
     sha256: _Digest

@@ -7,10 +7,11 @@ from fleet.core.ids import StageName
 
 
 def checkpoint_of(config: FleetConfig, stage: StageName, checkpoint: Path) -> Path:
-    """Return the folder with a stage's weights: its own one, or the graph's place for it in the
-    deployment's folder `checkpoint`.
+    """Return the folder with a stage's weights: `stages.NAME.checkpoint` if it is set, else the
+    stage's sub-folder of `checkpoint`, the deployment's folder.
 
-    A hub name in `stages.NAME.checkpoint` must be resolved before (`fleet.cli.checkpoint`).
+    `stages.NAME.checkpoint` must be a path here; `fleet.cli.checkpoint` replaces hub names by
+    paths.
     """
     own = config.stage(stage).checkpoint
     if own is not None:

@@ -7,11 +7,12 @@ MAX_ACK_STRIDE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credits:
-    """Bounds of what a producer has sent and its consumer has not acknowledged: number of chunks,
-    and their bytes. None: no bound.
+    """Largest amount that a producer may have sent and its consumer not yet acknowledged: number of
+    chunks, and their bytes. None: no bound.
 
-    A consumer acknowledges after a quarter of either at the latest, so that a producer is not
-    blocked by what was read; a task without credit continues once half of both is free.
+    A consumer acknowledges at the latest when it has read a quarter of either bound, so that read
+    chunks do not block the producer. A task without credit continues once half of both bounds is
+    free.
     """
 
     chunks: int | None = None
@@ -24,5 +25,5 @@ class Credits:
 
     @property
     def ack_stride_bytes(self) -> int | None:
-        """Number of bytes after which a consumer acknowledges; None: whatever their number."""
+        """Number of bytes after which a consumer acknowledges; None if bytes are not bounded."""
         return self.num_bytes // 4 if self.num_bytes is not None else None

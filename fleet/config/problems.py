@@ -123,8 +123,8 @@ def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
 
 
 def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    """Return the pydantic model of a field that is a section (None for a plain value), and True if
-    the field maps user-chosen names to such sections.
+    """Return the pydantic model of a field that is a section, or None for a plain value; and True
+    if the field is a mapping from user-chosen names to such sections, else False.
     """
     annotation = field.annotation
     named = get_origin(annotation) is dict

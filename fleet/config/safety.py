@@ -168,7 +168,9 @@ def check_origins(config: FleetConfig, settings: EnvironmentSettings) -> Iterato
 
 
 def find_any_origin_refusal(web: WebConfig) -> str:
-    """Return the reason why a gateway without a key cannot allow these origins, "" if it can."""
+    """Return the reason why a gateway without a key refuses `web.allowed_origins`; "" if the
+    origins are acceptable.
+    """
     if ANY_ORIGIN not in web.allowed_origins:
         return ""
     return (

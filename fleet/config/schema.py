@@ -101,19 +101,19 @@ class TrainingConfig(Strict):
 class Limits(Strict):
     """Limits of a request, and of the load on the deployment.
 
-    `max_requests`: live requests of the fleet. Beyond them up to `max_waiting` requests, which hold
-    up to `max_waiting_mib`, wait at each gateway for `max_wait_s` at most; the others are answered
-    429, and all with `max_wait_s` 0. `fair_shares`: requests that wait are admitted in the order of
-    their clients' live requests, fewest first, where a client is an address; otherwise in the order
-    of arrival at each gateway. `share_weights`: shares of addresses or networks in relation to
-    others, which have 1; see `web/gateway/shares.py`. `max_unread_bytes`: bytes of an answer, text
-    or audio, that its client may leave unread before the request waits for it.
-    `max_transcription_s`: length of a recording that is transcribed in pieces, if it is longer than
-    `max_audio_s` and the graph recognises speech by itself. `speech_piece_tokens`: longest piece
-    into which a text to speak is split; every piece becomes an answer.
-    `max_cached_conversations`: conversations whose KV cache each worker retains for the next turn;
-    0 retains none. `max_redis_memory_percent`: share of Redis's `maxmemory`, if set, beyond which
-    new requests are answered with 503.
+    `max_requests`: live requests of the fleet. Further requests wait at their gateway for
+    `max_wait_s` at most, up to `max_waiting` requests with `max_waiting_mib` together; beyond them
+    the client with the most is answered 429, as is each request that has waited too long.
+    `fair_shares`: admit waiting requests of the client with the fewest live requests first, where a
+    client is an API key of `web.keys_file` or else an address; False: in the order of arrival at
+    each gateway. `share_weights`: weights of addresses or networks; others have 1
+    (`web/gateway/shares.py`). `max_unread_bytes`: bytes of an answer, text or audio, that its
+    client may leave unread before the request waits for it. `max_transcription_s`: length of a
+    recording that is transcribed in pieces, if it is longer than `max_audio_s` and the graph
+    recognises speech by itself. `speech_piece_tokens`: longest piece into which a text to speak is
+    split; every piece becomes an answer. `max_cached_conversations`: conversations whose KV cache
+    each worker retains for the next turn; 0 retains none. `max_redis_memory_percent`: share of
+    Redis's `maxmemory`, if set, beyond which new requests are answered with 503.
     """
 
     max_requests: Items = 64
@@ -266,7 +266,7 @@ class FleetConfig(Strict):
 
     @property
     def history_dir(self) -> Path:
-        """The folder of the answers that are kept, which the gateways of a host share."""
+        """The folder of the answers that gateways keep, which all gateways of a host share."""
         return (self.history.folder or self.data_dir / "history").absolute()
 
     @property
@@ -356,8 +356,8 @@ class FleetConfig(Strict):
         )
 
     def of_role(self, role: Role) -> StageConfig:
-        """Return the settings of a role's workers: the stage's, overridden by the settings of the
-        half for a split stage.
+        """Return the settings of a role's workers: the settings of the stage; for one half of a
+        split stage, with the values that are set for that half.
         """
         given = self.stage(role.stage)
         if given.split is None:
@@ -388,8 +388,9 @@ class FleetConfig(Strict):
         )
 
     def credits_of(self, edge: Edge) -> Credits:
-        """Return how far an edge's producer may be ahead. To the client this is bounded in bytes,
-        and in chunks only if the deployment says so: its log is kept in any case.
+        """Return the bounds of what an edge's producer may send ahead. An edge to the client is
+        bounded in bytes; its chunks are bounded only if the configuration sets `credits` for the
+        edge, since the log of such an edge is kept whole in any case.
         """
         given = self.edges.get(edge.name, EdgeConfig()).credits
         if edge.target == CLIENT:

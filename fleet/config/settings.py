@@ -59,8 +59,8 @@ def _api_key(given: str | None) -> str | None:
 
 
 def _redis_url(url: str | None) -> str | None:
-    """Return a Redis address once it is known to be valid. Errors never print the address, since it
-    may contain a password.
+    """Return a Redis address if it is valid; None for an empty or missing one. Raises: ConfigError,
+    without the address, since an address may contain a password.
     """
     if not url:
         return None
@@ -146,7 +146,7 @@ def check_redis_password(url: str | None) -> None:
     """Check that a Redis server on a network has a password, with or without TLS. A Unix socket is
     not a network.
 
-    Raises: ConfigError naming the setting that permits it.
+    Raises: ConfigError, which names the setting that permits a server without a password.
     """
     host = network_host(url)
     if url is None or host is None or has_password(url):

@@ -122,7 +122,9 @@ class SpansConfig(Strict):
 
     @property
     def anchor_span(self) -> LayerSpan:
-        """The anchor's span, parsed. If it is `auto`, `of_model` must have resolved it."""
+        """The anchor's span, parsed. Raises: ConfigError if the span is still `auto`; see
+        `of_model`.
+        """
         return LayerSpan.parse(self.anchor, "anchor")
 
     @property

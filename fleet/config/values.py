@@ -224,7 +224,7 @@ def origin(value: object) -> str:
 
 
 def url(value: object) -> str:
-    """Accept an address of the web, http or https, without a fragment."""
+    """Accept an http or https URL without a fragment."""
     given = text(value)
     try:
         parts = urlsplit(given)
@@ -240,8 +240,8 @@ def url(value: object) -> str:
 
 
 def service_url(value: object) -> str:
-    """Accept an address of the web without a query. A password in it is refused: such addresses are
-    printed.
+    """Accept an http or https URL without a query. A user name or password is refused, since these
+    URLs are printed.
     """
     given = url(value)
     if urlsplit(given).query:
@@ -293,7 +293,9 @@ def span_or_auto(value: object) -> str:
 
 
 def drafter(value: object) -> object:
-    """Accept the name of a drafter or `off`, which YAML reads as false unless it is quoted."""
+    """Return the name of a drafter unchanged, and `off` for False, since YAML reads an unquoted
+    `off` as false. Unknown names are not refused here.
+    """
     return OFF if value is False else value
 
 

@@ -58,8 +58,9 @@ def vllm_halves_use_nixl(config: FleetConfig) -> Iterator[Problem]:
 
 
 def vllm_halves_share_a_kind_of_device(config: FleetConfig) -> Iterator[Problem]:
-    """Yield an error for each split stage with one half on a CPU and one on a GPU, where block
-    sizes and buffers differ. If a device is `auto`, the workers compare when they join.
+    """Yield an error for each split stage with one half on a CPU and the other on a GPU, since
+    block sizes and buffers differ between the halves. If a device is `auto`, the devices are
+    compared when the workers join.
     """
     for stage in _split_on_vllm(config):
         kinds = _device_kinds(config, stage.name)

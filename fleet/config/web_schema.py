@@ -49,15 +49,15 @@ class WebConfig(Strict):
     """Settings of the gateway's HTTP server.
 
     `tls_cert`, `tls_key`: PEM files, set together; `tls`: `self-signed` creates a certificate in
-    the data folder instead. `allowed_hosts`: names by which browsers may address this gateway
-    beside its own; see `web/http/hosts.py`. `allowed_origins`: origins whose pages may call the API
+    the data folder instead. `allowed_hosts`: names by which browsers may address this gateway,
+    beside `host`; see `web/http/hosts.py`. `allowed_origins`: origins whose pages may call the API
     from a browser; see `web/http/origins.py`. `trusted_proxies`: peers whose X-Forwarded-For and
-    X-Forwarded-Proto are believed. `model_aliases`: other names under which the model answers;
-    `/v1/models` lists its own name only. `tool_format`: form in which the model writes function
-    calls; `auto`: found from its chat template; `none`: it calls no functions.
+    X-Forwarded-Proto are believed. `model_aliases`: model names that clients may send instead of
+    the model's name; `/v1/models` does not list them. `tool_format`: form in which the model writes
+    function calls; `auto` derives it from the chat template, `none` means no function calls.
     `max_leading_silence_ms`: longest silence before the first voiced sample of a spoken answer;
-    None: unlimited. `response_retention_s`: how long a response of the Responses API is stored, 0
-    for none; `max_stored_responses_mib`: memory of all of them.
+    None: unlimited. `response_retention_s`: how long a response of the Responses API is stored; 0
+    stores no response. `max_stored_responses_mib`: memory limit of all stored responses together.
 
     `header_timeout_s`: time for a whole request head. `body_timeout_s`: time for the next part of a
     body. `send_timeout_s`: time for which a client may read nothing. After a timeout the connection
@@ -102,8 +102,8 @@ class BatchConfig(Strict):
     `folder`: folder of files and batches, which all gateways and job workers must see; None:
     `batches` in the data folder. `max_file_mib`: size of an uploaded file. `max_files`: stored
     files, outputs of batches included. `max_lines`: lines of one batch. `max_unfinished`: batches
-    that have not ended. `concurrency`: lines of a batch that are sent at one time; beside other
-    live requests or voice sessions a single line is admitted.
+    that have not ended. `concurrency`: lines of a batch that are sent at one time; all but a single
+    line wait at the gateway while other requests or voice sessions are live.
     """
 
     folder: Folder | None = None
@@ -115,12 +115,12 @@ class BatchConfig(Strict):
 
 
 class HistoryConfig(Strict):
-    """Settings of the answers that are kept beyond `retention_s`: failed, interrupted by a death,
-    slow, with dropouts, or pinned.
+    """Settings of the history: answers that are kept beyond `retention_s` because they failed, were
+    interrupted by a death, were slow, had dropouts or are pinned.
 
-    `folder`: folder of their file, which the gateways of a host share; None: `history` in the data
-    folder. `max_mib`: size of all of them, 0 to keep none. `days`: how long they are kept.
-    `sound`: True to keep their audio too.
+    `folder`: folder of the history's file, which the gateways of a host share; None: `history` in
+    the data folder. `max_mib`: size limit of the history; 0 keeps no answer. `days`: number of days
+    for which an answer is kept. `sound`: True to keep the audio of the answers too.
     """
 
     folder: Folder | None = None
@@ -130,11 +130,12 @@ class HistoryConfig(Strict):
 
 
 class AlertConfig(Strict):
-    """Settings of the alerts about incidents, which a gateway sends.
+    """Settings of the alerts about incidents. Every alert is sent by a single gateway.
 
-    `webhook`: address that receives them as JSON by POST; None: none are sent. `console`: address
-    of the console in the links; None: host and port of the gateway that sends. `after_s`: how long
-    troubles last until the first alert. `level`: the lowest level that is sent.
+    `webhook`: address that receives alerts as JSON by POST; None: no alerts are sent. `console`:
+    address of the console for links in alerts; None: host and port of the gateway that sends.
+    `after_s`: how long an incident lasts before its first alert. `level`: the lowest level of
+    incidents that are reported.
     """
 
     webhook: Url | None = None
@@ -148,8 +149,8 @@ class OtlpConfig(Strict):
 
     `endpoint`: address of the collector; None exports nothing. Without a path, `/v1/traces` is
     added. `headers_file`: file with a line `Name: value` for each header, such as the
-    collector's key, for this user alone. `share`: share of answers that are exported, of those
-    whose client does not say by `traceparent` whether it records.
+    collector's key; only this user may have access to the file. `share`: share (0 to 1) of answers
+    that are exported, if the client sends no `traceparent`, whose sampling flag decides instead.
     """
 
     endpoint: ServiceUrl | None = None
@@ -163,8 +164,8 @@ class TelemetryConfig(Strict):
 
 class VoiceConfig(Strict):
     """Settings of the voice sessions of one gateway. Beyond `max_sessions`, up to `max_waiting`
-    clients wait in a queue; further clients are refused. `max_calls`: sessions among them over
-    WebRTC, which take more time of the gateway than those over WebSockets.
+    clients wait in a queue; further clients are refused. `max_calls`: limit on the sessions over
+    WebRTC among them, which take more CPU time at the gateway than sessions over WebSockets.
 
     `send_ahead_s`: how far ahead of playback audio is sent. `reconnect_timeout_s`: how long a
     session waits for a client whose connection was lost. `speculate_ms`: silence after which a
@@ -177,8 +178,8 @@ class VoiceConfig(Strict):
     reserved for API keys and the console.
 
     `webrtc_stun`: STUN server (HOST:PORT) by which a gateway behind a router finds its public
-    address for WebRTC. `webrtc_address`: public address, if it is known and its UDP ports are
-    forwarded unchanged. None: calls come from the gateway's own networks.
+    address for WebRTC. `webrtc_address`: public address to use instead, if the router forwards UDP
+    ports unchanged. If both are None, calls must come from the gateway's own networks.
     """
 
     max_sessions: Items = 64

@@ -14,19 +14,19 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 MARGIN = 8
-"""Tokens by which a single token may make the shortest end longer while no object is opened."""
+"""Spare tokens held back, since one token that opens no object may still lengthen the ending."""
 CALM = 32
-"""Spare tokens at which an answer opens no further object, list or item."""
+"""Number of spare tokens at or below which an answer may open no further object, list or item."""
 GROWTH = 8
-"""Tokens by which each token of an answer makes the shortest end longer, at most, on average."""
+"""Assumed limit on the tokens by which a token of the answer lengthens the ending, on average."""
 LOOK = 1024
-"""Tokens before the limit from which on the end of an answer is looked for."""
+"""Number of tokens before the limit at which the search for the shortest ending begins."""
 LONGEST = 512
-"""Tokens of an end that are looked for."""
+"""Maximum length in tokens of an ending that is searched for."""
 CLOSING = b'}])"n0123456789tf-[{(:,'
-"""Bytes by which a value ends, those that end most first."""
+"""Bytes that can complete a value, in the order in which they are tried."""
 BRACKETS = b"}]"
-"""Bytes that may follow at one place only in the middle of a string, which `QUOTE` ends."""
+"""Bytes that are all allowed as the next token only within a string, which `QUOTE` ends."""
 QUOTE = b'"'
 OPENING = frozenset(b"[{(,")
 
@@ -34,9 +34,10 @@ OPENING = frozenset(b"[{(,")
 class EndPlan(msgspec.Struct, frozen=True):
     """What is known of the end of an answer after some of its tokens.
 
-    `check_at`: number of tokens after which the end has to be looked for again. `ending`: the only
-    tokens that may follow, before an end token; None while the answer is free. `calm`: True if no
-    further object, list or item may be opened; `way` is then a token that may follow all the same.
+    `check_at`: length of the answer in tokens at which the ending is searched for again. `ending`:
+    the only tokens that may follow before an end token, () if only an end token may follow; None
+    while the answer is free. `calm`: True if no further object, list or item may be opened. `way`:
+    first token of the shortest ending, permitted even if it opens an item; -1 unless `calm`.
     """
 
     check_at: int = 0
@@ -58,7 +59,7 @@ class Endings:
         self, plan: EndPlan, matcher: LLMatcher, token: int, number: int, limit: int
     ) -> EndPlan:
         """Return the plan after a further `token`, which `matcher` has read. `number`: tokens of
-        the answer, this one included; `limit`: the largest number of them.
+        the answer, `token` included. `limit`: maximum number of tokens of the answer.
         """
         if plan.ending and plan.ending[0] == token:
             return EndPlan(ending=plan.ending[1:])
@@ -67,7 +68,7 @@ class Endings:
         return self.plan(matcher, number, limit)
 
     def plan(self, matcher: LLMatcher, number: int, limit: int) -> EndPlan:
-        """Return what is to be done about the end of an answer of `number` tokens."""
+        """Return the plan for an answer that has `number` tokens and may have `limit` tokens."""
         left = limit - number - 1
         if left > LOOK:
             return EndPlan(check_at=limit - LOOK)
@@ -82,7 +83,7 @@ class Endings:
         return EndPlan(check_at=number + 1 + (spare - CALM) // GROWTH)
 
     def permit(self, plan: EndPlan, allowed: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which of the `allowed` ids, bool [V], keep the plan."""
+        """Return the ids among `allowed` that `plan` permits. Shapes: both bool [V]."""
         if plan.ending is None and not plan.calm:
             return allowed
         kept = np.zeros_like(allowed)
@@ -93,8 +94,8 @@ class Endings:
         return (kept | self._calm) & allowed
 
     def _shortest(self, matcher: LLMatcher, most: int) -> tuple[int, ...] | None:
-        """Return tokens that make the answer complete, as few as a walk along closing characters
-        finds: () if it is complete, None if they would be more than `most`.
+        """Return the tokens with which a walk along closing characters completes the answer: () if
+        the answer is complete, None if more than `most` tokens are needed or a token is refused.
         """
         ids: list[int] = []
         if matcher.is_accepting():
@@ -117,7 +118,7 @@ class Endings:
         return next((n for n in first if allowed[n]), int(allowed.argmax()))
 
     def _ids_of(self, text: bytes) -> list[int]:
-        """Return the tokens of single bytes, of those that are tokens."""
+        """Return the token ids of the bytes in `text`, without bytes that are no single token."""
         found = [self._vocabulary.tokenize_bytes(bytes([byte])) for byte in text]
         return [ids[0] for ids in found if len(ids) == 1]
 

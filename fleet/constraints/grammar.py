@@ -25,8 +25,9 @@ JSON_FORM: Any = {
 
 
 def grammar_of(constraint: Constraint, where: str = WHERE) -> str:
-    """Return a constraint as the library's grammar. `where`: field of the user's input that has it.
-    Raises: BadInput if a schema is not JSON, or a grammar is nested too deeply.
+    """Return a constraint as a grammar of llguidance. `where`: name of the input field with the
+    constraint, for errors. Raises: BadInput if a schema is not JSON, or a grammar is nested too
+    deeply.
     """
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(constraint.text)
@@ -48,10 +49,10 @@ def _lark_of(constraint: Constraint, where: str) -> str:
 
 
 def check_rule(constraint: Constraint, where: str, tokens: LLTokenizer) -> None:
-    """Check that a constraint can be compiled, and that an answer can begin by it: a rule that no
-    answer keeps, or that is costly, would fail or stop a worker. `where`: field of the user's input
-    that has it. `tokens`: the vocabulary of a trial. Not bounded in time: run it in a process that
-    can be ended.
+    """Check that a constraint can be compiled, and that an answer can begin under the constraint: a
+    rule that no answer satisfies, or that is costly, would fail requests or stall a worker. The
+    time is not bounded, so call this in a process that can be killed. `where`: name of the input
+    field with the constraint, for errors. `tokens`: the vocabulary of a trial (`trial.vocabulary`).
 
     Raises: BadInput.
     """

@@ -19,12 +19,12 @@ from fleet.core.errors import BadInput, FleetError
 from fleet.core.request import Constraint
 
 MAX_KEPT = 64
-"""Compiled rules that are kept for requests with equal constraints."""
+"""Maximum number of compiled rules that are cached for later requests with equal constraints."""
 
 
 class MatchedRule:
-    """Rule for the tokens of one answer (`TokenRule`), of which there are at most `max_tokens`.
-    `num_ids`: V.
+    """Rule for the tokens of one answer (`TokenRule`). `max_tokens`: limit on the answer's tokens,
+    before which the answer is completed if possible. `num_ids`: V.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class Constraints:
     def compile(
         self, constraint: Constraint | None, max_tokens: int
     ) -> Callable[[], MatchedRule] | None:
-        """Return a function that opens the rule of a constraint for a new answer of at most
-        `max_tokens`; None without a constraint. Raises: BadInput.
+        """Return a function that creates, for one new answer of at most `max_tokens` tokens, the
+        rule of `constraint`; None if `constraint` is None. Raises: BadInput.
         """
         if constraint is None:
             return None

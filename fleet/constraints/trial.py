@@ -15,13 +15,13 @@ from llguidance._tokenizer import TokenizerWrapper
 
 NUM_BYTES = 256
 NUM_STEPS = 8
-"""Tokens of the answer that is begun. A rule without end fails at its first or second."""
+"""Number of tokens of the trial answer. A rule without an end fails at the first or second."""
 CONTROL = "<|trial_end|>"
 
 
 class RuleTokens:
     """Vocabulary of a trial. `num_ids`: size of the model's vocabulary, whose ids a grammar may
-    write. `named`: control tokens that it may name, with their ids.
+    refer to. `named`: control tokens that a grammar may name, each with its id.
     """
 
     bos_token_id = None
@@ -47,7 +47,7 @@ def vocabulary(num_ids: int, named: Sequence[tuple[str, int]]) -> LLTokenizer:
 
 
 def find_failure(grammar: str, tokens: LLTokenizer) -> str:
-    """Return why no answer can be kept to a grammar; "" if its beginning can."""
+    """Return why no answer can satisfy a grammar; "" if the beginning of an answer can."""
     matcher = LLMatcher(tokens, grammar, log_level=0)
     bits = llguidance.numpy.allocate_token_bitmask(1, tokens.vocab_size)
     for _ in range(NUM_STEPS):

@@ -34,7 +34,7 @@ log = logging.getLogger("fleet.control.client")
 
 REFUSAL_PAUSE_S = 10.0
 REFUSALS = (Overloaded, NoWorker, GatewayStopping, RedisUnreachable)
-"""Errors with which a request is not admitted, through no fault of its own."""
+"""Errors that refuse a valid request, for example because a limit is reached."""
 
 
 class MakeCall(Protocol):
@@ -74,7 +74,9 @@ _CAUSES = {
     "max_sessions": "{} voice sessions of the API key {} are open or queued",
     "audio_s_per_day": "{} seconds of audio of the API key {} were used today (UTC)",
 }
-"""Why a key is refused, by the limit that it has reached."""
+"""Reason of a refusal by the name of the limit that an API key has reached. Placeholders: the value
+of the limit, and the name of the key.
+"""
 
 
 def key_refusal(answer: Sequence[str], key: str, limits: KeyLimits) -> KeyAtLimit:
@@ -132,7 +134,8 @@ class RequestAdmission:
         applicant: Applicant | None = None,
     ) -> tuple[WorkerId, list[str]]:
         """Run the script `submit` or `admission` as `Membership.call` does, again and again while
-        `applicant` waits for its turn; return the gateway's id and the answer.
+        `applicant` waits for its turn; return the gateway's id and the answer. If `applicant` is
+        None, the request does not wait.
 
         Raises: NoWorker, Overloaded, KeyAtLimit, AlreadySubmitted, RedisUnreachable, and the errors
         of `run`.
@@ -158,7 +161,7 @@ class RequestAdmission:
 
     @contextmanager
     def _counting_refusals(self, request: RequestId) -> Iterator[None]:
-        """Count the refusal with which this context ends, if it does."""
+        """Report a refusal that is raised in the block to `on_refusal`."""
         try:
             yield
         except REFUSALS as error:
@@ -188,8 +191,9 @@ class RequestAdmission:
         return gateway, answer
 
     async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
-        """Wait until it may be the turn of `applicant`. Raises: Overloaded with `cause`, if the
-        queue has no room or its time is over; GatewayStopping.
+        """Wait until it may be the turn of `applicant`, which stays queued when this call returns.
+        Raises: Overloaded with `cause`, if the queue has no room or the time limit has passed;
+        GatewayStopping; the error of `Applicant.refuse`.
         """
         with self._counting_refusals(request):
             if not await self.waiting.wait(applicant):
@@ -213,7 +217,8 @@ class RequestAdmission:
         """Treat every role as served at Redis's start, if Redis restarted recently: the workers'
         registrations may have been lost.
 
-        Return True if Redis restarted since this gateway joined.
+        Return False, without a write, if Redis has not restarted since this gateway joined, or
+        restarted more than `lease.no_worker_timeout_s` ago.
         """
         run_id, up_s = await answer_of(self._server())
         if run_id == self._run_id or up_s > self._config.lease.no_worker_timeout_s:

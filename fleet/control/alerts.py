@@ -24,20 +24,20 @@ class AlertStore:
         self._redis = client
 
     async def claim(self, incident: str, alert: Alert, lease_s: int) -> bool:
-        """Claim the sending of an alert for `lease_s` seconds. Return False if it is claimed, sent
-        or given up.
+        """Claim the sending of an alert for `lease_s` seconds. Return False if another call has
+        claimed the alert for now, or if the alert was sent or given up.
         """
         key = keys.alert(incident, alert.event)
         answer = self._redis.set(key, msgspec.json.encode(alert), nx=True, ex=lease_s)
         return bool(await answer_of(answer))
 
     async def end(self, incident: str, alert: Alert) -> None:
-        """Record what became of a claimed alert."""
+        """Record that a claimed alert was sent or given up (`alert.state`)."""
         key = keys.alert(incident, alert.event)
         await answer_of(self._redis.set(key, msgspec.json.encode(alert), ex=KEPT_S))
 
     async def read(self, incident: str) -> Mapping[AlertEvent, Alert]:
-        """Return the alerts about an incident that were claimed."""
+        """Return the alerts about an incident that are claimed, sent or given up, by event."""
         names = [keys.alert(incident, event) for event in ALERT_EVENTS]
         found = cast("list[bytes | None]", await answer_of(self._redis.mget(names)))
         return {

@@ -202,8 +202,9 @@ class FleetClient:
         outage: Outage,
         early: asyncio.Event | None = None,
     ) -> None:
-        """Call `work` in a loop, after a pause of `pause_s` seconds each time, which ends when the
-        event `early` is set. A Redis error is recorded in `outage`, and the loop continues.
+        """Call `work` in a loop, after a pause of `pause_s` seconds each time. A Redis error is
+        recorded in `outage`, and the loop continues. `early`: event that ends the pause when set;
+        `work` clears it.
         """
         early = early or asyncio.Event()
         while not self._stopping:
@@ -272,8 +273,8 @@ class FleetClient:
 
     async def _poll(self) -> None:
         """Recover from lost notices, and check the memory of Redis. Runs once per `SLOW_POLL_S`;
-        chunks whose notices arrive do not wait for it. Runs at once when Redis is back after it was
-        away: a request that it has lost can be restored only while this gateway lives.
+        chunks whose notices arrive do not wait for this poll. Runs at once when Redis returns after
+        an outage: a request that Redis has lost can be restored only while this gateway lives.
         """
         if self._returned.is_set():
             self._returned.clear()

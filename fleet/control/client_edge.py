@@ -15,12 +15,11 @@ from fleet.core.ids import EdgeName, Epoch, StageName
 class ClientEdge:
     """Reader's position in one client edge. `next`: number of chunks received in order; `epoch`:
     epoch of the last such chunk. `consumed`: number of chunks delivered or skipped; `acked`: number
-    of chunks acknowledged in Redis. `credits`: bounds of the edge, of which each acknowledgement
-    covers a part.
-    `diverged`: True if the log no longer contains what was read from it. `checked`: epoch of the
-    producing task when the log was last checked for divergence. `ended`: True once the final chunk
-    was consumed. `complete`: True once it was delivered: an edge that begins again after that
-    delivers nothing, and only returns credit.
+    of chunks acknowledged in Redis. `credits`: chunks and bytes after which an acknowledgement is
+    due. `diverged`: True if the log no longer contains what was read from it. `checked`: epoch of
+    the producing task when the log was last checked for divergence. `ended`: True once the final
+    chunk was consumed; reset by `begin_again`. `complete`: True once the final chunk was delivered;
+    never reset, so that an edge that begins again later delivers nothing and only returns credit.
 
     Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
@@ -85,13 +84,15 @@ class ClientEdge:
         return self.ended or num_chunks >= self._stride or (num_chunks > 0 and is_much)
 
     def begin_ack(self) -> int:
-        """Return the number of chunks to acknowledge; bytes are counted from here."""
+        """Return the number of chunks consumed so far, for an acknowledgement, and reset the count
+        of unacknowledged bytes.
+        """
         self._unacked_bytes = 0
         return self.consumed
 
     def consume(self, chunk: Chunk) -> Chunk | None:
-        """Count `chunk`, the next in order, as consumed; return its part that was not delivered
-        before, or None if all of it was.
+        """Count `chunk`, the next in order, as consumed. Return the part of the chunk that is to be
+        delivered, without rows that were delivered before; None if there is nothing to deliver.
 
         Raises: RedisUnreachable if the edge ends before the last row that was delivered.
         """

@@ -93,8 +93,8 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
 
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
-    """Return a client for one or two urgent calls: it sends nothing before them, and retries
-    nothing. `timeout_s`: time limit of connecting and of each call.
+    """Return a client for one or two urgent calls, which sends no command of its own before
+    the calls and retries nothing. `timeout_s`: time limit of connecting and of each call.
 
     Over TLS the client announces itself first, as other clients do. After the handshake the server
     sends session tickets, which redis-py mistakes for data of an earlier call ("Connection not
@@ -396,8 +396,9 @@ async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tu
 async def run_and_read(
     client: redis.asyncio.Redis, call: Call, *reads: Sequence[Arg]
 ) -> list[Reply]:
-    """Run a script and commands that read what it leaves, as one transaction: no loss of Redis's
-    data can come between. Return the replies in order. Raises: the first redis error among them.
+    """Run a script and then commands that read its results, as one transaction, so that Redis
+    cannot lose the writes in between. Return the replies in order. Raises: the first redis error
+    among the replies.
     """
     replies: list[Reply] = []
     for evaluation in (("EVALSHA", sha(call.script)), ("EVAL", source(call.script))):

@@ -25,16 +25,16 @@ from fleet.telemetry.counts import RECEIVED
 log = logging.getLogger(__name__)
 
 MAX_ENDINGS = 4096
-"""Smallest bound of the table: more endings than a gateway has in a second, the period whose writes
-Redis may lose.
+"""Least capacity of the table of endings: more than a gateway has in a second, the period whose
+writes Redis may lose.
 """
 SLICE = 100
 """Number of endings per round trip, so that other calls wait no longer than a few milliseconds."""
 REPEAT_S = 0.1
 """Seconds between two tries to send what is owed."""
 BELOW_ALL = Epoch(1)
-"""Epoch below every epoch that Redis issues: the right of a gateway that does not know at which
-epoch it holds a request. It suffices where no other gateway holds the request.
+"""Epoch below every epoch that Redis issues, for endings by a gateway that does not know at which
+epoch it holds the request. Redis accepts such an ending only if no other gateway holds the request.
 """
 
 
@@ -47,13 +47,14 @@ class Ending(ABC):
     request: RequestId
     epoch: Epoch
     is_final: ClassVar[bool] = True
-    """True if the ending stands at any epoch, as long as no other gateway holds the request: a
-    lapsed lease, or a loss of Redis's last writes, may change the epoch. It is then remembered.
+    """True if the ending remains valid when the epoch changes (after a lapsed lease, or a loss of
+    Redis's last writes), as long as no other gateway holds the request. Such an ending is
+    remembered after Redis has answered.
     """
 
     @abstractmethod
     def calls(self) -> list[scripts.Call]:
-        """Return the calls that end the request; the reply to the last of them decides."""
+        """Return the calls that end the request. The last reply tells whether Redis accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +116,7 @@ class Detach(Ending):
 
 class EndingsOwed:
     """Table of the endings of one gateway, by request. An ending is sent again until Redis has
-    answered it. Answered ones are remembered, the latest last, so that they can be owed again if
-    Redis lost them.
+    answered. Answered endings are remembered, the latest last, to be sent again if Redis lost them.
 
     `is_read`: function that returns True if this gateway reads the request's answer; an older
     ending of such a request is void.
@@ -158,8 +158,8 @@ class EndingsOwed:
         self._left_over.set()
 
     def owe_again(self, request: RequestId) -> bool:
-        """Owe the remembered ending of a request again, since Redis has lost it or has not seen the
-        request before. Return False if there is none.
+        """Owe the remembered ending of a request again, since Redis has lost the ending. Return
+        True if an ending of the request is owed now.
         """
         ending = self._answered.get(request)
         if ending is not None:
@@ -186,8 +186,9 @@ class EndingsOwed:
             await self._send()
 
     async def send_overdue(self) -> None:
-        """Send the endings that Redis did not answer before; to be called before new work, since
-        their requests hold places. Raises: redis's errors while Redis is away.
+        """Send all owed endings if Redis left one unanswered before. Call this before new work,
+        since requests that Redis does not know to have ended take up places. Raises: redis's errors
+        while Redis is away.
         """
         if not self._tried:
             return
@@ -245,8 +246,8 @@ class EndingsOwed:
                 self._left_over.set()
 
     async def _send_slice(self, endings: Sequence[Ending]) -> list[Ending]:
-        """Send endings in one round trip. Return those whose epoch Redis refused although they may
-        still stand. Raises: redis's errors while Redis is away.
+        """Send endings in one round trip. Return the final endings that Redis refused because of
+        their epoch, and that may still be valid. Raises: redis's errors while Redis is away.
         """
         calls = [ending.calls() for ending in endings]
         replies = iter(await run_each_async(self._redis, [call for each in calls for call in each]))
@@ -267,8 +268,8 @@ class EndingsOwed:
         return refused
 
     async def _retake(self, endings: Sequence[Ending]) -> list[Ending]:
-        """Attach requests whose epoch was refused, unless another gateway holds them at a higher
-        one; return the endings at the new epochs.
+        """Attach this gateway again to requests whose epoch was refused, unless another gateway
+        holds the request at a higher epoch. Return the endings at the new epochs.
         """
         held = {ending.request: ending.epoch for ending in endings}
         try:
@@ -296,7 +297,7 @@ class EndingsOwed:
         return retaken
 
     def _note_answer(self, ending: Ending) -> None:
-        """Remember an ending that Redis has answered, unless it is of one moment only."""
+        """Record that Redis has answered an ending; remember the ending if it is final."""
         if self._drop(ending) and ending.is_final:
             self._answered[ending.request] = ending
 

@@ -51,9 +51,9 @@ class HeldStreams:
 
     @contextmanager
     def submission(self, stream: ClientStream) -> Iterator[Callable[[], None]]:
-        """Hold a stream whose request is being submitted; not after an error, a cancellation
-        included, since no reader would ever end it. Yields a function that ends the holding because
-        the request was refused. The request may exist: its earlier stream is then held again.
+        """Hold a stream while its request is submitted, and from then on. Yields a function to call
+        if the submission is refused: the stream is no longer held, and an earlier stream of the
+        same request is held again. An error or cancellation in the block does the same.
         """
         earlier = self.streams.get(stream.request_id)
 

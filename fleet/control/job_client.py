@@ -51,13 +51,17 @@ class JobClient:
         return await self._run(lambda connection: jobs.submit(connection, kind, arguments))
 
     async def retry(self, job: str) -> Job:
-        """Submit an ended job again under a new id. Raises: NotFound, Conflict."""
+        """Submit an ended job again, under a new id unless it is the job of a batch. Raises:
+        NotFound, Conflict.
+        """
         from fleet.control import jobs
 
         return await self._run(lambda connection: jobs.retry(connection, job))
 
     async def stop(self, job: str) -> None:
-        """Stop a running job, or remove a queued one from the queue. Raises: NotFound, Conflict."""
+        """Order a running job to stop, without waiting for its end, or remove a queued one from the
+        queue. Raises: NotFound, Conflict.
+        """
         from fleet.control import jobs
 
         await self._run(lambda connection: jobs.stop(connection, job))

@@ -72,9 +72,11 @@ def open_queue(connection: Redis) -> Queue:
 
 
 def submit(connection: Redis, kind: str, arguments: object) -> Job:
-    """Put a job into the queue. A batch has one job, which is returned as it is while it has not
-    ended. `arguments`: JSON object of the client. Raises: BadInput naming the argument, the cause
-    and the remedy.
+    """Put a job into the queue. `arguments`: JSON object of the client. Raises: BadInput naming the
+    argument, the cause and the remedy.
+
+    A batch has one job with a fixed id: an unfinished one is returned unchanged, an ended one is
+    deleted and replaced.
     """
     checked = read_arguments(kind, arguments)
     job_id = checked.job_id if isinstance(checked, BatchArguments) else None
@@ -95,7 +97,7 @@ def submit(connection: Redis, kind: str, arguments: object) -> Job:
 
 
 def jobs(connection: Redis) -> list[Job]:
-    """Return the stored jobs, the newest first."""
+    """Return the stored jobs, at most `MAX_LISTED` of each state, the newest first."""
     return sorted(
         _read(connection, _ids(connection)), key=lambda view: view.created_us, reverse=True
     )
@@ -107,8 +109,8 @@ def job(connection: Redis, job_id: str) -> Job | None:
 
 
 def retry(connection: Redis, job_id: str) -> Job:
-    """Submit an ended job again under a new id. Raises: NotFound; Conflict if the job has not
-    ended.
+    """Submit an ended job again under a new id; the job of a batch keeps its id and is replaced.
+    Raises: NotFound; Conflict if the job has not ended or was submitted by another version.
     """
     found = _find(connection, job_id)
     if found.get_status() in UNFINISHED:
@@ -123,8 +125,8 @@ def retry(connection: Redis, job_id: str) -> Job:
 
 
 def stop(connection: Redis, job_id: str) -> None:
-    """Stop a running job, or remove a queued one from the queue. Raises: NotFound; Conflict if the
-    job has ended.
+    """Order a running job to stop, without waiting for its end, or remove a queued one from the
+    queue. Raises: NotFound; Conflict if the job has ended.
     """
     found = _find(connection, job_id)
     status = found.get_status()

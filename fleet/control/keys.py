@@ -12,7 +12,7 @@ PREFIX = "{fleet}:"
 hence on one server (Redis cluster specification).
 """
 GROUP = "workers"
-"""Name of the consumer group of a role's streams whose last id is that of the last grant read."""
+"""Consumer group of a role's streams, with the last grant read as its last delivered id."""
 IDLE_GROUP = "workers.idle"
 """Name of the consumer group with which a worker blocks on its inbox and its role's streams in one
 read. Each grant that arrives wakes one blocked worker of the role.
@@ -69,8 +69,8 @@ def worker_tasks(worker_id: WorkerId) -> str:
 
 
 def role(name: RoleName, *, first: bool = False) -> str:
-    """Return the key of a role's stream of new grants or, with `first`, of the stream that workers
-    empty before it: grants of tasks that were granted to the role before.
+    """Return the key of a role's stream of new grants. With `first`, return the key of the role's
+    other stream, for tasks that the role had before, which workers read first.
     """
     return f"{PREFIX}role:{name}:first" if first else f"{PREFIX}role:{name}"
 
@@ -108,7 +108,7 @@ def inbox(worker_id: WorkerId) -> str:
 
 def request(request_id: RequestId) -> str:
     """Return the key of a request's hash. The id may come from a URL. Raises: NotFound for an id
-    with which the key would be of another kind.
+    with a colon, which could form the key of something else.
     """
     if ":" in request_id:
         raise NotFound(

@@ -111,8 +111,8 @@ class LogShipper(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
-    """Return the stream fields of a log record. The request id comes from `extra`, which may also
-    have an epoch, or else from the message.
+    """Return the stream fields of a log record. The request id and the epoch come from the record's
+    `extra`; without a request id there, the first one in the message is used.
     """
     message = record.getMessage()
     about = getattr(record, "request_id", "") or next(iter(REQUEST.findall(message)), "")

@@ -32,7 +32,7 @@ COMMON = (
 )
 """Files of `lua/common/`, each of which uses definitions of itself and of those before it."""
 REST = "--rest\n"
-"""Line that a script rarely reaches."""
+"""Marker line in a script, after which the lines rarely run. See `source`."""
 
 
 class _Definition(NamedTuple):
@@ -49,8 +49,8 @@ def source(name: str) -> str:
     """Return the Lua text of a script: first the flag for servers that require it, then the common
     definitions that the script uses, then the script.
 
-    A script that rarely reaches the line `REST`, which may be within a block, defines there what
-    only the lines after it use. The names end with that block.
+    Definitions that only the lines after the marker `REST` use are inserted at the marker, so that
+    a call that does not get there does not run them. Within a block, they are local to the block.
     """
     head, found, rest = read(name).partition(REST)
     return UNDECLARED_FLAG + (with_definitions(head, rest) if found else with_definitions(head))

@@ -44,8 +44,8 @@ class Membership:
 
     @property
     def may_miss_requests(self) -> bool:
-        """True if Redis was away, or lost this gateway's registration, less than `RESTORE_S` ago:
-        requests that it does not know may be about to be restored by their gateways.
+        """True if Redis was away, or lost this gateway's registration, less than `RESTORE_S` ago. A
+        request that Redis does not know may then be about to be restored by its gateway.
         """
         return time.monotonic() < self._restored_s
 
@@ -67,7 +67,7 @@ class Membership:
 
     async def renew(self, num_running: int) -> None:
         """Renew the lease, or rejoin if the gateway was fenced. `num_running`: number of requests
-        that it holds. Raises: redis's errors.
+        that this gateway holds. Raises: redis's errors.
         """
         me = self.id  # another call may replace it before the reply
         call = scripts.renew(me, self._lease_us, {"running": num_running})

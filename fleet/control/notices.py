@@ -103,8 +103,8 @@ class MovedNotice(_Entry, frozen=True, kw_only=True, tag="m"):
 
 
 class WalkNotice(_Entry, frozen=True, kw_only=True, tag="w"):
-    """Notice that the conductor has changed the consumer's walk: from chunk `from_index` of `edge`
-    on it is `walk`.
+    """Notice that the conductor has decided the consumer's next walk: `walk` applies from chunk
+    `from_index` of `edge` on.
     """
 
     request: RequestId
@@ -126,8 +126,8 @@ class Grant(_Entry, frozen=True, kw_only=True, tag="g"):
     task's session; or in a role's stream, to any worker of the role. `entry`: id of the entry in
     the role's stream; "" in an inbox.
 
-    `group`: group of suspects with which alone this task may run; "1" if no other task may run
-    beside it; "" if any may.
+    `group`: group of suspect tasks, beside which alone this task may run; "1" if this task must run
+    without any other; "" if this task may run beside any other.
     """
 
     request: RequestId

@@ -33,8 +33,9 @@ from fleet.telemetry.views import MAX_REPLICAS, WorkerOrder
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None, str | None], Awaitable[None]]
-"""Function that submits a request without a client, with the name of the key that ordered it. The
-gateway reads the answer to its end, so that its log is complete.
+"""Function that submits a request without a client. Arguments: the request, the samples of its
+audio prompt, and the name of the API key that ordered the submission. The gateway reads the whole
+answer, so that the answer's log is complete.
 """
 
 ORDER_REFUSALS = {
@@ -85,8 +86,9 @@ def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
 
 
 def check_scale(config: FleetConfig, role: str, number: int) -> RoleName:
-    """Check an order of workers, and return the role's name. Raises: NotFound for an unknown role,
-    Conflict for one whose number is not free, BadInput for a number out of range.
+    """Check an operator's order that `number` workers serve `role`, and return the role's name.
+    Raises: NotFound for an unknown role, Conflict for a role whose number of workers is fixed by
+    the configuration, BadInput for a number out of range.
     """
     found = next((each for each in config.roles() if each.name == role), None)
     if found is None:
@@ -187,7 +189,8 @@ class Operations:
         """Order how many workers of a role accept tasks; the present `fleet up` commands start and
         stop them. Return the role's name. `by`: name of the API key that orders it.
 
-        Raises: BadInput, NotFound for an unknown role, Conflict if nothing follows the order.
+        Raises: BadInput, NotFound for an unknown role, Conflict if no `fleet up` is present or the
+        number is fixed by the configuration.
         """
         name = check_scale(self._config, role, number)
         answer = await answer_of(run_async(self._redis, scripts.scale(name, number, by)))
@@ -195,7 +198,9 @@ class Operations:
         return name
 
     async def choose_drafter(self, stage: str, drafter: str) -> None:
-        """Let the workers of a stage draft with `drafter`. Workers follow within half a second."""
+        """Let the workers of a stage draft with `drafter`, or with the configured one again
+        (`CONFIGURED`). Workers change within half a second.
+        """
         check_drafter(self._graph, stage, drafter)
         if drafter == CONFIGURED:
             await answer_of(self._redis.hdel(keys.DRAFTERS, stage))

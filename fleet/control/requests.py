@@ -108,15 +108,16 @@ class GatewayRequests:
         applicant: Applicant | None = None,
         ordered_by: str | None = None,
     ) -> ClientStream:
-        """Admit a request and return the stream of its answer. `blob`: samples of its audio prompt.
-        At the limit of requests, one with an `applicant` waits for its turn. `ordered_by`: name of
-        the API key of the operator who ordered a retry, for the journal.
+        """Admit a request and return the stream of its answer. `blob`: samples of its audio prompt,
+        if any. At the limit of requests, a request with an `applicant` waits for its turn.
+        `ordered_by`: name of the API key of the operator who ordered a retry, for the journal; None
+        for other requests.
 
         A request whose role has no worker waits if a worker is starting, or if the last one was
         lost less than `lease.no_worker_timeout_s` ago.
 
-        Raises: NoWorker naming the role, Overloaded at the limit of requests, KeyAtLimit at one of
-        the API key, RedisUnreachable, NotReplicated.
+        Raises: NoWorker naming the role, Overloaded at the limit of requests, KeyAtLimit at a limit
+        of the API key, AlreadySubmitted, GatewayStopping, RedisUnreachable, NotReplicated.
         """
         await answer_of(self.endings.send_overdue())
         stream = self._stream(spec, blob)
@@ -162,8 +163,8 @@ class GatewayRequests:
     async def submit_without_client(
         self, spec: RequestSpec, blob: bytes | None, ordered_by: str | None
     ) -> None:
-        """Submit a request without a client: its answer is read and acknowledged until a client
-        resumes it. Raises: as `submit`.
+        """Submit a request without a client. This gateway reads and acknowledges the answer until a
+        client resumes the request. Raises: as `submit`.
         """
         self._drain(await self.submit(spec, blob, ordered_by=ordered_by))
 
@@ -174,8 +175,8 @@ class GatewayRequests:
         applicant: Applicant | None = None,
     ) -> int:
         """Return the number of further requests with audio in their prompts that `submit` would
-        admit now, this request included. One with an `applicant` waits as in `submit`. Raises: as
-        `submit`.
+        admit now, this request included; no place is reserved. With an `applicant`, this call waits
+        as `submit` does. Raises: as `submit`.
         """
         await answer_of(self.endings.send_overdue())
         roles = self._calls.roles_for(outputs)
@@ -187,13 +188,13 @@ class GatewayRequests:
         return int(answer[1])
 
     async def wait_for_turn(self, request: RequestId, applicant: Applicant, cause: str) -> None:
-        """Wait until it may be the turn of `applicant`, which then tries again. `cause`: reason of
-        the refusal. Raises: Overloaded with `cause`, GatewayStopping.
+        """Wait until it may be the turn of `applicant`; the caller then tries again. Raises:
+        Overloaded with the reason `cause`, GatewayStopping, the error of `Applicant.refuse`.
         """
         await self._admission.wait_for_turn(request, applicant, cause)
 
     def count_preparing(self, by: int) -> None:
-        """Add to the number of requests that are prepared for a place that they do not hold yet."""
+        """Add `by`, perhaps negative, to the number of requests in preparation for admission."""
         self._admission.waiting.count_preparing(by)
 
     async def resume(
@@ -291,8 +292,9 @@ class GatewayRequests:
         self._held.add(stream)
 
     async def abort(self, request: RequestId, *, ordered_by: str | None = None) -> bool:
-        """Abort any request of the fleet. Return True if it was live. `ordered_by`: name of the API
-        key of the operator who ordered it, for the journal; None if its own client did.
+        """Abort any request of the fleet. Return True if the request was live. `ordered_by`: name
+        of the API key of the operator who ordered the abort, for the journal; None if the request's
+        own client did.
         """
         right = scripts.API_RIGHT if ordered_by is None else scripts.OPERATOR_RIGHT
         call = scripts.abort(request, right, "cancelled through the API", ordered_by or "")

@@ -19,8 +19,9 @@ MIB = 1024 * 1024
 
 
 class ResponseStore:
-    """Store of responses for `web.response_retention_s`. `owner`: digest of the key that asked for
-    a response, which nobody else finds. Any method may raise RedisUnreachable.
+    """Store of responses, kept for `web.response_retention_s`. `owner`: digest of the API key that
+    asked for a response; the response is found only with this digest. Any method may raise
+    RedisUnreachable.
     """
 
     def __init__(self, client: Redis, config: WebConfig) -> None:
@@ -28,8 +29,8 @@ class ResponseStore:
         self._config = config
 
     async def save(self, response: str, owner: str, record: bytes) -> None:
-        """Store the record of a response. Waits while Redis is away: the response itself is
-        complete, and must not fail at its end.
+        """Store the record of a response. While Redis is away, wait and try again without a time
+        limit, so that a response whose answer is already complete does not fail.
         """
         ttl_ms = self._config.response_retention_s * 1000
         max_bytes = self._config.max_stored_responses_mib * MIB

@@ -21,8 +21,8 @@ USUAL_ANSWER_S = 5.0
 
 
 class Backlog(NamedTuple):
-    """Load of the fleet as the script `backlog` reads it. `ends_per_ks`: recent ends of requests in
-    1000 s.
+    """Load of the fleet, as read by the script `backlog`. `num_gateways`: number of gateways at
+    which requests wait. `ends_per_ks`: recent rate at which requests end, per 1000 s.
     """
 
     num_waiting: int = 0
@@ -32,8 +32,8 @@ class Backlog(NamedTuple):
 
 
 class RetryTimes:
-    """Times after which refused requests should come back: one after the other, behind those that
-    wait, at the rate at which requests have ended recently.
+    """Times after which refused requests should come back: one after the other, behind the waiting
+    requests, at the rate at which requests have ended recently.
     """
 
     def __init__(self, client: Redis) -> None:
@@ -45,10 +45,11 @@ class RetryTimes:
         """Time at which the last refused request is expected back."""
 
     async def next_s(self, num_waiting: int, num_reported: int) -> int:
-        """Return the seconds after which the next refused request should come back.
+        """Return the seconds after which the next refused request should come back. The time is
+        then taken: a further call returns a later one, up to `MAX_RETRY_AFTER_S`.
 
-        `num_waiting`: requests that wait at this gateway. `num_reported`: number of them that Redis
-        counts.
+        `num_waiting`: number of requests that wait at this gateway. `num_reported`: number of this
+        gateway's waiting requests in the count that Redis has.
         """
         backlog = await self._read()
         per_s = backlog.ends_per_ks / 1000 or max(backlog.num_live, 1) / USUAL_ANSWER_S

@@ -104,8 +104,8 @@ class ClientStream:
         self.epoch = epoch
 
     def restored_by(self, gateway: WorkerId, epoch: Epoch) -> None:
-        """Set what `held_by` sets, and read the answer again from its start: Redis had lost the
-        request, and every log begins again. What the client has is left out.
+        """Set the gateway id and epoch as `held_by` does, and read the answer again from its start,
+        since Redis had lost the request. Rows that the client has are not delivered again.
         """
         self.held_by(gateway, epoch)
         self._needs_no_acks = False
@@ -183,8 +183,8 @@ class ClientStream:
         return [edge for edge in self._edges.values() if not edge.ended]
 
     async def _consume(self, chunk: Chunk) -> Chunk | None:
-        """Consume a chunk, and acknowledge it if due: the last one by the final acknowledgements,
-        which are owed from then on. Return the part that is new to the client; None if no part is.
+        """Consume a chunk, and send an acknowledgement if due; the last chunk of the answer ends
+        the delivery. Return the part that is new to the client; None if there is nothing new.
         """
         edge = self._edges[chunk.edge]
         try:
@@ -263,8 +263,8 @@ class ClientStream:
         return "stale" not in answers
 
     def moved(self) -> bool:
-        """Return True if every open edge has advanced since the last call, which shows that no
-        notice is missing.
+        """Return True if there are open edges and all of them have advanced since the last call of
+        this method, which shows that no notice is missing.
         """
         before = self._next_before
         self._next_before = {edge.name: edge.next for edge in self._edges.values()}
@@ -274,8 +274,8 @@ class ClientStream:
         )
 
     def position(self) -> scripts.StreamPosition | None:
-        """Return the position up to which this stream has read the answer; None if `catch_up` has
-        work to do in any case.
+        """Return the position up to which this stream has read the answer; None if `catch_up` is
+        to be called without a comparison with Redis.
         """
         edges = self._edges.values()
         if (

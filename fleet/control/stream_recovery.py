@@ -50,8 +50,8 @@ class StreamRecovery:
 
     async def catch_up(self, *, also_moved: bool = False) -> None:
         """Find chunks whose notices were lost, and requests that Redis has lost: compare with Redis
-        the streams that have received nothing since the last call, and read the logs of those for
-        which it has something else. `also_moved`: compare the other streams too.
+        the streams on which an edge has received nothing since the last call, and read the logs of
+        the streams that lag behind. `also_moved`: compare all other streams too.
 
         Raises: redis-py's errors while Redis is away.
         """
@@ -74,8 +74,8 @@ class StreamRecovery:
             log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
-        """Return the streams for which Redis has something new. A single script call compares all
-        of them, since most are idle and reading a stream costs four calls.
+        """Return the streams that lag behind Redis. A single script call compares all streams,
+        since most are idle and reading a stream costs four calls.
         """
         positions = [(stream, stream.position()) for stream in streams]
         known = [(stream, position) for stream, position in positions if position is not None]
@@ -176,9 +176,9 @@ class StreamRecovery:
         return answer[0] != "unlisted"
 
     async def release_unread(self) -> None:
-        """End requests that Redis lists as this gateway's although no stream reads them: Redis lost
-        their end, or lost that they belong to another gateway; or the reply to a resumption was
-        lost.
+        """End or detach requests that Redis lists as this gateway's although no stream reads them:
+        Redis lost the request's end or its move to another gateway, or the reply to a resumption
+        was lost.
         """
         me = self._membership.id
         known = self._held.requests | self._endings.owed

@@ -25,7 +25,7 @@ class _Parts(NamedTuple):
 
 
 class SubmissionCalls:
-    """Builder of the calls for one deployment."""
+    """Builder of the calls of `submit`, `restore` and `admission` for one deployment."""
 
     def __init__(self, config: FleetConfig) -> None:
         self._config = config
@@ -103,7 +103,9 @@ class SubmissionCalls:
         return self.roles_of(self._graph.stages_of(spec))
 
     def roles_for(self, outputs: tuple[EdgeName, ...]) -> list[RoleName]:
-        """Return the roles of the stages that a request with audio in its prompt would run."""
+        """Return the roles of the stages that a request for the client edges `outputs`, with audio
+        in its prompt, would run.
+        """
         return self.roles_of(self._graph.stages_for(outputs))
 
     def roles_of(self, stages: Collection[StageName]) -> list[RoleName]:

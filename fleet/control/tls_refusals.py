@@ -45,10 +45,10 @@ def tls_refusal(url: str, error: BaseException) -> str:
 
 
 def client_certificate_hint(url: str, error: BaseException) -> str:
-    """Return the remedy if Redis closed a TLS connection after the handshake and `url` names no
-    client certificate; else "".
+    """Return a hint for the end of an error message if a TLS connection to Redis failed after it
+    was opened, and `url` names no client certificate; else "".
 
-    A server that restarts closes connections too, so this case does not count as a refusal.
+    A server that restarts closes connections too, so `tls_refusal` does not report this failure.
     """
     parts = urlsplit(url)
     unopened = any(

@@ -36,7 +36,9 @@ class TrainingClient:
         self._main_role = config.roles_of(self._main)[0].name
 
     async def has_waiting(self) -> bool:
-        """Return True if a request waits for a worker of the main stage, or for a place."""
+        """Return True if a request waits for a worker of the main stage, or at a gateway for
+        admission.
+        """
         pipe = self._redis.pipeline(transaction=False)
         for stream in keys.role_streams(self._main_role):
             pipe.xlen(stream)
@@ -44,18 +46,21 @@ class TrainingClient:
         return any(cast("list[int]", await answer_of(pipe.execute())))
 
     async def count(self, outcome: Outcome) -> None:
-        """Count one hidden-state sample by its outcome: `acknowledged` (the trainer has trained on
-        it), `shed` (not submitted since requests waited) or `failed`.
+        """Add 1 to the fleet's total of samples with this outcome: `acknowledged` (trained on),
+        `shed` (not submitted, since requests waited) or `failed`.
         """
         await answer_of(self._redis.hincrby(keys.TRAINING, outcome, 1))
 
     async def forget_samples(self) -> None:
-        """Order the trainer to forget all samples that it holds, which it does within a second."""
+        """Order the trainer to forget all samples that it holds; the trainer does so within a
+        second.
+        """
         await answer_of(self._redis.hincrby(keys.TRAINING, PURGES, 1))
 
     async def add(self, version: DraftVersion, newest: int = 0) -> DraftVersion:
-        """Add a version of the draft head whose files are in the folder of versions; return it with
-        its number. `newest`: highest number of a version in that folder.
+        """Record a version of the draft head whose files are in the folder of versions; return the
+        record with its number, or the present record of a version with the same weights. `newest`:
+        highest number in that folder, which a new number exceeds.
         """
         call = scripts.add_version(WorkerId(""), None, version, newest)
         return decode_version(cast(bytes, await answer_of(run_async(self._redis, call))))
@@ -81,7 +86,7 @@ class TrainingClient:
 
     async def roll_back(self) -> int:
         """Return to the version of the draft head that was in use before the present one; return
-        its number.
+        its number, which is 0 for the head with which the workers started.
         """
         before = text(
             await answer_of(self._redis.hget(keys.DRAFTERS, f"{self._main}:last_version"))
@@ -131,5 +136,7 @@ class TrainingClient:
 
 
 def _number_of(sha256: str, versions: Sequence[DraftVersion]) -> int:
-    """Return the number of a version; 0 for the head of the workers' start."""
+    """Return the number of the version with this hash; 0 for "", the head with which workers start,
+    and for an unknown hash.
+    """
     return next((version.number for version in versions if version.sha256 == sha256), 0)

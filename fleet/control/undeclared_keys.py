@@ -17,7 +17,7 @@ REMEDIES = {
     "bad lua script": "set script_check_enable to 0 on Tair, or use an instance with cluster "
     "architecture disabled",
 }
-"""Remedy by part of the error reply, in lower case."""
+"""Remedy for each phrase of an error reply; phrases are in lower case."""
 
 
 def find_script_refusal(client: Redis) -> str:

@@ -24,7 +24,7 @@ from fleet.core.errors import SecretInUse
 
 
 class Saved(StrEnum):
-    """Answer to a write of a voice session. After `RESTORED` the gateway must write every field
+    """Result of a write to a voice session. After `RESTORED` the gateway must write every field
     again, since Redis had lost writes.
     """
 
@@ -46,7 +46,7 @@ class HeldVoice:
     fields that the last gateway wrote.
 
     `replaced`: sessions of the same owner that were ended to make room for this session. `age_s`:
-    seconds since its start on Redis's clock.
+    seconds since the start of the session, on Redis's clock.
     """
 
     epoch: int
@@ -74,12 +74,13 @@ class VoiceStore:
         new: bool = False,
         limits: KeyLimits = NO_LIMITS,
     ) -> HeldVoice | None:
-        """Take over a voice session, or open it with `new`. Its former gateway can no longer write
-        to it.
+        """Take over a voice session, or with `new` open one. The session's former gateway can no
+        longer write to it.
 
         `owner`: credential that opened the session: KEY, the name of an API key, or KEY/HASH for a
         client secret that this key has created; KEY is "" at a gateway without keys. `ttl_s`:
-        seconds until an unsaved session expires. `limits`: limits of the API key, for `new`.
+        seconds after which the session expires unless it is saved. `limits`: limits of the API key,
+        checked with `new` only.
         Returns None if `owner` has no session of that name or, with `new`, if the session exists
         already.
         Raises: SecretInUse if the client secret `owner` already has `voice.sessions_per_secret`
@@ -142,13 +143,13 @@ class VoiceStore:
         )
 
     async def was_ended(self, session: str, owner: str) -> bool:
-        """Return True if an operator has ended this voice session of `owner` within the last
+        """Return True if an operator has ended this voice session of `owner` in the last 10
         minutes.
         """
         return text(await answer_of(self._redis.get(keys.voice_ended(session)))) == f"1{owner}"
 
     async def exists(self, session: str) -> bool:
-        """Return True if any gateway holds this session, or may continue it."""
+        """Return True if this session is open, even if the gateway that held it is gone."""
         return bool(await answer_of(self._redis.exists(keys.voice(session))))
 
     async def field_names(self, session: str) -> list[str]:
@@ -157,7 +158,9 @@ class VoiceStore:
         return [text(name) for name in cast("list[bytes]", found)]
 
     async def read(self, session: str, names: Sequence[str]) -> dict[str, bytes]:
-        """Return fields of a session, without those that it does not have."""
+        """Return the values of these fields of a session; fields that the session lacks are left
+        out.
+        """
         if not names:
             return {}
         found = await answer_of(self._redis.hmget(keys.voice(session), list(names)))
@@ -187,16 +190,16 @@ class VoiceStore:
         await answer_of(self._redis.set(keys.secret(name), value, ex=ttl_s))
 
     async def secret(self, name: str) -> bytes | None:
-        """Return the settings of a client secret; None if it has expired."""
+        """Return the settings of a client secret; None if the secret is unknown or has expired."""
         return cast("bytes | None", await answer_of(self._redis.get(keys.secret(name))))
 
     async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
         """Save the text of a spoken answer, unless it is saved already, so that later turns at any
         gateway can refer to it by `audio_id`.
 
-        Return its expiry in seconds since 1970 as set by the first call, so that a stream that is
-        read again is identical. Waits while Redis is away: the answer itself is complete, and must
-        not fail at its end.
+        `expires_at`: time of expiry in seconds since 1970. Return the time that the first call has
+        set, so that a stream that is read again is identical. Waits while Redis is away: the answer
+        itself is complete, and must not fail at its end.
         """
         pauses = Outage("the transcript of an answer")
         while True:

@@ -30,8 +30,8 @@ from fleet.core.ids import RoleName, WorkerId
 from fleet.process.background import start
 
 POLL_S = 0.1
-"""Mean pause between two questions for free places. An end of a request of this gateway is a reason
-to ask at once; the pause bounds how late an end at another gateway is noticed.
+"""Mean pause between two queries for free places, which bounds the time until the end of a request
+at another gateway is noticed. The end of a request at this gateway causes a query at once.
 """
 STOPPING = "this gateway stops; send the request again, to another gateway"
 STOP_S = 1.0
@@ -39,8 +39,9 @@ MIB = 1024 * 1024
 
 
 class ClientShare(NamedTuple):
-    """A client as fair shares count it. `weight`: share in relation to a client of weight 1; 0 for
-    requests in the background, which are admitted after all others (`lua/common/shares.lua`).
+    """A client as fair shares count it. `weight`: a client of weight 2 gets twice the share of a
+    client of weight 1; 0 is for requests in the background, which are admitted after all others
+    (`lua/common/shares.lua`).
     """
 
     name: str = ""
@@ -48,11 +49,11 @@ class ClientShare(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Name of the client in Redis, which has its weight if that is not 1."""
+        """Name of the client in Redis: `name`, or `name*weight` if the weight is not 1."""
         return self.name if self.weight == 1 else f"{self.name}*{self.weight:g}"
 
     def load(self, size: int) -> float:
-        """Return `size` in relation to the client's share."""
+        """Return `size` divided by the client's weight; infinity for requests in the background."""
         return size / self.weight if self.weight else math.inf
 
 
@@ -62,12 +63,13 @@ BACKGROUND = ClientShare("background", 0.0)
 
 @dataclass(slots=True, eq=False)
 class Applicant:
-    """A request that asks for admission and may wait for it. `num_bytes`: memory that it holds
-    meanwhile. `roles`: roles that get its tasks. `arrived_s`: time of its arrival, by which the
-    requests of a client are ordered. `began_s`: time from which its wait is measured; both times
-    are of the monotonic clock. `key`: API key towards whose `limits` it counts; "" for none.
+    """A request that asks for admission and may wait for it. `num_bytes`: memory that the request
+    occupies while it waits. `roles`: roles that get its tasks. `arrived_s`: time of its arrival, by
+    which the requests of a client are ordered. `began_s`: time from which its wait is measured;
+    both times are of the monotonic clock. `key`: API key whose `limits` apply; "" for none.
 
-    While it `is_queued`, it either waits for its `turn` or `is_trying`, with a call under way.
+    While `is_queued`, the request waits for the event `turn`, or `is_trying` is True: its turn has
+    come, and it asks Redis for a place. `is_dismissed`: it had to leave for another request.
     """
 
     client: ClientShare
@@ -84,7 +86,7 @@ class Applicant:
     refusal: FleetError | None = None
 
     def refuse(self, error: FleetError) -> None:
-        """End the wait, now or when it begins, with `error`."""
+        """End the wait with `error`; a wait that has not begun ends as soon as it begins."""
         self.refusal = error
         self.turn.set()
 
@@ -94,7 +96,9 @@ class Applicant:
 
 
 def client_key(applicant: Applicant | None) -> str:
-    """Return the client among whose live requests a request is counted; "" for the fleet's own."""
+    """Return the key of the client to whose live requests a request is added; "" for a request of
+    the fleet itself, which has no applicant.
+    """
     return applicant.client.key if applicant is not None else ""
 
 
@@ -140,11 +144,11 @@ class _Turns:
 
 
 class WaitingRequests:
-    """The requests that wait at one gateway, up to `limits.max_waiting` of `limits.max_waiting_mib`
-    together.
+    """The requests that wait at one gateway: at most `limits.max_waiting`, which together occupy at
+    most `limits.max_waiting_mib`.
 
-    Beyond these limits the newest request of the client that has most waiting has to leave, so that
-    no client can fill the queue for the others.
+    Beyond these limits the newest request of the client whose queue is largest for its weight has
+    to leave, so that no client can fill the queue for the others.
     """
 
     def __init__(self, client: Redis, config: FleetConfig, membership: Membership) -> None:
@@ -155,27 +159,32 @@ class WaitingRequests:
         self._queues: dict[str, _ClientQueue] = {}
         self.num_waiting = 0
         self.num_preparing = 0
-        """Requests of this gateway that are prepared for a place that they do not hold yet."""
+        """Number of requests of this gateway whose input is being prepared and which hold no place
+        yet; free places are kept for them.
+        """
         self._num_bytes = 0
         self._changes = Counter[str]()
-        """Changes of the number of waiting requests by client that Redis has not been given."""
+        """By client: change of the number of waiting requests that Redis does not know yet."""
         self._num_reported = 0
         self._is_reported = True
         self._listed_as: WorkerId | None = None
-        """Id under which Redis knows the waiting requests; None if it may not know all of them."""
+        """Worker id under which this gateway has reported its waiting requests to Redis; None if
+        all of them must be reported again, or none waits.
+        """
         self._wake = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self._is_closed = False
         self._retries = RetryTimes(client)
 
     def is_behind(self, applicant: Applicant) -> bool:
-        """Return True if another request of the same client waits here and came before."""
+        """Return True if `applicant` is not queued, and requests of the same client wait here."""
         return not applicant.is_queued and applicant.client.key in self._queues
 
     async def wait(self, applicant: Applicant) -> bool:
         """Wait until it may be the turn of `applicant`, which then stays queued until `leave`.
-        Return False, with the request out of the queue, if `limits.max_wait_s` have passed before,
-        or the queue has no room for the request, or no longer.
+        Return False, with the request removed from the queue, if `limits.max_wait_s` have passed
+        since `began_s`, if the queue has no room, or if another request took its place in the
+        queue.
 
         Raises: GatewayStopping; the error of `Applicant.refuse`.
         """
@@ -224,7 +233,7 @@ class WaitingRequests:
         self._wake.set()
 
     def wake(self) -> None:
-        """Ask for free places now, if requests wait: a request has ended."""
+        """Query for free places now instead of after the pause. Called when a request has ended."""
         self._wake.set()
 
     def close(self) -> None:
@@ -235,7 +244,9 @@ class WaitingRequests:
                 applicant.refuse(GatewayStopping(STOPPING))
 
     async def stop(self) -> None:
-        """Refuse all waiting requests, and let Redis forget them."""
+        """Refuse all waiting requests and later ones, and wait up to `STOP_S` until Redis has no
+        record of waiting requests of this gateway.
+        """
         self.close()
         if self._loop is not None:
             await asyncio.wait({self._loop}, timeout=STOP_S)
@@ -243,8 +254,8 @@ class WaitingRequests:
             await asyncio.gather(self._loop, return_exceptions=True)
 
     def _queue(self, applicant: Applicant) -> bool:
-        """Add a request to the queue, or return one that tried in vain to its place. Return False
-        if there is no room for it.
+        """Add a request to the queue; a request that is queued already, and got no place at its
+        turn, keeps its position and waits again. Return False if the queue has no room.
         """
         applicant.turn.clear()
         applicant.is_trying = False
@@ -281,7 +292,8 @@ class WaitingRequests:
         self, applicant: Applicant, own: int, size: Callable[[_ClientQueue], int]
     ) -> bool:
         """Dismiss the newest request of the client whose queue is largest for its weight. Return
-        False if that is the client of `applicant`, which adds `own` to the size of its queue.
+        False, and dismiss nothing, if no queue would be larger than the queue of `applicant`'s
+        client, or if that newest request is trying. `own`: size of `applicant`.
         """
         queues = self._queues.values()
         largest = max(queues, key=lambda queue: queue.client.load(size(queue)), default=None)
@@ -298,8 +310,8 @@ class WaitingRequests:
         return True
 
     async def _run(self) -> None:
-        """Tell Redis which clients wait, and let requests try whose turn it is, until none waits
-        and Redis knows it.
+        """Report the waiting requests to Redis and wake those whose turn it is, again and again
+        until no request waits and Redis knows that.
         """
         outage = Outage("the queue of requests at this gateway")
         while self._queues or not self._is_reported:
@@ -340,8 +352,9 @@ class WaitingRequests:
         return _Turns(num_free, dict(zip(self._roles, soon, strict=True)), answer[2 + len(soon) :])
 
     def _release(self, turns: _Turns) -> None:
-        """Let requests of the clients whose turn it is try, one after the other, for each free
-        place that no request of this gateway tries to take already.
+        """Wake waiting requests, one for each free place, in turn for each client of `turns`.
+        Places that other requests of this gateway try to take, or prepare for, do not count as
+        free.
         """
         turns.take(self._roles, self.num_preparing)
         for queue in self._queues.values():
@@ -353,7 +366,7 @@ class WaitingRequests:
             queues = [queue for queue in queues if self._release_one(queue, turns)]
 
     def _release_one(self, queue: _ClientQueue, turns: _Turns) -> bool:
-        """Let the client's first request try for which there is a place. Return False if there is
+        """Wake the client's oldest request for which there is a place. Return False if there is
         none.
         """
         for applicant in queue.applicants:

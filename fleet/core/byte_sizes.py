@@ -44,6 +44,6 @@ def format_byte_size(num_bytes: int) -> str:
 
 
 def option_of_byte_size(num_bytes: int) -> str:
-    """Return at least `num_bytes` in the form that `parse_byte_size` reads, in whole KiB or MiB."""
+    """Return `num_bytes`, rounded up to whole KiB or MiB, as text for `parse_byte_size`."""
     unit, size = ("MiB", MIB) if num_bytes >= 16 * MIB else ("KiB", KIB)
     return f"{-(-num_bytes // size)}{unit}"

@@ -14,8 +14,8 @@ from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
 
 WIRE_VERSION = 1
 PROMPT_TOKENS = "prompt_tokens"
-"""Figure with the first chunk of an answer: number of tokens of the prompt, where only the stage
-that reads the prompt knows it.
+"""Name of a figure in the first chunk of an answer: number of prompt tokens. Stages that build the
+prompt themselves send it, since the gateway cannot know the number.
 """
 LOGPROBS, TOP_IDS = "logprobs", "top_ids"
 """Tensors beside the token `ids` [n] of an answer whose request asks for log probabilities:
@@ -84,8 +84,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be empty.
     `produced_us`: wall clock of the producer when it produced the chunk, for the trace only.
     `first_row`: position in the edge of the chunk's first row, which does not depend on how earlier
-    rows were divided into chunks. `figures`: numbers about the request that its consumer reports,
-    by name, such as `PROMPT_TOKENS`.
+    rows were divided into chunks. `figures`: numbers about the request, by name, for the consumer
+    to report; for example `PROMPT_TOKENS`.
     """
 
     request: RequestId
@@ -114,8 +114,9 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return sum(tensor.length_bytes for tensor in self.tensors.values())
 
     def without(self, num_rows: int) -> "Chunk":
-        """Return the chunk without its first `num_rows` rows. Raises: ChunkOrderError unless all
-        its tensors are stored inline and have as many rows as the first.
+        """Return the chunk without its first `num_rows` rows, and without tensors if it has no more
+        rows. Raises: ChunkOrderError if rows remain, and a tensor is not stored inline or differs
+        in its number of rows from the first.
         """
         if num_rows >= self.num_rows:
             return msgspec.structs.replace(

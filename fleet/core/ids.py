@@ -28,11 +28,11 @@ CLIENT = StageName("client")
 
 
 REQUEST, COMPLETION, AUDIO, RESPONSE = "req-", "chatcmpl-", "audio_", "resp_"
-"""Prefixes under which clients see a request id: in headers, as a chat completion, as its audio, as
-a response, of a voice session or a text.
+"""Prefixes under which clients see a request id: in headers, as the id of a chat completion, as the
+id of its audio, and as the id of a response (of a voice session or of `/v1/responses`).
 """
 TEXT_COMPLETION = "cmpl-"
-"""Prefix of a request id as the completion of a text without a chat."""
+"""Prefix under which clients of `/v1/completions` see a request id."""
 
 
 def new_request_id() -> RequestId:
@@ -41,14 +41,16 @@ def new_request_id() -> RequestId:
 
 
 def first_id_at(us: int) -> RequestId:
-    """Return an id that sorts before every request id created from this time on, in microseconds
+    """Return an id that sorts before every request id created at `us` or later. `us`: microseconds
     since 1970.
     """
     return RequestId(f"{REQUEST}{us // 1000:012x}")
 
 
 def begun_at(request: str) -> int:
-    """Return when a request id was created, in microseconds since 1970; 0 for any other text."""
+    """Return when a request id was created, in microseconds since 1970; 0 for a text that is no
+    request id.
+    """
     try:
         return 1000 * int(request.removeprefix(REQUEST)[:12], 16) if len(request) == 26 else 0
     except ValueError:

@@ -103,7 +103,8 @@ class TrainArguments(
 
 class BatchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Arguments of a job of kind `batch`, which runs a part of a batch. `batch`: id of a batch that
-    `POST /v1/batches` created. A batch has one job at a time, whose id follows from its own.
+    `POST /v1/batches` created. A batch has at most one job at a time; the job's id is made from the
+    batch's id.
     """
 
     batch: Annotated[str, Meta(pattern=r"^batch_[0-9a-f]{32}$")]

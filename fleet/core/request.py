@@ -72,7 +72,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """True if no field is set that is about single token ids."""
+        """True if the fields about single token ids, from `min_p` on, have their default values."""
         return not (
             self.min_p
             or self.logit_bias
@@ -119,10 +119,10 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     its outputs and inputs need (`Graph.stages_of`). `speech_text`: text to speak instead of an
     answer of the main stage, for a graph whose speaking stage reads text. `continues`: True if the
     answer continues the prompt's last message, instead of beginning a new one. `key`: name of the
-    API key that sent the request; "" without keys. `is_counted`: it counts towards the limits of
-    that key; requests of voice sessions do not. `audio_hz`: sample rate of the spoken answer; 0
-    without. `tools`: functions that the answer may call; a call is never spoken. `traceparent`: the
-    caller's span as `core/trace_context.py` reads it; "" without one.
+    API key that sent the request; "" without keys. `is_counted`: True if the request counts towards
+    the limits of that key; False for requests of voice sessions. `audio_hz`: sample rate of the
+    spoken answer; 0 without. `tools`: functions that the answer may call; a call is never spoken.
+    `traceparent`: the caller's span as `core/trace_context.py` reads it; "" without one.
 
     Units: `created_us` is in wall-clock microseconds since 1970.
     """
@@ -154,8 +154,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def continued_ids(self) -> tuple[int, ...]:
-        """The last token ids of the message that the answer continues, which decide how its first
-        token is written; () for an answer that begins a new message.
+        """The last token ids, at most `NUM_CONTINUED`, of the message that the answer continues;
+        they decide how its first token is written. () for an answer that begins a new message.
         """
         last = self.prompt_ids[-NUM_CONTINUED:] if self.continues else ()
         return tuple(token for token in last if token >= 0)

@@ -44,7 +44,7 @@ class LoadSession(SessionMessage, frozen=True, kw_only=True):
 
 
 class SessionHead(SessionMessage, frozen=True, kw_only=True):
-    """A worker's answer to `SaveSession`. `SessionPart`s follow, then `SessionEnd`."""
+    """A worker's reply to `SaveSession`. `SessionPart`s follow, then `SessionEnd`."""
 
     info: SessionInfo
 

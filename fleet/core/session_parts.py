@@ -67,8 +67,8 @@ class SessionLimits:
         return self.max_rows * row_bytes
 
     def check(self, num_rows: int, num_layers: int, layout: str) -> None:
-        """Check that the engine can cache a session of this size and layout. Raises: BadInput if it
-        never can.
+        """Check that the engine can cache a session of this size and layout, at least in an empty
+        KV pool. Raises: BadInput if it cannot.
         """
         if (layout, num_layers) != (str(self.layout), self.num_layers):
             own = f"this model {self.num_layers} of {self.layout}"

@@ -18,8 +18,8 @@ _SAMPLED = 1
 
 
 class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
-    """The span of the caller. `trace_id`: 32 hexadecimal digits. `span_id`: 16. `is_sampled`: True
-    if the caller records its spans.
+    """The span of the caller. `trace_id`: 32 hexadecimal digits. `span_id`: 16 hexadecimal digits.
+    `is_sampled`: True if the caller records its spans.
     """
 
     trace_id: str
@@ -32,8 +32,9 @@ class TraceParent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_traceparent(header: str) -> TraceParent | None:
-    """Return the caller's span; None for a header that the specification tells to ignore. Of a
-    later version, the fields of this one are read.
+    """Return the caller's span from a `traceparent` header; None if the header is invalid, which
+    the specification tells to ignore. Of a header of a later version, only the fields of version 00
+    are read.
     """
     found = _FORM.fullmatch(header)
     if found is None:
@@ -51,15 +52,17 @@ def parse_traceparent(header: str) -> TraceParent | None:
 
 
 def trace_id_of(request: str, traceparent: str) -> str:
-    """Return the trace id of a request's spans: the caller's, otherwise one that follows from the
-    request's id, the same at every gateway. `traceparent`: field of the request.
+    """Return the trace id of a request's spans: the caller's, or without a caller a hash of the
+    request's id, the same at every gateway. `traceparent`: `RequestSpec.traceparent`.
     """
     parent = parse_traceparent(traceparent)
     return parent.trace_id if parent is not None else _digest(request, 16)
 
 
 def span_id_of(request: str, stage: str = "") -> str:
-    """Return the id of the span of a request, or of its task in `stage`."""
+    """Return the id of the span of a request, or of its task in `stage`: a hash, the same in every
+    process.
+    """
     return _digest(f"{request} {stage}", 8)
 
 
@@ -72,7 +75,9 @@ _current: ContextVar[TraceParent | None] = ContextVar("fleet_traceparent", defau
 
 @contextmanager
 def called_within(parent: TraceParent | None) -> Iterator[None]:
-    """Let requests submitted within this context, and in tasks that begin in it, have `parent`."""
+    """Record `parent` as the caller's span of every request that is submitted within this context,
+    also by asyncio tasks that begin in it. `parent` is None if the caller has no span.
+    """
     token = _current.set(parent)
     try:
         yield

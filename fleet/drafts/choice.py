@@ -20,8 +20,8 @@ FIRST_TERM, LAST_TERM = 1024, 16_384
 confirms the choice.
 """
 WATCHED_PASSES, LOSS = 256, 0.1
-"""If the gain over `WATCHED_PASSES` steps is lower than at the drafter's trial by the share `LOSS`,
-drafters are compared again immediately.
+"""Drafters are compared again immediately if the present drafter's gain over the last
+`WATCHED_PASSES` steps is lower, by the share `LOSS`, than at its trial.
 """
 LEAST_GAIN = 1.02
 """Gain below which no drafter is used, since a smaller gain may be noise."""

@@ -86,8 +86,8 @@ class Drafter(Protocol):
         return False
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
-        """Return guesses of the next tokens for each request in `asked`; empty if there is no basis
-        for a guess.
+        """Return guesses of the next tokens for each request in `asked`, in the same order; an
+        empty sequence where there is no basis for a guess.
         """
         ...
 
@@ -178,7 +178,9 @@ class IndexedTokens:
                 places.append(len(self.ids))
 
     def places(self) -> list[Place]:
-        """Return the earlier places after the same two tokens as the last two."""
+        """Return the places after earlier occurrences of the last two tokens; empty if there are
+        none.
+        """
         return [
             (self.ids, at) for at in self._after.get(last_pair(self.ids), ()) if at < len(self.ids)
         ]
@@ -218,7 +220,9 @@ class AnswerTable:
                 del self._after[pair]
 
     def places(self, ids: Sequence[int]) -> list[Place]:
-        """Return the latest places after the last two tokens of `ids`."""
+        """Return up to `MAX_PLACES` places in stored answers that follow the last two tokens of
+        `ids`, the latest first.
+        """
         places = self._after.get(last_pair(ids), deque[Place]())
         return list(islice(reversed(places), MAX_PLACES))
 
@@ -241,8 +245,8 @@ def longest_matches(places: Sequence[Place], last: Sequence[int]) -> Sequence[Pl
 
 
 def continued(places: Sequence[Place], most: int) -> list[int]:
-    """Return up to `most` tokens: at each position the most frequent one among the places that
-    still agree.
+    """Return up to `most` guessed tokens. At each position the most frequent token among the places
+    is taken, and only places that continue with it are kept.
     """
     guesses: list[int] = []
     for number in range(most):

@@ -14,9 +14,9 @@ MARGIN = 0.03
 within measurement noise.
 """
 FEWEST_BETWEEN, WASTED, MOST_CREDIT = 32, 0.01, 4
-"""Limits on measuring other numbers of drafts than the best: fewest steps between two such
-measurements; share of the time that they may waste; and number of steps' time up to which this
-allowance can be saved.
+"""Limits on steps with another number of drafts than the best, which are made to measure their
+time: fewest steps between two such steps; share of all time that they may waste; and the largest
+saved allowance, as a multiple of the time of one step.
 """
 BUCKETS = (*range(8), *range(8, 32, 2), *range(32, 64, 4), *range(64, 128, 16), 128, 192, 256, 512)
 """Row counts of a step for which times are kept separately; other counts use the next lower one."""
@@ -37,7 +37,9 @@ class Average:
 
 
 class PassTimes:
-    """Average step times by a number, such as the step's requests or rows."""
+    """Average step times by a number, such as the step's requests or rows. The time of a number is
+    known after `FEWEST_MEASURES` measurements.
+    """
 
     def __init__(self) -> None:
         self._times: dict[int, Average] = {}
@@ -87,7 +89,7 @@ class PassCosts:
         """Expected time of the step that is being measured."""
 
     def plain_s(self, num_requests: int) -> float | None:
-        """Return the time of a step without drafts; None if no such step was measured."""
+        """Return the time of a step without drafts; None while too few such steps are measured."""
         return self._plain.of(bucket_of(num_requests))
 
     def _time(self, num_requests: int, num_drafts: int) -> float:
@@ -128,7 +130,8 @@ class PassCosts:
         is_timed: bool = True,
     ) -> int:
         """Return the number of drafts per request with the highest speed in tokens per second, or
-        now and then another number, to measure it.
+        now and then another number, to measure it. Return 0 while no time without drafts is known,
+        then the largest number while no time with drafts is known.
 
         `tokens`: expected tokens of a step, by number of drafts per request from 0 on. `drafts`:
         drafts of all requests together, by the same number. `token_s`: additional time per token if

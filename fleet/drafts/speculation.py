@@ -44,8 +44,8 @@ MAX_FAILURE_LEN = 200
 COMPARED = (SUFFIX, EAGLE3)
 """Drafters that `auto` compares."""
 REST = 8
-"""After `REST` steps in a row, with a similar number of requests, whose guesses were not worth
-their time, the drafter is asked only in every `REST`-th step.
+"""If the guesses of `REST` steps in a row, with a similar number of requests, were not worth their
+time, the drafter is used only in every `REST`-th step from then on.
 """
 LEAST_LEFT = 0.25
 """Fewest tokens that an answer is assumed to have left, as a share of the average answer length."""
@@ -60,7 +60,7 @@ class _Measured:
 
     `rates`: acceptance rates of drafts whose predecessors were accepted, so that the expectation
     for a position that is not drafted at present follows the rates before it. `num_draws`: sampled
-    steps of requests.
+    tokens without the accepted drafts, at most one per request and step.
     """
 
     rates: list[Average]
@@ -147,7 +147,9 @@ class Speculation(Drafting):
         self._switch(self._choice.name)
 
     def _switch(self, name: str) -> None:
-        """Use another drafter, and continue its counts."""
+        """Use another drafter from now on, whose earlier counts continue. All drafters forget their
+        requests.
+        """
         for drafter in self._drafters.values():
             drafter.forget_requests()
         self._name = name
@@ -165,16 +167,18 @@ class Speculation(Drafting):
         return self._drafter is not None and self._drafter.reads_features
 
     def on_new_head(self, version: DraftVersion | None) -> None:
-        """Restart the counts, for another version of the draft head; None is the head of the start.
-        A drafter that had failed is
-        used again.
+        """Restart the counts and the draft head's acceptance rates, for another version of the
+        head; None is the head with which the stage started. A drafter that had failed is used
+        again.
         """
         self._version = version
         self._rates[EAGLE3] = self._first_rates()
         self.use(AUTO if self._choice is not None else self._failed or self._name)
 
     def _end_drafting(self, error: BaseException) -> None:
-        """Stop using the present drafter after an error, so that requests continue without it."""
+        """Stop using the present drafter after an error, so that requests continue: without drafts
+        or, with `AUTO`, with the fastest of the other drafters.
+        """
         failed = self._name
         log.error("%s failed, and makes no drafts any more: %s", failed, error, exc_info=error)
         self._failed, self._failure = failed, f"{type(error).__name__}: {error}"[:MAX_FAILURE_LEN]
@@ -245,8 +249,8 @@ class Speculation(Drafting):
         return found
 
     def _rests(self, num_requests: int) -> bool:
-        """Return True if the drafter is not asked in this step, to save time while its guesses are
-        not worth it; see `REST`.
+        """Return True if the drafter is not used in this step, since its guesses are not worth
+        their time at present; see `REST`. Called once per step, since such steps are counted.
         """
         size, useless = bucket_of(num_requests), self._useless[self._name]
         num_useless = useless[size]
@@ -330,8 +334,8 @@ class Speculation(Drafting):
     def _add_time(
         self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float
     ) -> None:
-        """Count the time of a decode step; with `AUTO`, switch to another drafter if that is
-        faster.
+        """Count the time of a decode step; with `AUTO`, switch to another drafter if the choice
+        changes.
         """
         backlog_s = self._drafter.backlog_s if self._drafter is not None and num_drafts else 0.0
         self._own.costs.add(len(requests), num_drafts, seconds - backlog_s, backlog_s)
@@ -349,8 +353,8 @@ class Speculation(Drafting):
                 self._switch(self._choice.name)
 
     def _is_measurable(self, requests: Sequence[RequestId]) -> bool:
-        """Return False while a drafter that reads hidden states serves requests that began before
-        it was in use, since its drafts are worse for these.
+        """Return False while the drafter in use reads hidden states and a request runs that began
+        earlier, for which its drafts are worse; True after `MOST_EARLY_PASSES` steps at the latest.
         """
         if not self.reads_features:
             return True

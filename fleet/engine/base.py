@@ -75,13 +75,14 @@ class TokenRule(Protocol):
     @property
     def error(self) -> FleetError | None:
         """Reason for which the rule cannot be kept any more: a token broke it, or it is too
-        complex. The answer then fails.
+        complex. The value is None while the rule can be kept. An answer whose rule has an error
+        fails.
         """
         ...
 
     def allowed(self, drafts: Sequence[int]) -> NDArray[np.bool_] | None:
-        """Return which ids may follow the answer and `drafts`: bool [V]; None if the token does not
-        count, because the drafts break the rule or the rule has an `error`.
+        """Return which ids may follow the answer and `drafts`, bool [V], or None if the token after
+        `drafts` is not needed because the drafts break the rule or the rule has an `error`.
         """
         ...
 
@@ -103,9 +104,10 @@ class EngineInput:
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Output of one step for one request; outputs of a request are in order. `final` or an `error`
-    ends the request. `num_reused`: number of positions whose cached keys and values were reused,
-    where `feed` could not know it. An output without arrays that ends nothing follows the prompt in
-    an engine that samples nothing: the request is ready to be handed off.
+    ends the request. `num_reused`: number of positions whose cached keys and values were reused, in
+    addition to those that `feed` has returned. An engine that samples nothing returns an output
+    without arrays, neither `final` nor an `error`, once the prompt is computed: the request is
+    ready to be handed off.
     """
 
     request_id: RequestId
@@ -167,15 +169,16 @@ class Engine(Protocol):
         ...
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
-        """Append input to a request; return the number of its positions that are reused from the
-        session's cache. A request id that is unknown (ended) is ignored.
+        """Append input to a request; return how many more of the request's positions are now reused
+        from the session's cache. The input of an unknown request, for example an ended one, is
+        ignored.
         """
         ...
 
     def num_unread(self, request_id: RequestId) -> int:
-        """Return the number of the pieces fed last that the engine has yet to read, although it
-        needs no further piece for that; 0 for an unknown request. The default is for engines that
-        read what they are fed.
+        """Return the number of fed pieces that the engine has not read yet, although no further
+        input is needed for that; 0 for an unknown request. The worker acknowledges only pieces that
+        were read. The default is for engines that read pieces at once.
         """
         return 0
 
@@ -223,8 +226,8 @@ class Engine(Protocol):
 
 
 def await_ready(engine: Engine, timeout_s: float) -> bool:
-    """Return True if `step()` would compute now. If not, wait up to `timeout_s` for background
-    work, and return True if a part of it has ended.
+    """Return True if `step()` would compute or return something now. If not, wait up to `timeout_s`
+    for work in the background, and return True if a part of that work has ended.
     """
     if engine.is_ready():
         return True

@@ -16,8 +16,8 @@ from fleet.core.session_parts import SessionLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlocks:
-    """Copy of the keys and values of a request's first `num_rows` positions, as pages of their
-    pool, or a description of where another engine reads them.
+    """Keys and values of a request's first `num_rows` positions for another engine: a copy of the
+    pages that hold them, or a description of where the other engine reads them.
 
     Shapes: `data` is uint8 [bytes], readable by engines of the same stage and configuration.
     """
@@ -56,17 +56,20 @@ class KVPagePool(Protocol):
         """Finish a request and lend its pages to another engine, which reads them in place, until
         `free`.
 
-        Return None without effect if no position is computed or the pool is short of pages.
+        Return None without effect if the pages cannot be lent, for example because no position is
+        computed, the pool is short of pages, or the pages are to be cached for the request's
+        session.
         """
         ...
 
     def may_lend(self) -> bool:
-        """Return True if the pool has pages enough that further ones may be lent."""
+        """Return True if enough pages of the pool are free that more pages may be lent."""
         ...
 
     def reserve(self, num_rows: int) -> KVPages | None:
         """Reserve pages for keys and values of `num_rows` positions read from another engine, until
-        `import_pages` or `free`. Return None if the pool is short of pages.
+        `import_pages` or `free`. Cached prefixes are dropped to make room; return None if the pool
+        is still short of pages.
         """
         ...
 
@@ -78,8 +81,8 @@ class KVPagePool(Protocol):
         """Give reserved pages, filled with another engine's keys and values, to a request that has
         its input and has not been computed yet.
 
-        Return False if the request cannot use them; the engine then computes the positions itself,
-        with the same result.
+        Return False if the request cannot use the pages, which then stay reserved until `free`; the
+        engine computes the positions itself, with the same result.
         """
         ...
 
@@ -159,14 +162,15 @@ class SessionCopying(Protocol):
         ...
 
     def begin_save(self, session: str) -> None:
-        """Begin to copy what is cached for a session. Raises: BadInput if nothing is cached for
-        it.
+        """Begin to copy what is cached for a session. Until the copy has ended, no request can
+        reuse the cached positions. Raises: BadInput if nothing is cached for the session.
         """
         ...
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
         """Begin to load a saved copy into the cache of a session, so that its next turn can reuse
-        it.
+        it. The copy replaces what is cached for the session; other sessions may be dropped to make
+        room.
 
         Raises: BadInput if the copy is incomplete or belongs to another model; OutOfPages if too
         few pages are free. After an error, the sessions that are cached already stay cached.
@@ -194,8 +198,8 @@ class RemotePasses(Protocol):
     """
 
     def accepts_requests(self) -> bool:
-        """Return False while no process has some of the layers, so that other workers should get
-        new requests.
+        """Return False while some layers have no process, so that other workers should get new
+        requests.
         """
         ...
 

@@ -41,7 +41,7 @@ class _Running:
     `out`: all numbers produced, for an export; `replayed`: output rows produced by another engine
     that are still to be returned. `trail`: the input rows absorbed, each with the checksum after
     it; `cached`: the trail of the session's last request. `due_s`: the earliest time of the next
-    step. `unread`: the pieces of `rows`.
+    step. `unread`: count of the input pieces of which rows are left in `rows`.
     """
 
     request: EngineRequest
@@ -244,8 +244,8 @@ class FakePrefixes:
 
 
 class FakeKVTransfer:
-    """Hand-off between fake engines. The blocks contain a request's checksum and all its output,
-    which the importing engine returns again, since it has no history.
+    """Hand-off between fake engines. The blocks contain a request's checksum and all its output
+    rows; the importing engine returns these rows again.
     """
 
     pages: KVPagePool | None = None

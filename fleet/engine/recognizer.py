@@ -28,8 +28,9 @@ SAMPLES, CLIP = "samples", "clip"
 BEGINS, ENDS, LOGPROBS, NO_SPEECH, PLACE = "begins", "ends", "logprobs", "no_speech", "place"
 """Names of the output arrays with details of a window."""
 LANGUAGE, PROMPT, DETAILS = "language", "prompt", "details"
-"""Request parameters: ISO code of the spoken language, which is detected if absent; text that
-precedes the clip, for names and spellings; with any value, windows are returned with their details.
+"""Names of request parameters. `LANGUAGE`: ISO code of the spoken language; without it the language
+is detected. `PROMPT`: text that precedes the clip, for names and spellings. `DETAILS`: with any
+value, each window is returned with its details.
 """
 MARGIN_S = 2.0
 """Silence that a window needs after its speech. With less, a recogniser that was trained on longer
@@ -45,9 +46,10 @@ class WindowJob:
 
     `samples`: speech from the beginning of the window on; silence follows up to `num_samples`, the
     window's size. `known`: tokens sampled by an earlier owner, with which the window begins.
-    `language`: language of the clip as far as it is known. `timed`: True if more of the clip
-    follows, or its times are asked for, so that the model has to mark how far it has heard.
-    `place`: number of the clip, and the window's first sample in it, which key the sampling noise.
+    `language`: language of the clip as far as it is known. `timed`: True if the model has to mark
+    times in the window, because the clip is longer than a window or the request asks for details.
+    `place`: number of the clip, and the clip's sample at which the window begins; both are part of
+    the key of the sampling noise.
     """
 
     samples: Samples
@@ -85,8 +87,8 @@ class WindowDetails:
 
 
 class OpenWindow(Protocol):
-    """State of a window in the model. `tokens`: tokens of the window so far, known ones and the
-    language included, if it was detected; the end token is the last.
+    """State of a window in the model. `tokens`: all tokens of the window so far, including the
+    known tokens and the token of a detected language. The end token, once sampled, is the last.
     """
 
     @property
@@ -99,9 +101,9 @@ WindowT = TypeVar("WindowT", bound=OpenWindow)
 class RecognizerModel(Protocol[WindowT]):
     """Model behind the loop.
 
-    `window_sizes`: sizes of its windows in samples, ascending. `end_token`: the token that ends a
-    window. A model that recognises a whole window in one call samples all its tokens in `open` and
-    reveals one with each `advance`.
+    `window_sizes`: sizes of the model's windows in samples, ascending. `end_token`: the token that
+    ends a window. A model that recognises a whole window in one call samples all its tokens in
+    `open` and reveals one with each `advance`.
     """
 
     @property
@@ -130,13 +132,14 @@ class RecognizerModel(Protocol[WindowT]):
         ...
 
     def hear(self, job: WindowJob, tokens: Sequence[int]) -> HeardWindow:
-        """Return what counts of a window with these tokens, which may lack the end token. A
-        function of its arguments; of its own result it keeps all tokens.
+        """Return the part of a window's `tokens` that is accepted, with the end token, which
+        `tokens` may lack, and the place at which the next window begins. The result depends on the
+        arguments only; all tokens of an earlier result are accepted again.
         """
         ...
 
     def details(self, window: WindowT, tokens: Sequence[int]) -> WindowDetails:
-        """Return the details of a window that has been heard with these tokens."""
+        """Return the details of a recognised window. `tokens`: the tokens that `hear` accepted."""
         ...
 
     def language_of(self, tokens: Sequence[int]) -> str:
@@ -174,9 +177,11 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
     float32 [1]; and `place` int32 [2], the window's first sample in the clip and the number of
     samples that it was heard for.
 
-    A request's history is the `token` array of its first windows: these are returned again, and
-    recognised only as far as needed to continue. `has_speech`: judges whether samples contain
-    speech; windows without are not recognised. None: all do.
+    A request's history is the `token` array of its first windows. Complete windows of the history
+    are returned again without being recognised; an incomplete last window is continued.
+    `has_speech`: judges whether samples contain speech; windows without speech are not recognised.
+    If it is None, all windows are recognised. `one_by_one`: sample the token of each window in a
+    separate call.
     """
 
     def __init__(
@@ -334,8 +339,9 @@ class RecognizerEngine(TurnsEngine[_Task[WindowT]], Generic[WindowT]):
         tokens: Sequence[int],
         window: WindowT | None = None,
     ) -> EngineOutput:
-        """End a window with these tokens, and go on behind it. `window`: state of the window, if
-        it was recognised here.
+        """End the task's window with these tokens, move on to the next window or clip, and return
+        the window's output. `window`: state of the window in the model; None if the window was not
+        recognised here.
         """
         heard = self._model.hear(job, tokens)
         details = self._details(job, heard, window) if window is not None else {}

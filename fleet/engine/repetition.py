@@ -1,4 +1,4 @@
-"""Detection of a token loop, in which a recogniser falls that has nothing more to hear."""
+"""Detection of token loops, which a recogniser samples when it has nothing more to hear."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ filling at least `MIN_TOKENS` tokens: people say "no no no no", but not twenty t
 
 
 def looped_tokens(tokens: Sequence[int]) -> int:
-    """Return how many of the last tokens repeat what stands before them, in a loop; 0 without a
-    loop. The first saying of the unit is not counted.
+    """Return the number of tokens at the end that repeat the unit of a loop, not counting the
+    unit's first occurrence; 0 if `tokens` do not end in a loop.
     """
     for unit in range(1, min(MAX_UNIT, len(tokens) // MIN_REPEATS) + 1):
         num_same = 0

@@ -1,5 +1,5 @@
-"""What engines have in common whose requests take turns: the codec, the voice and the recogniser;
-and two checks that all engines make. Knows no arrays: a subclass reads the inputs and computes.
+"""What the engines whose requests take turns (codec, voice, recogniser) have in common, and two
+checks that all engines make. Knows no arrays: a subclass reads the inputs and computes.
 """
 
 from abc import abstractmethod
@@ -19,8 +19,8 @@ def check_is_new(request_id: RequestId, known: Container[RequestId]) -> None:
 
 
 def check_context(num_positions: int, capacity: int, what: str) -> None:
-    """Raise OutOfPages if a request takes more positions than the model has. `what`: reason of this
-    capacity, which the error names.
+    """Raise OutOfPages if a request takes more than `capacity` positions. `what`: text that the
+    error adds after the capacity, such as ", what its KV pool holds"; may be empty.
     """
     if num_positions > capacity:
         raise OutOfPages(
@@ -109,7 +109,9 @@ class TurnsEngine(Engine, Generic[StreamT]):
         return [stream for stream in requests if not stream.paused and self._has_work(stream)]
 
     def _serve(self, stream: StreamT, arrays: Arrays, *, final: bool) -> EngineOutput:
-        """Return an output of a request, which ends with it or becomes the last in the order."""
+        """Return an output of a request. With `final` the request is removed, else it is served
+        after all others.
+        """
         del self._requests[stream.request_id]
         if not final:
             self._requests[stream.request_id] = stream
@@ -118,8 +120,8 @@ class TurnsEngine(Engine, Generic[StreamT]):
         )
 
     def _end(self, stream: StreamT) -> EngineOutput:
-        """Remove a request without anything to compute; return its last output: its error, or an
-        empty final output.
+        """Remove a request that has nothing left to compute; return its last output: its error, or
+        an empty final output.
         """
         del self._requests[stream.request_id]
         return EngineOutput(

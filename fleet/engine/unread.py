@@ -13,7 +13,7 @@ class UnreadPieces:
         self._num_fed = 0
 
     def add(self, num_rows: int) -> None:
-        """Add a piece of `num_rows` rows, which may be none."""
+        """Add a piece of `num_rows` rows; a piece may have 0 rows."""
         self._num_fed += num_rows
         self._ends.append(self._num_fed)
 

@@ -25,9 +25,9 @@ TEXT, WAVE, WORD_ENDS, WORDS = "text", "wave", "word_ends", "words"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenClause:
-    """Speech of one clause, which may be silent. `words`: the words of its text as written, which,
-    joined, are its text. `word_ends`: number of samples of the clause at the end of each word; the
-    numbers never decrease.
+    """Speech of one clause, which may be silent. `words`: the words of the clause as written, white
+    space included; joined, they are the clause's text. `word_ends`: number of samples of the clause
+    at the end of each word; the numbers never decrease.
     """
 
     wave: NDArray[np.int16]
@@ -39,7 +39,7 @@ class Narration(Protocol):
     """Text of one request, being spoken."""
 
     def feed(self, text: str, *, final: bool) -> None:
-        """Add text. `final`: it is the last."""
+        """Add text. `final`: True for the last text of the request."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class Narration(Protocol):
 
 class Speaker(Protocol):
     def open(self, params: Mapping[str, str], seed: int) -> Narration:
-        """Return the narration of a new request. Invariants: what it says depends on the arguments
+        """Return the narration of a new request. Invariants: the speech depends on the arguments
         and the text alone, and not on how the text arrives. Raises: BadInput for invalid `params`.
         """
         ...
@@ -112,11 +112,12 @@ class _VoiceStream(RequestStream):
 class VoiceEngine(TurnsEngine[_VoiceStream]):
     """Engine that speaks text. Input arrays: `text` uint8, UTF-8, cut anywhere. Output arrays:
     `wave` int16 [samples]; `word_ends` int32 [words]: for each word that ends in this output, the
-    position in the answer of the sample after it; `words` uint8: the UTF-8 of these words as
-    written, white space included, each ended by a zero byte; a zero byte within is a space.
+    number of samples of the answer up to the word's end; `words` uint8: the UTF-8 of these words as
+    written, white space included, each ended by a zero byte; zero bytes of the text become spaces.
 
-    A request's history is the `wave` of its first samples. The engine speaks its clauses again,
-    since it must know their lengths, and returns the samples of the history in their place.
+    A request's history is the `wave` of its first samples. The engine speaks the clauses of the
+    history again to learn their lengths, and returns the samples of the history in place of the new
+    ones.
     """
 
     def __init__(self, speaker: Speaker) -> None:

@@ -268,7 +268,7 @@ class Graph:
 
     @property
     def has_stage_checkpoints(self) -> bool:
-        """True if each stage has a checkpoint folder of its own."""
+        """True if at least one stage has a checkpoint folder of its own."""
         return any(stage.checkpoint_folder for stage in self.all_stages)
 
     def edges_for(
@@ -291,8 +291,8 @@ class Graph:
         self, outputs: tuple[EdgeName, ...], inputs: Collection[RequestInput] = SPOKEN_PROMPT
     ) -> tuple[StageName, ...]:
         """Return all stages that a request with `inputs` for the client edges `outputs` uses, in
-        declaration order. Called once for a request, where it is submitted: `stages_of` returns the
-        decision.
+        declaration order. Called once, when a request is submitted; later, `stages_of` returns the
+        stages that the request then got.
         """
         active = {edge.source for edge in self.edges_for(outputs, inputs)}
         return tuple(stage.name for stage in self.all_stages if stage.name in active)
@@ -302,8 +302,8 @@ class Graph:
         return spec.stages or self.stages_for(spec.outputs, inputs_of(spec))
 
     def edges_of(self, spec: RequestSpec) -> tuple[Edge, ...]:
-        """Return the edges that a request uses, in declaration order: those between its stages, and
-        its outputs.
+        """Return the edges that a request uses, in declaration order: the edges between its stages,
+        and its client edges.
         """
         stages = self.stages_of(spec)
         return tuple(

@@ -15,11 +15,13 @@ from fleet.core.ids import EdgeName, RequestId
 from fleet.telemetry.views import FeedEntry
 
 REASONS = ("failed", "interrupted", "slow", "dropouts", "pinned")
-"""Why an answer is kept: it failed; a worker or gateway died over it; 99 of 100 began sooner;
-its player ran dry; a person pinned it.
+"""Reasons to keep an answer, in this order: the request failed; a task lost its worker or gateway;
+at least 99 of 100 earlier answers began sooner; the playback had gaps; a person pinned the answer.
 """
 MAX_OPEN = 20_000
-"""Requests that are followed at one time; of more, the oldest are forgotten."""
+"""Largest number of unfinished requests that are followed at a time; beyond it the oldest are
+dropped.
+"""
 NUM_COMPARED, MIN_COMPARED = 1000, 100
 """Number of earlier answers with which the first output is compared; with fewer than the minimum no
 answer counts as slow.
@@ -39,8 +41,9 @@ class _Open:
 
 @dataclass(slots=True)
 class AnswerChoice:
-    """Follower of the events. Requests that were submitted before the first event are not known to
-    be slow; their failures and interruptions are.
+    """Rule that chooses the answers to keep from the events of their requests. A request submitted
+    before the first event cannot count as slow; its failure and interruptions are still noticed.
+    After an entry without an event all unfinished requests are forgotten.
     """
 
     _open: "OrderedDict[RequestId, _Open]" = field(
@@ -51,8 +54,8 @@ class AnswerChoice:
     )
 
     def follow(self, entry: FeedEntry) -> tuple[RequestId, Sequence[str]] | None:
-        """Take the next event. Return the request that has ended with it and why its answer is to
-        be kept; None if there is no such answer.
+        """Take the next event. If it ends a request whose answer is to be kept, return the request
+        and the reasons, which are in `REASONS`; else return None.
         """
         if entry.event is None:
             self._open.clear()
@@ -91,7 +94,9 @@ class AnswerChoice:
         return (event.request, why) if why else None
 
     def _is_slow(self, known: _Open) -> bool:
-        """Compare the first output with the earlier answers of the same kind, which it joins."""
+        """Return True if the first output came later than almost all first outputs of earlier
+        answers with the same client edges; count the answer among the earlier ones.
+        """
         if known.first_ms is None or not known.began_ms:
             return False
         earlier = self._earlier_ms.setdefault(known.outputs, deque(maxlen=NUM_COMPARED))

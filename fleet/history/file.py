@@ -15,8 +15,8 @@ DAY_US = 86_400 * 1_000_000
 FREED_SHARE = 0.05
 """Share of the budget that is freed at once when it is exhausted."""
 INCIDENT_SHARE = 1 / 8
-"""Share of the budget that incidents may take from the others. One of an hour takes about 200 kB:
-32 MiB are the incidents of a bad fortnight.
+"""Share of the budget that incidents may use. An incident that lasted an hour takes about 200 kB:
+32 MiB hold the incidents of a bad fortnight.
 """
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -50,9 +50,9 @@ _DELETE = {
 
 
 class HistoryFile:
-    """The file in a folder for this user alone, which the first record makes. `max_bytes`: size of
-    all blobs together, pinned ones included; `days`: how long a record is kept unless it is pinned.
-    Several processes may have it open.
+    """SQLite file in a folder that only this user can read; the first record creates both.
+    `max_bytes`: size of all blobs together, pinned ones included; `days`: how long a record is kept
+    unless it is pinned. Several processes may have the file open.
     """
 
     def __init__(self, folder: Path, max_bytes: int, days: int) -> None:
@@ -66,8 +66,9 @@ class HistoryFile:
 
     @contextmanager
     def adding(self, now_us: int) -> Iterator[sqlite3.Connection]:
-        """Open the file to add a record. Afterwards remove what is too old, and the oldest records
-        beyond the budget; pinned ones last. Raises: OSError, sqlite3.Error.
+        """Open the file to add a record. Afterwards delete the records that are older than `days`,
+        and then, if the budget is exceeded, the oldest records, pinned ones last. Raises: OSError,
+        sqlite3.Error.
         """
         make_private_folder(self._path.parent)
         self._path.touch(mode=0o600)
@@ -78,7 +79,9 @@ class HistoryFile:
 
     @contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction. A connection per call: calls come from any thread."""
+        """Open the file for one transaction, with a connection of its own, since calls come from
+        any thread.
+        """
         opened = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         with closing(opened) as file, file:
             file.execute("PRAGMA journal_mode = WAL")

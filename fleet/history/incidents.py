@@ -20,7 +20,7 @@ class KeptIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptIncidentStore:
-    """The incidents in the host's file, which they share with the kept answers.
+    """The kept incidents in the host's file, which also has the kept answers and sessions.
 
     Raises: OSError if the folder cannot be made; sqlite3.Error if the file cannot be read or
     written.
@@ -30,7 +30,9 @@ class KeptIncidentStore:
         self._file = file
 
     def keep(self, kept: KeptIncident, now_us: int) -> None:
-        """Keep an incident, in place of what was kept under its id."""
+        """Keep an incident, in place of an earlier record with its id; delete records that have
+        become too old or too many.
+        """
         record = zlib.compress(kept.record)
         size = len(kept.summary) + len(record)
         with self._file.adding(now_us) as file:
@@ -54,8 +56,8 @@ class KeptIncidentStore:
         return KeptIncident(id=known, begin_us=begin_us, summary=summary, record=record)
 
     def newest(self, limit: int, *, before_us: int = 0) -> Sequence[KeptIncident]:
-        """Return kept incidents without their records, the newest first. `before_us`: only those
-        that began earlier; 0 for all.
+        """Return at most `limit` kept incidents without their records, the newest first.
+        `before_us`: return only incidents that began before this time; 0 for all.
         """
         if not self._file.exists:
             return []

@@ -8,12 +8,12 @@ import msgspec
 from fleet.history.file import HistoryFile
 
 TROUBLES = ("failed", "refused", "moved", "dropouts")
-"""What may have gone wrong in a session: an answer of it failed or was refused; another gateway
-continued it; its player ran dry.
+"""What may have gone wrong in a session: an answer failed; an answer was refused; another gateway
+continued the session; the playback had gaps.
 """
 _COLUMNS = "session, began_us, seen_us, ended_us, turns, key, why"
 TAIL_CHARS = 8
-"""Characters at the end of a session's id by which a list that hides the rest names it."""
+"""Number of characters at the end of a session's id that a list shows while it hides the rest."""
 
 
 class KeptSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class KeptSessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptSessionStore:
-    """The sessions in the host's file, which they share with the kept answers.
+    """The kept voice sessions in the host's file, which also has the kept answers and incidents.
 
     Raises: OSError if the folder cannot be made; sqlite3.Error if the file cannot be read or
     written.
@@ -57,8 +57,9 @@ class KeptSessionStore:
         self._file = file
 
     def keep(self, kept: KeptSession) -> None:
-        """Keep a session in place of an earlier record of it. A record that is older than the
-        present one, as a gateway writes that has lost the session, is left out.
+        """Keep a session, in place of an earlier record with a `seen_us` that is not greater. A
+        record with an older `seen_us`, which a gateway may write after it has lost the session to
+        another gateway, is ignored.
         """
         record = zlib.compress(kept.record)
         with self._file.adding(kept.seen_us) as file:
@@ -98,8 +99,8 @@ class KeptSessionStore:
     def newest(
         self, limit: int, wanted: KeptSessionFilter, *, before_us: int = 0
     ) -> Sequence[KeptSession]:
-        """Return kept sessions without their records, the latest begun first. `before_us`: only
-        those that began earlier; 0 for all.
+        """Return at most `limit` kept sessions without their records, the latest begun first.
+        `before_us`: return only sessions that began before this time; 0 for all.
         """
         if not self._file.exists:
             return []

@@ -39,8 +39,8 @@ class HistoryStore:
         self._file = file
 
     def keep(self, answer: KeptAnswer) -> None:
-        """Keep an answer, in place of what was kept of the same request, whose reasons and pin are
-        added to its own.
+        """Keep an answer, with its record and sound in place of earlier ones of the same request.
+        Reasons are added to the earlier reasons; an earlier pin and the earlier `kept_us` stay.
         """
         record = zlib.compress(answer.record)
         with self._file.adding(answer.kept_us) as file:
@@ -66,7 +66,9 @@ class HistoryStore:
             )
 
     def pin(self, request: RequestId, *, pinned: bool) -> bool:
-        """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
+        """Pin a kept answer, so that it is not deleted for its age, or unpin it. Return False if
+        the answer is not kept.
+        """
         if not self._file.exists:
             return False
         with self._file.open() as file:
@@ -101,8 +103,9 @@ class HistoryStore:
         return row is not None and row[0] > 0
 
     def newest(self, limit: int, *, before_us: int = 0, why: str = "") -> Sequence[KeptAnswer]:
-        """Return kept answers without their blobs, the newest first. `before_us`: only those kept
-        earlier; 0 for all. `why`: only those with this reason; "" for all.
+        """Return at most `limit` kept answers without their blobs, the newest first. `before_us`:
+        return only answers kept before this time; 0 for all. `why`: return only answers with this
+        reason; "" for all.
         """
         if not self._file.exists:
             return []
@@ -116,8 +119,9 @@ class HistoryStore:
         return [_answer(row) for row in rows]
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of kept answers by reason; an answer counts for each reason. All of
-        them are counted under "".
+        """Return the number of kept answers by reason; an answer counts for each of its reasons.
+        The key "" has the number of all kept answers. The mapping is empty if nothing was ever
+        kept.
         """
         if not self._file.exists:
             return {}

@@ -25,10 +25,11 @@ TEXTS = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken"})
 class Hub:
     """A model hub, and the folder of its files on this host.
 
-    `folder`: folder in place of the library's own, which is `~/.cache/huggingface/hub` unless its
-    variables move it. `endpoint`: address in place of the library's own. `parts`: sub-folders of a
-    model whose files are needed beside those at its top, such as one for each stage of a graph.
-    `extras`: patterns of needed files beside configuration, tokenizer and safetensors.
+    `folder`: folder of the cache; None for the folder of `huggingface_hub`, which is
+    `~/.cache/huggingface/hub` unless environment variables move it. `endpoint`: address of the hub;
+    None for the library's. `parts`: sub-folders of a model whose files are needed beside those at
+    its top, such as one for each stage of a graph. `extras`: patterns of needed files beside
+    configuration, tokenizer and safetensors.
     """
 
     folder: Path | None = None
@@ -52,8 +53,8 @@ class Hub:
         return self.home(name) / "snapshots" / commit
 
     def commit(self, name: HubName) -> str | None:
-        """Return the commit that a name's revision had at its last download, None if there was
-        none.
+        """Return the commit of a name's revision: a commit is returned as it is, downloaded or not;
+        a branch or tag has the commit of its last download, or None if it was never downloaded.
         """
         if COMMIT.fullmatch(name.revision):
             return name.revision

@@ -39,10 +39,11 @@ RETRIES, PAUSE_S = 3, 1.0
 
 
 class Bar(Protocol):
-    """Progress in bytes: `update` counts received ones, `add_present` those that were there.
+    """Progress in bytes. `update` counts bytes received now; `add_present` counts bytes that were
+    on disk before, or takes bytes back if `size` is negative.
 
-    `wait` shows that another process downloads a file, of which it has received `size` bytes
-    since the last call; `end_wait` that it does so no longer.
+    `wait` counts `size` bytes that another process has received since the last call, and shows that
+    this process waits for it; `end_wait` shows that the wait is over.
     """
 
     def update(self, n: float | None = 1, /) -> object: ...
@@ -114,7 +115,7 @@ def fetch(hub: Hub, listing: Listing, bar: Bar) -> Path:
 
 @contextmanager
 def _locked(lock: Path, blob: Path, bar: Bar) -> Iterator[None]:
-    """Hold a file's lock. While another process has it, show how much of the file that one has
+    """Hold a file's lock. While another process has the lock, show how many bytes that process has
     received.
     """
     counted = 0
@@ -144,7 +145,9 @@ def _size_on_disk(blob: Path) -> int:
 
 
 def _complete(url: str, file: HubFile, blob: Path, bar: Bar) -> None:
-    """Bring a file into the cache if it is missing or damaged."""
+    """Bring a file into the cache if it is missing or damaged. Raises: ConfigError if the received
+    file is damaged too, which is then deleted.
+    """
     if blob.exists():
         if _hash(blob, file) == file.hash:
             bar.add_present(file.size)

@@ -1,4 +1,4 @@
-"""DownloadProgress of a download: a bar on a terminal, lines elsewhere."""
+"""Progress of a download: a bar on a terminal, lines elsewhere."""
 
 import sys
 import time
@@ -39,13 +39,17 @@ class DownloadProgress(Base):
         )
 
     def add_present(self, size: int) -> None:
-        """Count bytes that were not received now and say nothing about the rate."""
+        """Count bytes that this process did not receive now, without an effect on the rate. A
+        negative size takes bytes back.
+        """
         self.n += size
         self.initial += size
         self.last_print_n += size
 
     def wait(self, size: int) -> None:
-        """Count `size` bytes that another process has received, and show that this one waits."""
+        """Count `size` bytes that another process has received since the last call, and show that
+        this process waits.
+        """
         self.add_present(size)
         now_s = time.monotonic()
         is_due = self._waited_s is None or now_s - self._waited_s >= LINE_EVERY_S

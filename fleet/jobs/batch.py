@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 PART_S = 600.0
 """Time after which the job of an unfinished batch goes to the end of the queue."""
 HELD = ("stopped", "canceled")
-"""States of a job that a person stopped: it is queued again when a person retries it."""
+"""States of a batch's job that a person stopped or canceled: the batch is queued again only when a
+person retries the job.
+"""
 
 
 def run(arguments: dict[str, object]) -> dict[str, str]:
@@ -67,8 +69,8 @@ async def _run(measured: Measured, batch_id: str, current: RqJob) -> Batch:
 
 
 def queue_unfinished(connection: Redis, store: BatchStore) -> None:
-    """Queue the next part of each unfinished batch whose job has ended or is lost. Raises:
-    RedisError.
+    """Queue the next part of each unfinished batch whose job has ended or is lost, unless a person
+    stopped or canceled the job. Raises: RedisError.
     """
     try:
         unfinished = store.unfinished()

@@ -38,8 +38,9 @@ def open_folder(measured: Measured, job_id: str) -> tuple[Path, Path]:
 
 
 def run_command(options: Sequence[str], temporary: Path) -> tuple[int, str]:
-    """Run `fleet` with `options`; return its exit status and the end of its output. The command
-    ends with this process. `temporary`: folder for its temporary files.
+    """Run `fleet` with `options`, and make its latest output line the job's progress; return its
+    exit status and the end of its output. The command is killed when this process dies.
+    `temporary`: folder for the command's temporary files.
     """
     command = [sys.executable, "-m", "fleet.cli", *options]
     env = {**os.environ, "TMPDIR": str(temporary)}

@@ -24,8 +24,8 @@ from fleet.control.jobs import DAMAGED
 log = logging.getLogger(__name__)
 
 START_TOLERANCE_S = 5.0
-"""Tolerance for a process's start time in seconds, as the time is computed from the clock, which
-may be set meanwhile.
+"""Largest difference, in seconds, between two readings of one process's start time. The start time
+is computed from the system clock, which may be set between the readings.
 """
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 REMEDY = (
@@ -74,8 +74,8 @@ def is_known_dead(place: JobWorkerProcess) -> bool:
 
 
 def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
-    """Fail every job that a dead worker had begun. Put jobs that it had taken but not begun back at
-    the head of the queue.
+    """Fail every job that a dead worker had begun, and put the jobs that such a worker had taken
+    but not begun back at the head of the queue.
 
     `worker`: the calling worker, which must not run a job meanwhile. Returns the ids of the failed
     jobs. Raises: RedisError.
@@ -137,8 +137,9 @@ def _fail(
 
 
 def _return_taken(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess]) -> None:
-    """Return to the queue the jobs that a dead worker took and did not begin, unless a live worker
-    may have taken them. `dead`: processes of dead workers by name.
+    """Return to the queue the jobs that a dead worker took and did not begin. Does nothing while
+    another live worker exists, which may have taken them. `dead`: processes of dead workers by
+    name.
     """
     with queue.connection.pipeline() as pipe:
         pipe.watch(queue.intermediate_queue_key)

@@ -13,10 +13,10 @@ from fleet.core.errors import BadInput
 
 class JobRecord(RqJob):
     """rq's job, read from an untrusted record. `refusal`: the reason why the record must not be
-    run; "" if it may.
+    run; "" if the record may be run.
 
-    Invariants: functions, callbacks and webhooks that the record names outside `FUNCTIONS` are
-    never imported, called or sent.
+    Invariants: only a function in `FUNCTIONS` is imported and called. Callbacks and webhooks that
+    the record names are never called or sent.
     """
 
     refusal: str = ""

@@ -37,14 +37,16 @@ from fleet.process.parent_death import signalled_with_parent
 log = logging.getLogger(__name__)
 
 STANDING_S = 60.0
-"""Longest time in seconds between two looks for a job, most of which are calls to Redis."""
+"""Longest time in seconds for which the worker's loop may stand still, mostly in calls to Redis,
+before the worker's keeper takes the process for hung.
+"""
 STOP_POLL_S = 2
 """Seconds between two checks of a waiting worker for a stop signal that rq missed."""
 
 
 class JobWorker(Worker):
-    """rq's worker, changed so that a stop signal ends the running job: the fleet must not wait an
-    hour for a benchmark.
+    """rq's worker, changed so that a stop signal kills the running job: a fleet that stops must not
+    wait an hour for a benchmark.
 
     A record that `JobRecord` refuses fails without being run. Before each wait for a job, the jobs
     of dead workers are failed, and unfinished batches are queued. Folders of deleted jobs are

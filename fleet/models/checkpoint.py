@@ -26,8 +26,8 @@ class WeightReader(ABC):
     """Base class of sources of weights. A weight is read by name directly into memory of one device
     and dtype.
 
-    `source`: description of the source for errors. `known`: names of the weights that it has.
-    `names`: names of the weights read so far.
+    `source`: description of the source for errors. `known`: names of the source's weights. `names`:
+    names of the weights read so far, in order.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class WeightReader(ABC):
         self.names: list[str] = []
 
     def report_to(self, progress: Callable[[float], None], names: Sequence[str]) -> None:
-        """Call `progress` after each weight read, with the share (0 to 1) of the weights `names`
-        that has been read.
+        """Call `progress` after each weight read from now on, with the share (0 to 1) of the
+        elements of the weights `names` that has been read.
         """
         self._progress, self._num_expected = (
             progress,
@@ -71,8 +71,8 @@ class WeightReader(ABC):
         )
 
     def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a weight. Raises: ConfigError if there is none of this name, or its file is missing
-        or damaged.
+        """Read a weight, converted to `dtype`, by default the reader's own. Raises: ConfigError if
+        the source has no weight of this name, or its file is missing or damaged.
         """
         out = self.empty(self.shape(name), dtype=dtype)
         self.read_into(out, name)
@@ -137,7 +137,7 @@ class CheckpointReader(WeightReader):
         super().__init__(f"checkpoint {folder}", self._file_of, device=device, dtype=dtype)
         self._open: dict[Path, safe_open] = {}
         self._num_mapped = 0
-        """Bytes read since all files were closed."""
+        """Bytes read since the files were last closed."""
 
     def check(self) -> None:
         """Check that all weight files can be opened. Raises: ConfigError if a file is missing or

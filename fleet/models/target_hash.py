@@ -14,7 +14,9 @@ EMBEDDINGS = (
     "transformer.wte.weight",
     "model.decoder.embed_tokens.weight",
 )
-"""Names of the token embedding in checkpoint files, the main stage's first."""
+"""Names that the token embedding may have in checkpoint files, in the order of search. The first
+two are the Thinker's.
+"""
 
 
 @cache

@@ -18,7 +18,7 @@ from fleet.models.checkpoint import file_of_each_weight, naming
 from fleet.spans.protocol.plan import ModelSizes
 
 TOLERANCE = 0.01
-"""Share of a layer's numbers by which headers and configuration may differ, since a process may
+"""Share of a layer's elements by which headers and configuration may differ, since a process may
 store norms in another form than the files.
 """
 MAX_DIMS = 3
@@ -58,8 +58,9 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightHeaders:
-    """The weights of a checkpoint. `missing`: files that its index names and that are not there;
-    their weights are not listed.
+    """The weights of a checkpoint. `num_files`: number of weight files, missing files included.
+    `missing`: names of files that the checkpoint's index names and that do not exist; `weights`
+    lacks their weights.
     """
 
     weights: Mapping[str, StoredWeight]
@@ -96,12 +97,12 @@ def read_weight_headers(folder: Path) -> WeightHeaders | None:
 def check_weight_headers(
     folder: Path, headers: WeightHeaders, sizes: ModelSizes, itemsize: int
 ) -> None:
-    """Check that a checkpoint's files have as many numbers per layer, and beside the layers, as its
-    configuration describes; dtypes may differ.
+    """Check that a checkpoint's files have as many elements per layer as its configuration
+    describes, and enough elements beside the layers; dtypes may differ.
 
     `sizes`: sizes of the model in bytes, computed for weights of `itemsize` bytes. Layers are
-    recognised by their numbers; names are not compared, since a process may join several weights.
-    Raises: ConfigError naming the first difference.
+    recognised by the layer numbers in names; names are not compared otherwise, since a process may
+    join several weights. Raises: ConfigError naming the first difference.
     """
     expected = [size // itemsize for size in sizes.layers]
     if not any(expected):
@@ -137,8 +138,8 @@ def check_weight_headers(
 
 
 def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int, int]]:
-    """Return how many numbers the weights of each layer have, as {name of the list of layers:
-    {layer: count}}.
+    """Return the number of elements in each layer's weights, as {name of the list of layers:
+    {layer: number of elements}}.
     """
     lists: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for name, weight in weights.items():
@@ -149,8 +150,8 @@ def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int,
 
 
 def _distance(found: Mapping[int, int], expected: list[int]) -> int:
-    """Return by how many numbers a list of layers differs from the expected layers; additional
-    layers are ignored.
+    """Return the number of elements by which a list of layers differs from the expected layers;
+    additional layers are ignored. `expected`: elements of each layer.
     """
     return sum(abs(found.get(layer, 0) - wanted) for layer, wanted in enumerate(expected))
 

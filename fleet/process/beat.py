@@ -18,8 +18,8 @@ import threading
 from dataclasses import dataclass
 
 START_S = 1800.0
-"""Longest silence of a process that starts or joins again: the time after which the start of a
-worker counts as hung.
+"""Longest silence of a process that starts, or joins the fleet again: the time after which the
+start of a worker counts as hung.
 """
 LEAVING_S = 60.0
 """Longest silence of a process that has ended its loop and is about to end itself."""
@@ -35,7 +35,8 @@ _LAYOUT = struct.Struct("=QddQ")
 class Beat:
     """The last beat of a process. `count`: number of beats so far. `waiting_s`, `computing_s`:
     longest silence that the process announced for its loop, while the loop's thread waits and while
-    it computes. `thread`: native id of that thread, 0 if the process has not beaten itself.
+    it computes, 0 if none was announced. `thread`: native id of that thread, 0 if the process has
+    not beaten itself.
     """
 
     count: int
@@ -98,7 +99,9 @@ def adopt(descriptor: int) -> None:
 
 
 def adopt_inherited() -> None:
-    """Beat in the record whose descriptor this process was started with, if it was."""
+    """Beat in the record whose descriptor this process was started with, as `adopt` does. Does
+    nothing in a process that was started without one.
+    """
     descriptor = sys._xoptions.get(OPTION)  # pyright: ignore[reportPrivateUsage]
     if isinstance(descriptor, str):
         adopt(int(descriptor))

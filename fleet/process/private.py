@@ -11,16 +11,17 @@ OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder for this user alone, if it is missing. Missing parent folders get default
-    permissions. Raises: OSError.
+    """Create a folder for this user alone. An existing folder is left as it is. Missing parent
+    folders get default permissions. Raises: OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def others_may_replace(folder: Path, is_own: Callable[[str], bool]) -> bool:
-    """Return True if another user owns the folder, or would still be able to write into it after
-    `close_to_others`. `is_own`: predicate that is True for the names of the caller's files.
+    """Return True if a user other than this one and root owns the folder, or if other users could
+    still write into the folder after `close_to_others`. `is_own`: predicate that is True for the
+    names of the caller's files.
 
     In a folder with a sticky bit, only the owner of a file can replace it. Root may use any user's
     folder, as in containers.

@@ -14,9 +14,11 @@ from pathlib import Path
 import psutil
 
 LATE_S = 1.0
-"""Least interval, in seconds, after which an observer takes itself to have been suspended."""
+"""Lower bound of the interval, in seconds, after which an observer takes itself to have been
+suspended. The bound is five usual intervals if that is longer.
+"""
 CLOCK_HZ = 100
-"""Unit of the CPU times in `/proc` on every Linux."""
+"""Ticks per second of the CPU times in `/proc` on every Linux."""
 STOPPED, TRACED, WORKING = "T", "t", "RD"
 """States of threads: stopped by a signal; stopped by a debugger; running, or waiting for a disk."""
 _LETTERS = {
@@ -63,9 +65,9 @@ def _process_state(pid: int) -> ThreadState | None:
 class Silence:
     """The silence of one loop. `interval_s`: usual interval between two observations.
 
-    Units: seconds since the last beat that the observer saw. `total_s`: whole silence.
-    `waiting_s`: the part of it in which the loop's thread neither ran nor waited for a disk.
-    `stopped_s`: how long the thread has been stopped by a signal without a break.
+    Units: seconds since the last beat that the observer saw. `total_s`: whole silence. `waiting_s`:
+    the part of `total_s` in which the loop's thread neither ran nor waited for a disk. `stopped_s`:
+    how long the thread has been stopped by a signal without a break.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -81,9 +83,10 @@ class Silence:
         self.stopped_s = 0.0
 
     def observe(self, now_s: float, count: int, look: Callable[[], ThreadState | None]) -> None:
-        """Add the interval since the last observation. `now_s`: the observer's monotonic time;
-        `count`: number of the loop's beats so far; `look`: returns the state of its thread, None if
-        that has ended.
+        """Add the interval since the last observation. Begin again at 0 if the loop has beaten, its
+        thread has ended or is in a debugger, or the observer was suspended. `now_s`: the observer's
+        monotonic time; `count`: number of the loop's beats so far; `look`: returns the state of the
+        loop's thread, None if the thread has ended.
         """
         before_s, self._observed_s = self._observed_s, now_s
         elapsed_s = 0.0 if before_s is None else now_s - before_s

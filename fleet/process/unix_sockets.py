@@ -46,8 +46,8 @@ def listen_at(path: Path, *, backlog: int) -> socket.socket:
 
 
 def connect_to(path: Path, timeout_s: float) -> socket.socket:
-    """Connect to the listening socket at `path`. `timeout_s`: time limit of the connection's calls.
-    Raises: OSError.
+    """Connect to the listening socket at `path`. `timeout_s`: time limit of connecting, and of each
+    later send and receive. Raises: OSError.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -61,7 +61,9 @@ def connect_to(path: Path, timeout_s: float) -> socket.socket:
 
 
 def remove_dead_sockets(folder: Path) -> None:
-    """Remove sockets from `folder` that killed processes left."""
+    """Remove each socket in `folder` that is older than `DEAD_S` and refuses connections, as
+    sockets of killed processes do. Sockets that cannot be examined or removed are left.
+    """
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime < DEAD_S:

@@ -26,10 +26,10 @@ from fleet.processing.joined_recordings import recordings_of
 MIN_CLIP_MS = 50
 """Shortest accepted clip. Shorter clips have fewer samples than the first analysis window needs."""
 MAX_PARTS = 256
-"""Audio parts of one request."""
+"""Largest number of audio parts in one request."""
 MAX_PLAIN_BYTES = 8 * 1024 * 1024
-"""Total size of files that the gateway itself decodes: two minutes of PCM16 at 16 kHz are 5 MiB in
-base64.
+"""Largest total size, as sent, of a request's files that the gateway itself decodes: two minutes of
+PCM16 at 16 kHz are 5 MiB in base64.
 """
 MAX_PEAK = 1e5
 """Largest accepted sample value. Admits floats on the scale of PCM16; squares of larger samples
@@ -122,8 +122,8 @@ def decode_clip(
 def decode_blocks(
     data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False
 ) -> Iterator[Samples]:
-    """Yield the samples of `decode_clip` block by block. Raises: as `decode_clip`, after the blocks
-    that were decoded before.
+    """Yield the samples of `decode_clip` block by block. Raises: as `decode_clip`, possibly after
+    some blocks have been yielded.
     """
     limit = LengthLimit(max_s, where)
     clip = _Clip(rate_hz, where)

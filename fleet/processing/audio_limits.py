@@ -34,7 +34,7 @@ class LengthLimit:
         self.max_s, self.where = max_s, where
         self._rate_hz = self._num_samples = 0
         self._before_s = 0.0
-        """Seconds at other sample rates."""
+        """Seconds decoded before the last change of the sample rate."""
 
     @property
     def heard_s(self) -> float:

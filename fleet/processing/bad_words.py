@@ -14,9 +14,9 @@ from fleet.processing.tokenizer import token_ids
 def bad_word_ids(
     tokenizer: Tokenizer, words: Sequence[str], where: str
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the sequences of token ids that write a word of `words`, alone and after a space, if
-    the space makes another first token and no further one. `where`: field of the user's input that
-    has the words.
+    """Return the token id sequences that write a word of `words`: the word without a leading space,
+    and also the word with a leading space if the first token then differs and the number of tokens
+    is the same. `where`: field of the user's input that has the words.
 
     Raises: BadInput for a word without tokens.
     """

@@ -35,8 +35,8 @@ AudioSource = str | bytes | Recording
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
     """Text of a message. `where`: field of the user's input that has the text, named in errors.
-    `is_transcript`: the text is what was recognised in audio, which may be anything, and is read
-    like the audio's transcript.
+    `is_transcript`: True if the text was recognised in audio. Control tokens in such a text are
+    read as ordinary text.
     """
 
     text: str
@@ -46,11 +46,11 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """Audio of a message: its source before decoding, its samples after, mono at the frontend's
-    `audio_rate_hz`.
+    """Audio of a message. `data`: the audio as received or, once decoded, mono samples at the
+    frontend's `audio_rate_hz`.
 
-    `where`: field of the user's input that has the audio, named in errors. `name`: the caller's
-    name of the clip, if it has one.
+    `where`: field of the user's input that has the audio, named in errors. `name`: the client's
+    name for the clip; "" for none.
     """
 
     data: AudioSource | Samples
@@ -76,8 +76,8 @@ class Message:
 
 
 GivenAnswer = TextPart | tuple[int, ...]
-"""An answer that the request supplies instead of having it sampled: the whole text, or its first
-tokens. Tokens that end in an end token are the whole answer.
+"""An answer that the request supplies instead of having it sampled. A text is a whole answer. Token
+ids are a whole answer if they end in an end token, otherwise its beginning; () supplies none.
 """
 
 
@@ -89,10 +89,10 @@ token ids.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecognitionOptions:
-    """Options of the recognition of a prompt's audio. `language`: code or English name; absent, the
-    model detects it. `temperature`: sampling temperature; absent, the most probable text is taken.
-    `prompt`: text that precedes the audio, for names and spellings. `times`: True if the transcript
-    has the times of its segments and words.
+    """Options of the recognition of a prompt's audio. `language`: code or English name; None lets
+    the model detect the language. `temperature`: sampling temperature; None takes the most probable
+    text. `prompt`: text that precedes the audio, for names and spellings. `times`: True to add the
+    times of segments and words to the transcript.
     """
 
     language: str | None = None
@@ -105,11 +105,11 @@ class RecognitionOptions:
 class ChatRequest:
     """A validated chat request, with the sampling parameters of every stage that it uses.
 
-    `stages`: stages that it runs, () if the graph decides by the outputs. `speech_text`: text to
-    speak instead of an answer. `plain`: prompt in place of messages. `hearing`: how a stage of its
-    own recognises the prompt's audio. `voice`: name of the voice, used if `spoken`. `where`,
-    `voice_where`: fields of the user's input that have the prompt as a whole and the voice, named
-    in errors. `continues`: the answer continues the last message.
+    `stages`: stages to run; () lets the graph choose by `outputs`. `speech_text`: text to speak
+    instead of an answer. `plain`: prompt used in place of `messages`. `hearing`: options of the
+    stage that recognises audio, in graphs with such a stage. `voice`: name of the voice, used if
+    `spoken`. `where`: field of the user's input that has the prompt, named in errors;
+    `voice_where`: field that has the voice. `continues`: True to continue the last message.
     """
 
     id: RequestId
@@ -160,8 +160,8 @@ class Detokenizer(Protocol):
     """Converts the token ids of one answer, in order, to text without partial characters."""
 
     def begin_after(self, ids: Sequence[int]) -> None:
-        """Let the answer follow these ids, which are not part of its text, instead of beginning a
-        text.
+        """Set the ids that precede the answer, as context for decoding its first ids. Call this
+        before `add`. The text of the preceding ids is not returned.
         """
         ...
 
@@ -207,14 +207,14 @@ class Frontend(Protocol):
         ...
 
     def speech_prompt(self, text: str) -> str:
-        """Return a question to which `text` is the natural answer, for a request that speaks a
-        supplied answer: the voice depends on the question too.
+        """Return a question to which `text` is the natural answer. A request that speaks a supplied
+        answer sends this question, since the voice depends on the question too.
         """
         ...
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        """Split a text to speak into answers of at most `max_tokens`, at ends of sentences if
-        possible; empty if no part of the text can be spoken.
+        """Split a text into pieces to be spoken one after another, each of at most `max_tokens`
+        tokens, at ends of sentences if possible; empty if no part of the text can be spoken.
 
         Raises: BadInput if the text contains a control token.
         """
@@ -222,7 +222,7 @@ class Frontend(Protocol):
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
         """Return a question that, sent together with an audio clip, makes the model answer with the
-        transcription alone.
+        transcription alone; "" if the model takes no such question.
 
         `language`: spoken language as a code (`en`, `en-US`) or an English name; by default the
         model detects it. `where`: field of the user's input that has the language. Raises:
@@ -284,13 +284,13 @@ class Frontend(Protocol):
         ...
 
     def sampling(self) -> Mapping[str, Mapping[str, float | int]]:
-        """Return the checkpoint's sampling defaults: by stage, fields of `Sampling` and their
-        values.
+        """Return the checkpoint's sampling defaults: for each stage, values by the names of the
+        fields of `Sampling`.
         """
         ...
 
     def num_prompt_audio_tokens(self, spec: RequestSpec) -> int:
-        """Return the number of positions that a prompt's audio has."""
+        """Return the number of prompt positions that audio occupies."""
         ...
 
     def num_answer_audio_tokens(self, num_samples: int) -> int:

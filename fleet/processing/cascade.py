@@ -43,8 +43,8 @@ _LANGUAGE_TOKEN = re.compile(r"<\|(\w+)\|>")
 
 
 class CascadeFrontend(TextFrontend):
-    """Prompt processing of the three checkpoints. `folders`: checkpoint folder of each stage.
-    Raises: ConfigError if a folder lacks a file that is read.
+    """Prompt processing of a recogniser, a language model and a voice. `folders`: checkpoint folder
+    of each stage. Raises: ConfigError if a folder lacks a file that is read.
     """
 
     sample_rate_hz = ANSWER_RATE_HZ
@@ -108,7 +108,9 @@ class CascadeFrontend(TextFrontend):
         return [whole] if any(map(str.isalnum, whole)) else []
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
-        """Return "", since the recogniser takes no question. Raises: UnsupportedValue."""
+        """Return "", since the recogniser takes no question, after a check of the language. Raises:
+        UnsupportedValue.
+        """
         if language is not None:
             self.language(language, where)
         return ""

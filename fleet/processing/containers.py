@@ -88,7 +88,7 @@ def reader_of(raw: bytes) -> Reader:
     FLAC and MP3 go to PyAV, since libsndfile stops at the length that their headers declare. Of the
     codecs in Ogg, libsndfile reads Vorbis and Opus, if the file has a single stream.
 
-    Raises: NotReadable for any format that is not listed here.
+    Raises: NotReadable if no reader supports the format.
     """
     demuxer = _demuxer_of(raw)
     if demuxer is not None:
@@ -219,8 +219,8 @@ def _frames(container: InputContainer, limit: LengthLimit) -> Iterator[AudioFram
 
 
 def _track(container: InputContainer, where: str) -> AudioStream:
-    """Return the file's audio track; if there are several, the only readable one. Raises: BadInput
-    naming the field `where`.
+    """Return the only audio track with an accepted codec; the first audio track if there is none.
+    Raises: BadInput naming the field `where` for a file with no track, or several accepted ones.
     """
     tracks = container.streams.audio
     if not tracks:
@@ -253,8 +253,8 @@ def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext
 
 
 def _declared_s(container: InputContainer, stream: Stream) -> float:
-    """Return the shortest duration in seconds that is consistent with the header; 0 for containers
-    that declare none.
+    """Return the shortest duration in seconds that is consistent with an MP4 file's header; 0 for
+    other containers, and if the header has no duration.
     """
     if (
         stream.duration is None

@@ -14,9 +14,9 @@ WHERE = "continue_final_message"
 
 
 class Continuation:
-    """Finds where a chat template writes the end of the last message: a random word, which no text
-    of a user can contain, follows the message. A space after the word shows whether the template
-    removes blanks at the end of a text, as it then does here.
+    """Finds where a chat template writes the end of the last message: `marked` adds a random word,
+    which no text of a user can contain, and a space to the message. If the template removes the
+    space, the template strips blanks at the end of a text, and `cut` strips them too.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class Continuation:
         self._text = ""
 
     def marked(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return the messages with the word after the text of the last one. Raises: BadInput if
-        that ends with something else than text.
+        """Return the messages with the random word after the text of the last one. Raises: BadInput
+        if the last message does not end with text.
         """
         *others, last = messages
         content = last.get("content")
@@ -44,8 +44,8 @@ class Continuation:
         ]
 
     def cut(self, prompt: str) -> str:
-        """Return a rendered prompt up to the end of the last message. Raises: BadInput if the
-        template leaves out parts of the message.
+        """Return a prompt, rendered from the `marked` messages, up to the end of the last message.
+        Raises: BadInput if the template changes that message.
         """
         before, mark, after = prompt.rpartition(self._mark)
         if not mark or self._text not in before:

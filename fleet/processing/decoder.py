@@ -83,8 +83,8 @@ def _whole(job: DecodeJob) -> Iterator[DecodeReply]:
 
 
 def _limit(kind: int, value: int | None) -> None:
-    """Set a resource limit of this process, such as `RLIMIT_CPU`; None removes it. The kernel ends
-    a process beyond its CPU time with SIGXCPU.
+    """Set a resource limit of this process, such as `RLIMIT_CPU`; None sets the highest limit that
+    the process may have. The kernel ends a process beyond its CPU time with SIGXCPU.
     """
     _, most = resource.getrlimit(kind)
     if value is None or (most != resource.RLIM_INFINITY and value > most):

@@ -77,16 +77,17 @@ class DecoderPool:
     async def decode(
         self, job: DecodeJob, on_pcm: Callable[[bytes], None] = lambda _: None
     ) -> list[Samples]:
-        """Decode a job in a process of the pool and return the samples of each file. Cancelling the
-        call kills that process. `on_pcm`: called in a thread with the samples of a streamed file.
+        """Decode a job in a process of the pool and return the samples of each file. Cancelling
+        this coroutine kills the process. `on_pcm`: called in a thread with the samples of a
+        streamed file; the returned list is then empty.
 
-        Raises: BadInput, InputTooLarge naming the field.
+        Raises: BadInput, InputTooLarge naming the field; FleetError if the process fails.
         """
         return await self._finish(_Call(job, on_pcm))
 
     async def check_rule(self, job: RuleJob) -> None:
-        """Check the rule of an answer in a process of the pool. Raises: BadInput naming the
-        field.
+        """Check in a process of the pool that an answer can keep its rule. Raises: BadInput naming
+        the field; FleetError if the process fails.
         """
         await self._finish(_Call(job, lambda _: None))
 
@@ -243,7 +244,8 @@ class _Decoder:
         self._process.kill()
 
     def end(self) -> int:
-        """Wait for an idle or ended process to exit; return its exit status.
+        """Close the pipes of an idle or ended process, kill the process if it has not exited within
+        `END_S`, and return its exit status.
 
         A process that was killed because it took too long is reported as one that exceeded its CPU
         time (SIGXCPU).

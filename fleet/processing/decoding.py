@@ -57,17 +57,17 @@ class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
 
 class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
     """Job of a decoder process: the audio files of one request, and its limits. `rate_hz`: sample
-    rate of the result. `max_audio_s`: most seconds of audio over all files. `streams`: the one
-    file's samples are sent as PCM16 while they are decoded, in replies of their own.
+    rate of the result. `max_audio_s`: most seconds of audio over all files. `streams`: True to send
+    the samples as PCM16 while decoding, in several replies; `files` then has one file.
     """
 
     files: list[AudioFile]
     rate_hz: int
     max_audio_s: float
     cpu_s: int
-    """CPU time in seconds after which the kernel ends the process."""
+    """CPU time for this job in seconds, after which the kernel ends the process."""
     memory_bytes: int
-    """Memory beyond which an allocation fails."""
+    """Memory that the process may allocate in addition to its memory before the first job."""
     streams: bool = False
 
     @staticmethod
@@ -116,9 +116,9 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
 
 
 class RuleJob(msgspec.Struct, frozen=True, kw_only=True, tag="rule"):
-    """Job of a decoder process: check that an answer can keep its rule, within limits as in
-    `DecodeJob`. `where`: field of the user's input that has the rule. `num_ids`, `named`: size of
-    the model's vocabulary, and its control tokens.
+    """Job of a decoder process: check that an answer can keep the rule `constraint`. `where`: field
+    of the user's input that has the rule. `num_ids`: size of the model's vocabulary. `named`: text
+    and id of each control token. `cpu_s`, `memory_bytes`: as in `DecodeJob`.
     """
 
     constraint: Constraint
@@ -142,8 +142,9 @@ Job = DecodeJob | RuleJob
 
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Float32 samples of each file, or the fields of the `FleetError` with which a file was
-    refused. `pcm`: next PCM16 samples of a streamed file, of which more replies follow.
+    """Reply to a job. `clips`: float32 samples of each file. `code`, `message`, `param`: fields of
+    the `FleetError` with which the job was refused; "" and None on success. `pcm`: next PCM16
+    samples of a streamed file; b"" in the last reply.
     """
 
     clips: list[bytes] = []

@@ -37,7 +37,7 @@ class IncrementalDetokenizer:
         """Ids since the text last ended in a complete character."""
 
     def begin_after(self, ids: Sequence[int]) -> None:
-        """Let the text follow these ids, which end in a complete character."""
+        """Set the ids that precede the text. The last one must end a complete character."""
         self._window, self._num_settled = list(ids), len(ids)
 
     def add(self, ids: Sequence[int]) -> str:

@@ -12,7 +12,9 @@ Pcm = NDArray[np.int16]
 Law = Literal["mu", "a"]
 RATE_HZ = 8_000
 _BIAS, _MU_MAX = 33, 8_158
-"""µ-law works on 14 bits: the bias puts the smallest segment's end at a power of two."""
+"""µ-law works on 14 bits: magnitudes are clipped to `_MU_MAX`, and the bias puts the smallest
+segment's end at a power of two.
+"""
 _EVERY_SAMPLE = np.arange(-32_768, 32_768, dtype=np.int32)
 
 
@@ -61,7 +63,9 @@ def _a_samples(codes: NDArray[np.int32]) -> Pcm:
 
 
 def _by_unsigned(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a table in the order of `_EVERY_SAMPLE` in the order of the samples' two bytes."""
+    """Return a table, which has the order of `_EVERY_SAMPLE`, reordered so that a sample read as an
+    unsigned 16-bit number is its index.
+    """
     return np.roll(table, 32_768)
 
 

@@ -15,9 +15,9 @@ from fleet.core.errors import BadInput
 from fleet.processing.audio_limits import NotReadable
 
 MAX_RECORDINGS = 1_000
-"""Recordings of one file. Opening a decoder takes about as long as decoding 0.1 s of audio."""
+"""Most recordings in one file. Opening a decoder takes about as long as decoding 0.1 s of audio."""
 MAX_TAGS = 16
-"""ID3v2 tags that may stand before a recording; decoders skip at most one."""
+"""Most ID3v2 tags that are skipped before a recording; decoders skip at most one."""
 MAX_MP4_BOXES = 100_000
 _ID3_HEADER_LEN = 10
 _ID3 = re.compile(rb"ID3[\x02-\x04]\x00.[\x00-\x7f]{4}", re.DOTALL)
@@ -77,7 +77,7 @@ def mp4_boxes(raw: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def num_ogg_streams(raw: bytes) -> int:
-    """Count the logical streams that begin in the first pages of an Ogg recording, up to two."""
+    """Return 2 if several logical streams begin in the first pages of an Ogg recording, else 1."""
     first = _BEGINNINGS[b"Og"].match(raw)
     return 1 if first is None or _BEGINNINGS[b"Og"].match(raw, _page_end(raw, first)) is None else 2
 
@@ -135,8 +135,8 @@ def _tags_end(raw: bytes, at: int) -> int:
 
 
 def _id3_len(header: bytes) -> int:
-    """Return the length in bytes of the ID3v2 tag with this header, which has the size without
-    header and footer, 7 bits per byte.
+    """Return the length in bytes of the ID3v2 tag with this header, header and footer included. The
+    size in the header excludes both, and has 7 bits per byte.
     """
     size = 0
     for byte in header[6:]:

@@ -222,8 +222,8 @@ class PromptFrontend:
         return part.text
 
     def _end_of_answer(self, checkpoint: Path) -> int:
-        """Return the end token that the tokenizer names; other end tokens end other kinds of
-        text.
+        """Return the end token that the tokenizer names, since other end tokens end other kinds of
+        text; the one with the smallest id if the tokenizer names none.
         """
         named = token_text(read_json(checkpoint / "tokenizer_config.json").get("eos_token"))
         found = self.tokenizer.token_to_id(named) if named is not None else None

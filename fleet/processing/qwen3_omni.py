@@ -195,7 +195,8 @@ def num_audio_positions(
     """Return the number of prompt positions of each clip, as the model's processor computes it for
     the clips of one request padded to the longest.
 
-    `lengths`: lengths of the clips in samples at 16 kHz; `hop_samples`: hop of the mel spectrogram.
+    `lengths`: lengths of the clips in samples at 16 kHz; `hop_samples`: hop of the mel spectrogram;
+    `n_window`: half the number of mel frames in one chunk of the audio encoder.
     A clip shorter than the longest keeps its last partial hop; the longest loses it. Source:
     `_process_audio`, `_get_feat_extract_output_lengths`, and the mask in
     `WhisperFeatureExtractor.__call__`.

@@ -42,8 +42,8 @@ from fleet.processing.voice_activity import (
 THRESHOLD = 0.5
 """Probability of speech from which a frame counts as voiced."""
 MIN_FRAMES, CLEAR_FRAMES = 3, 9
-"""Shortest run of voiced frames that may be speech, and that certainly is. A short vowel fills four
-frames.
+"""Shortest run of voiced frames that is speech if a second reading confirms it, and shortest run
+that is speech without confirmation. A short vowel fills four frames.
 """
 WINDOW_FRAMES, HOP_FRAMES = 125, 94
 """Length of a window (4 s), and distance between the starts of two windows (3 s): a word at the end
@@ -54,9 +54,9 @@ LEAD_FRAMES, CONFIRM_FRAMES = 10, 31
 read again to confirm a short run (1 s).
 """
 LEVEL_DBFS, MAX_GAIN_DB = -15.0, 50.0
-"""Level of a window's loudest frames after amplification. Louder windows are left as they are."""
+"""Level to which the loudest frames of a quieter window are amplified, and the largest gain."""
 SILENT_DBFS = -75.0
-"""Level below which a window is silent: rounding noise of PCM16 lies there."""
+"""Level up to which a window is skipped as silent; rounding noise of PCM16 is quieter."""
 MAX_BATCH = 32
 
 
@@ -120,8 +120,8 @@ def _is_any_voiced(windows: Sequence[NDArray[np.float32]]) -> bool:
 def _is_any_confirmed(
     windows: Sequence[NDArray[np.float32]], runs: NDArray[np.int64], end: int
 ) -> bool:
-    """Return True if any short run of voiced frames is confirmed. `runs`: length of the run that
-    ended before the frame `end`, by window; 0 if none did.
+    """Return True if any short run of voiced frames is confirmed. `runs`: for each window, the
+    length of the run whose last frame is `end - 1`; 0 for none.
     """
     lengths = zip(windows, runs.tolist(), strict=True)
     return any(_is_confirmed(window[end - run :]) for window, run in lengths if run >= MIN_FRAMES)

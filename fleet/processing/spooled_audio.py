@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fleet.processing.base import Samples
 
 LONGEST_PIECE_S, SHORTEST_SHARE = 28.0, 0.5
-"""Length of a piece, which with 2 s of silence fills a window of 30 s; and the share of
-that length that the shortest piece has.
+"""Most seconds of a piece, which with 2 s of silence fill a window of 30 s; and least length of a
+piece before the last, as a share of the longest.
 """
 PAUSE_S, HOP_S = 0.3, 0.02
 """Length of the pause in which a recording is cut, and distance between the places examined."""
@@ -24,8 +24,8 @@ Pcm = NDArray[np.int16]
 
 
 class SpooledAudio:
-    """Mono PCM16 samples at `rate_hz` in a temporary file, which ends with this object or its
-    process. Samples beyond -1..1 are clipped. Thread-safe.
+    """Mono PCM16 samples at `rate_hz` in a temporary file, which is deleted by `close` or when the
+    process ends. Thread-safe.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -51,8 +51,8 @@ class SpooledAudio:
             self._file.close()
 
     def pieces(self, longest_s: float = LONGEST_PIECE_S) -> Iterator[tuple[int, int]]:
-        """Yield the first sample and the end of each piece, in order; each is read when it is
-        needed. Pieces end in a pause, and together are the whole recording.
+        """Yield (start, end) of each piece in samples, in order; the recording is read as pieces
+        are taken. Each piece before the last ends in a pause; all together are the recording.
         """
         start, longest = 0, int(longest_s * self.rate_hz)
         while start < self.num_samples:
@@ -70,7 +70,9 @@ def pcm16(samples: Samples) -> bytes:
 
 
 def last_pause(samples: Pcm, rate_hz: int) -> int:
-    """Return the middle of the last of the quietest pauses."""
+    """Return the sample position of the middle of the last pause that is about as quiet as the
+    quietest one; see `QUIET_FACTOR`.
+    """
     hop, num_hops = round(HOP_S * rate_hz), round(PAUSE_S / HOP_S)
     whole = samples[: len(samples) // hop * hop].astype(np.float64).reshape(-1, hop)
     power = np.convolve(np.square(whole).mean(axis=1), np.full(num_hops, 1 / num_hops), "valid")

@@ -125,8 +125,8 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def _template_source(checkpoint: Path, config: Mapping[str, object], name: str) -> str | None:
-    """Return the source of the checkpoint's template `name`; a template without a name is the one
-    for every prompt.
+    """Return the source of the checkpoint's template `name`, or of the checkpoint's only template,
+    which then serves for every name; None if there is neither.
     """
     other = checkpoint / "additional_chat_templates" / f"{name}.jinja"
     for jinja in (other, checkpoint / "chat_template.jinja"):

@@ -21,9 +21,9 @@ class TimedWord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A sentence, or what stands between two pauses. The figures are of the window in which it was
-    recognised: `seek` is the window's beginning in hundredths of a second, `avg_logprob` the mean
-    over its tokens, `compression_ratio` the size of its text by the size of the compressed text.
+    """A sentence, or the text between two pauses. `seek`: start of the window in which the segment
+    was recognised, in hundredths of a second. `avg_logprob`, `compression_ratio` (size of the text
+    divided by the size of the compressed text) and `no_speech_prob` describe that whole window.
 
     Units: seconds in the clip.
     """
@@ -40,8 +40,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recogniser tells about one window. `language`: ISO code; "" if the model does not
-    tell.
+    """What a recogniser reports about one window of audio. `language`: ISO code; "" if the model
+    reports none.
     """
 
     language: str
@@ -62,7 +62,9 @@ def decode_reports(lines: bytes) -> list[WindowReport]:
 
 
 def shifted(report: WindowReport, seconds: float) -> WindowReport:
-    """Return the report of a window in a clip that begins `seconds` after the recording."""
+    """Return a report with all times moved later by `seconds`, the start of the clip within the
+    recording.
+    """
     replace = msgspec.structs.replace
 
     def later(at: float) -> float:
@@ -90,7 +92,7 @@ def ends_segment(word: TimedWord, following: TimedWord) -> bool:
 
 
 def segment_ranges(words: Sequence[TimedWord]) -> list[range]:
-    """Divide words into segments."""
+    """Return the range of indices into `words` of each segment, in order."""
     cuts = [n for n in range(1, len(words)) if ends_segment(words[n - 1], words[n])]
     if not words:
         return []

@@ -24,9 +24,9 @@ def literal_tokenizer(checkpoint: Path) -> Tokenizer:
 def insert_transcripts(
     prompt_ids: Sequence[int], clip_id: int, texts: Sequence[str], tokenizer: Tokenizer
 ) -> list[int]:
-    """Return a prompt with each placeholder `clip_id` replaced by the tokens of its clip's text;
-    clips beyond `texts` have none. `tokenizer`: a `literal_tokenizer`, since whatever a user says
-    is text.
+    """Return a prompt with each placeholder `clip_id` replaced by the tokens of its clip's text. A
+    placeholder without a text, or with an empty one, is removed. `tokenizer`: a
+    `literal_tokenizer`, since whatever a user says is text.
     """
     ids: list[int] = []
     left = iter(texts)
@@ -52,8 +52,8 @@ class Transcripts:
         self._texts = [bytearray() for _ in range(num_clips)]
 
     def add(self, arrays: Mapping[str, np.ndarray]) -> list[tuple[int, str]]:
-        """Add the pieces of a chunk; return their clips and texts. Shapes: `clip`, `sizes` int32
-        [pieces], `text` uint8 [bytes].
+        """Append the pieces in a chunk to the texts of their clips; return (clip index, text) of
+        each piece. Shapes: `clip`, `sizes` int32 [pieces], `text` uint8 [bytes].
 
         Raises: ChunkOrderError if the pieces do not fit together.
         """

@@ -16,8 +16,8 @@ MIN_FRAMES = 3
 two frames; the shortest vowel fills three.
 """
 THRESHOLD_DBFS = -50.0
-"""RMS of a frame. Dither lies near -90, a codec's silence below -60; the beginning of a spoken word
-rises above -45.
+"""RMS above which a frame is loud. Dither lies near -90, a codec's silence below -60; the beginning
+of a spoken word rises above -45.
 """
 SILENCE_DBFS = -60.0
 BYTES_PER_SAMPLE = 2

@@ -21,13 +21,15 @@ _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhisperTokens:
-    """Ids of a checkpoint's special tokens. Ids below `end` are text.
+    """Ids of a checkpoint's special tokens; None for a token that the checkpoint lacks. Ids below
+    `end` are text.
 
     `languages`: id of each language's token by ISO code; empty for a model of English only.
     `no_speech`: id of a token that stands for a window without speech, and is never sampled.
     `timestamp_begin`: id of the timestamp 0.00; each further id is 20 ms later. `suppressed`: ids
     that are never sampled; `suppressed_first`: further ids that never come first in a window.
-    `last_first_timestamp`: largest id with which a window with timestamps may begin.
+    `last_first_timestamp`: largest id with which a window with timestamps may begin; None for no
+    limit.
     """
 
     start: int
@@ -64,8 +66,8 @@ class WhisperTokens:
 
 
 def read_whisper_tokens(folder: Path) -> WhisperTokens:
-    """Read the special tokens of a checkpoint. Raises: ConfigError naming the file and key that
-    lacks.
+    """Read the special tokens of a checkpoint. Raises: ConfigError naming the file and the missing
+    key.
     """
     config = read_json(folder / "config.json") | read_json(folder / GENERATION)
     languages, tasks = _ids_by_name(config, "lang_to_id"), _ids_by_name(config, "task_to_id")

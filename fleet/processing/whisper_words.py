@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 UNSPACED = frozenset("zh ja th lo my yue".split())
-"""Languages that are written without spaces, of which each character is a word."""
+"""Languages that are written without spaces; each of their characters counts as a word."""
 BEFORE, AFTER = "\"'“¡¿([{-", "\"'.。,，!！?？:：”)]}、"
 """Punctuation that belongs to the word after it, and to the word before it."""
 REPLACEMENT = "\ufffd"
 DIGIT_LETTERS = 4
-"""Letters of a digit's name, on average."""
+"""Average number of letters in a digit's name, by which a digit counts in `num_spoken_letters`."""
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -32,8 +32,8 @@ class TokenRun:
 
 
 def text_parts(tokens: Sequence[int], end: int) -> list[tuple[int, list[int]]]:
-    """Return the runs of text tokens, which timestamps separate: the first token's place and the
-    tokens of each. `end`: id from which tokens are no text.
+    """Return (index of the first token, tokens) of each run of text tokens between timestamps.
+    `end`: smallest id that is not text.
     """
     runs = groupby(range(len(tokens)), lambda n: tokens[n] < end)
     places = [list(run) for is_text, run in runs if is_text]
@@ -41,13 +41,15 @@ def text_parts(tokens: Sequence[int], end: int) -> list[tuple[int, list[int]]]:
 
 
 def num_spoken_letters(word: str) -> int:
-    """Return the number of letters of a word as it is spoken, at least 1: a digit is a word."""
+    """Return the estimated number of letters of a word as it is spoken, at least 1: a digit counts
+    as `DIGIT_LETTERS`, punctuation as none.
+    """
     spoken = sum(DIGIT_LETTERS if char.isdigit() else char.isalnum() for char in word)
     return max(1, spoken)
 
 
 def words_of(tokens: Sequence[int], decode: Decode, language: str) -> list[TokenRun]:
-    """Divide text tokens into words. `language`: ISO code; "" for a language with spaces."""
+    """Divide text tokens into words. `language`: ISO code; "" counts as a language with spaces."""
     runs = _characters(tokens, decode)
     if language not in UNSPACED:
         runs = _joined_to_words(runs)
@@ -79,7 +81,9 @@ def _joined_to_words(runs: Sequence[TokenRun]) -> list[TokenRun]:
 
 
 def _with_punctuation(words: Sequence[TokenRun]) -> list[TokenRun]:
-    """Join punctuation to its words; first what stands before a word, from the last word on."""
+    """Return the words with punctuation joined to them: `BEFORE` to the next word, `AFTER` to the
+    previous one.
+    """
     opened: list[TokenRun] = []
     for word in reversed(words):
         if opened and word.text.startswith(" ") and word.text.strip() in BEFORE:

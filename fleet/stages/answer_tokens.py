@@ -18,11 +18,12 @@ class AnswerTokens:
     """Converter of one answer's tokens to items, with detection of stop strings.
 
     Edge `client` gets every token, with its log probabilities where the engine gives them. Edge
-    `spoken` gets all but the last token (the end token, a stop token, the token at the length
-    limit, or the token that completes a stop string): its final item has no arrays, and with
-    `speech` the item ends the edge where the first function call begins. `given`: answer tokens
-    that the request supplies. `min_tokens`: shortest answer. Stop strings are not detected in the
-    supplied tokens, nor in the first `min_tokens` tokens.
+    `spoken`, unless None, gets all but the last token (the end token, a stop token, the token at
+    the length limit, or the token that completes a stop string), then a final item without arrays.
+    `speech`: filter for an answer that may call functions; the edge `spoken` then ends where the
+    first call begins. `given`: answer tokens that the request supplies. `min_tokens`: least number
+    of answer tokens. Stop strings are not detected in the supplied tokens, nor in the first
+    `min_tokens` tokens.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class AnswerTokens:
         return {TOKEN: longest} if len(longest) else {}
 
     def items(self, output: EngineOutput, ids: np.ndarray) -> Sequence[EdgeItem]:
-        """Return the items of one token: one for the client, and those for the spoken edge, which
-        may hold tokens back. Shapes: `ids` int32 [1].
+        """Return the items of the answer's next token: one for the client edge, and any number for
+        the spoken edge, which may hold tokens back. Call once for each token, in order. Shapes:
+        `ids` int32 [1].
         """
         self._num_seen += 1
         is_checked = self._num_seen > self._num_unchecked

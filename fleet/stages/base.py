@@ -24,7 +24,8 @@ class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
     chunks by joining their arrays along axis 0.
 
     `walk`: the producer's walk when it produced the item. `final`: the item closes the edge; it may
-    have no arrays. `figures`: numbers about the request that the consumer reports, by name.
+    have no arrays. `figures`: numbers about the request by name, such as the length of its prompt,
+    that the item's chunk carries to the consumer.
     """
 
     edge: EdgeName
@@ -65,7 +66,7 @@ class TaskAdapter(Protocol):
         self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
     ) -> Sequence[EngineInput]:
         """Convert one chunk of an input edge to engine inputs. Called in index order. `walk`: walk
-        of this stage from this chunk on.
+        of this stage from this chunk on. `final`: True for the last chunk of the edge.
         """
         raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
 
@@ -95,7 +96,7 @@ class HeadExchange(Protocol):
 
     @property
     def capacity_bytes(self) -> int:
-        """The size of the largest packed head."""
+        """Size in bytes of the largest packed head that this stage can use."""
         ...
 
     def prepare(self, data: bytes, sha256: str) -> object:
@@ -112,7 +113,7 @@ class HeadExchange(Protocol):
         ...
 
     def read_local(self, sha256: str) -> bytes | None:
-        """Return a packed head that is stored on this host."""
+        """Return the packed head with this hash that is stored on this host; None without one."""
         return None
 
 

@@ -58,9 +58,9 @@ class _Output:
 
 
 class FakeTask(TaskAdapter):
-    """Adapter of a task on the fake engine. The main stage reads the prompt, and so does a stage of
-    which the request runs no input edge, or the text to speak; any other stage reads its input
-    edges. Every output row becomes an item on each output edge.
+    """Adapter of a task on the fake engine. A stage reads its input edges; the main stage, and a
+    stage without input edges in this request, also read the prompt, or the text to speak if the
+    request has one. Every output row becomes an item on each output edge.
     """
 
     def __init__(self, spec: RequestSpec, options: BuildOptions) -> None:
@@ -74,8 +74,8 @@ class FakeTask(TaskAdapter):
         self._num_read, self._num_sent = 0, 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request and prompt. Raises: BadInput if the answer has to keep a rule,
-        or a setting is about single tokens.
+        """Return the engine request and prompt. Raises: BadInput if the request has a rule for the
+        answer, or sampling settings about single token ids such as `logit_bias`.
         """
         sampling = self._spec.sampling.get(self._stage, Sampling())
         if sampling.constraint is not None:
@@ -125,16 +125,16 @@ class FakeTask(TaskAdapter):
         return items
 
     def _figures(self) -> dict[str, int]:
-        """Return the length of a prompt that the request itself does not tell, before the first
-        output.
+        """Return the length of the prompt before the first output, if only the input edges of the
+        main stage tell it; otherwise no figures.
         """
         is_told = self._is_main and self._has_inputs and not self._num_sent
         return {PROMPT_TOKENS: self._num_read} if is_told else {}
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build a stage of any graph on the fake engine: a codec if an input edge has a ramp or its
-    output is audio, otherwise an autoregressive stage.
+    """Build a stage of any graph on the fake engine: a codec if an input edge has a ramp or an
+    output edge carries audio, otherwise an autoregressive stage.
 
     `extra.step_ms` is the interval between the steps of each request, 0 by default.
     """

@@ -60,8 +60,8 @@ class StageSetup:
 
     @property
     def num_positions(self) -> int:
-        """Most positions of one request: the capacity of the KV pool if `kv_pages` is configured,
-        else `context`.
+        """Most positions of one request: the capacity of the KV pool if `options.kv_pages` is not
+        0, else `context`.
         """
         return self.options.kv_pages * self.options.own.page_size_tokens or self.context
 

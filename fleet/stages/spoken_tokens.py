@@ -29,14 +29,16 @@ class SpokenTokens:
         return self._parser.num_calls > 0
 
     def add(self, token: int) -> Iterator[int]:
-        """Add the next token; yield the tokens that are certainly spoken."""
+        """Add the next token; yield the tokens that are certainly spoken. Consume the iterator
+        before the next call.
+        """
         text = self._detokenizer.add([token])
         self._num_chars += len(text)
         self._held.append((token, self._num_chars))
         return self._released(self._parser.add(text))
 
     def finish(self) -> Iterator[int]:
-        """Yield the tokens that were held back, after the last one."""
+        """Yield the held-back tokens that are spoken after all. Call after the last token."""
         return self._released(self._parser.finish())
 
     def _released(self, events: Sequence[CallEvent]) -> Iterator[int]:

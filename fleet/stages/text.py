@@ -64,8 +64,8 @@ def build(options: BuildOptions) -> BuiltStage:
 def build_language_model(
     options: BuildOptions, adapter: Callable[[RequestSpec, LanguageModel], TaskAdapter]
 ) -> BuiltStage:
-    """Build the language model's stage of any graph around an `adapter` of its requests. Raises: as
-    `build`.
+    """Build the language model's stage of any graph. `adapter`: function that creates the adapter
+    of a request. Raises: as `build`.
     """
     options, weight_bits = with_precision(options)
     engine, names, route = (
@@ -159,7 +159,7 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 class TextAdapter(TaskAdapter):
     """Adapter of a request's task: feeds the prompt and sends answer tokens to the client. An
     answer ends with reason length at the context length of the model. `spoken`: edge to a stage
-    that speaks the answer, whose log has its tokens too.
+    that speaks the answer, which carries the answer's tokens too; None without such a stage.
     """
 
     def __init__(

@@ -23,19 +23,19 @@ from fleet.telemetry.views import (
 
 Level = Literal["ok", "degraded", "down"]
 QUIET_S = 600
-"""Seconds without a death, refusal or failure after which a fleet with all its workers is well
-again. Within ten minutes a worker that dies while it loads, or over one request, has died again;
-and whoever is called at night has opened the page.
+"""Seconds without a death, refusal or failure after which a fleet with all its workers is `ok`
+again. Ten minutes are enough for a worker that dies while it loads, or over one request, to die
+again, and for a person on call to open the page.
 """
 FULL_HOUR_S = SERIES_KEPT_S - 60
-"""Seconds that must be known for a count to be called the count of the last hour."""
+"""Least number of seconds that records must cover for the last hour to count as known."""
 DEATHS = ("died", "lapsed")
 TROUBLES = (*DEATHS, "failed", "refused")
 
 
 class ConditionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of the sentence. The time `at_us` follows `text`, if it is not 0. `worker`, `request`:
-    the process or answer to which the part leads.
+    """Part of the sentence: `text`, followed by the time `at_us` unless that is 0. `worker`,
+    `request`: process or request to which the console links the part; "" for none.
     """
 
     text: str
@@ -86,7 +86,9 @@ class Evidence:
 
     @property
     def counted_from_us(self) -> int:
-        """Begin of the time series. A step that nobody wrote has no gauges and no counts."""
+        """Time from which on requests were counted: the first of `points` with a gauge or a count,
+        since a step that no process recorded has neither; `now_us` if no step has any.
+        """
         known = (
             point.at_us
             for point in self.points
@@ -95,7 +97,7 @@ class Evidence:
         return next(known, self.now_us)
 
     def covers_the_hour(self, from_us: int) -> bool:
-        """Return True if what is known from `from_us` on is known of nearly the whole last hour."""
+        """Return True if records that begin at `from_us` cover nearly the whole last hour."""
         return self.now_us - from_us >= FULL_HOUR_S * 1_000_000
 
 
@@ -154,8 +156,8 @@ def _role(seen: Evidence, name: RoleName) -> RoleView | None:
 
 
 def missing_parts(seen: Evidence) -> tuple[list[ConditionPart], list[ConditionPart]]:
-    """Return the parts about missing roles: of those that refuse requests, and of those whose
-    requests wait for a worker.
+    """Return the parts about missing roles: first about roles whose requests are refused, then
+    about roles whose requests wait for a worker.
     """
     refusing: list[ConditionPart] = []
     waiting: list[ConditionPart] = []
@@ -174,7 +176,7 @@ def missing_parts(seen: Evidence) -> tuple[list[ConditionPart], list[ConditionPa
 
 
 def _full(seen: Evidence) -> list[ConditionPart]:
-    """Return the part about a fleet without a place for another request, if it has none."""
+    """Return the part that says that no place is free for another request; empty if one is free."""
     if not 0 < seen.max_live <= seen.num_live or seen.num_waiting < seen.max_waiting:
         return []
     waiting = f" and {seen.num_waiting} wait here" if seen.num_waiting else ""
@@ -187,7 +189,9 @@ def _serving(seen: Evidence, role: RoleName) -> int:
 
 
 def _short_roles(seen: Evidence) -> list[RoleName]:
-    """Return the roles that have fewer workers than are configured, and are not missing."""
+    """Return the roles that have fewer workers that accept tasks than are wanted, but are not
+    missing.
+    """
     return [
         role
         for role, wanted in seen.wanted.items()
@@ -206,8 +210,8 @@ def _below(seen: Evidence) -> list[ConditionPart]:
 
 
 def _lost_us(seen: Evidence, role: RoleName) -> int:
-    """Return when the role last lost a worker, or when its last worker was ordered to drain or
-    stop; 0 if the journal does not say.
+    """Return the time at which the role last lost a worker, a worker of the role last began to
+    leave, or an operator last ordered anything but a resumption; 0 if the journal does not say.
     """
     causes = (*DEATHS, "left", "ordered", "leaving")
     lost = (e for e in seen.entries if e.role == role and e.what in causes and e.detail != "resume")
@@ -242,7 +246,8 @@ def tell(
     entries: Sequence[JournalEntry], points: Sequence[SeriesPoint] = ()
 ) -> list[ConditionPart]:
     """Return the parts about the deaths, continued answers, failures and refusals among `entries`,
-    oldest first. `points`: the time series of their time, which may have counted more.
+    oldest first. `points`: time series of the same period; of the two counts of failures or
+    refusals, the higher one is reported.
     """
     return [*_deaths(entries), *_answers(points, entries), *_refusals(points, entries)]
 
@@ -374,7 +379,7 @@ def _number(count: int) -> str:
 
 
 def duration(us: int) -> str:
-    """Format microseconds, such as 340 ms, 1.5 s or 11 min 40 s."""
+    """Format microseconds, such as 34 ms, 1.5 s, 11 min 40 s or 2 h 5 min."""
     if us < 99_500:
         return f"{us / 1000:.0f} ms"
     if us < 119_950_000:

@@ -99,8 +99,9 @@ class LatencyCounts:
 
 
 class PullCounts(msgspec.Struct, kw_only=True):
-    """Pulls (reads of another worker's memory) for one edge since the worker joined. `durations`:
-    histogram of the durations of successful pulls.
+    """Pulls (reads of another worker's memory) for one edge since the worker joined. `num_pulls`,
+    `num_bytes`, `durations`: number, size and histogram of durations of the successful pulls.
+    `num_failed`: failed pulls. `in_flight`: pulls in progress now.
     """
 
     num_pulls: int = 0
@@ -116,7 +117,7 @@ class PullCounts(msgspec.Struct, kw_only=True):
 
 class SentCounts(msgspec.Struct, kw_only=True):
     """Chunks that a worker sent over one edge since it joined, and the bytes of their tensors.
-    `num_waiting`: number of its tasks that wait for credit on this edge now.
+    `num_waiting`: number of the worker's tasks that wait for credit on this edge now.
     """
 
     num_chunks: int = 0
@@ -144,7 +145,9 @@ class PullTally:
         self._of(edge).num_failed += 1
 
     def counts(self, in_flight: dict[str, int]) -> dict[str, PullCounts]:
-        """Return the pull counts by edge. `in_flight`: number of pulls in progress by edge."""
+        """Return the pull counts by edge; later pulls change the result. `in_flight`: number of
+        pulls in progress by edge.
+        """
         for edge in in_flight:
             self._of(edge)
         for edge, counts in self._counts.items():
@@ -184,8 +187,8 @@ class Receipts:
         self._of(edge).num_failed_pulls += 1
 
     def line(self, worker: WorkerId) -> bytes | None:
-        """Encode the statistics as JSON for the trace; None if no chunk arrived. `worker`: the
-        owner of the task.
+        """Encode the statistics as JSON for the trace; None if no chunk arrived and nothing was
+        pulled. `worker`: the owner of the task.
         """
         for edge, receipt in self._receipts.items():
             receipt.worker = worker

@@ -25,8 +25,8 @@ from fleet.telemetry.condition import (
 from fleet.telemetry.journal import JournalEntry
 
 GAP_US = QUIET_S * 1_000_000
-"""Troubles that are less apart are one incident. After this time without one the incident is over;
-the Now page calls the fleet well again after the same time.
+"""Microseconds. Troubles that are less than this apart belong to one incident, which is over when
+this time has passed without a trouble. The Now page calls the fleet well again after the same time.
 """
 _ID = "%Y%m%dT%H%M%SZ"
 AlertEvent = Literal["opened", "worse", "ended"]
@@ -49,8 +49,10 @@ class RoleOutage(msgspec.Struct, frozen=True, kw_only=True):
 
 class AffectedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that an incident touched. `state`: continued, open (its task is lost and not yet
-    claimed again), failed, or lost (failed after the loss of a task). `pause_us`: longest pause of
-    a task. `lost_with`, `recovered_by`: workers of its last loss.
+    claimed again), failed, or lost (failed after the loss of a task). `at_us`, `stage`: time and
+    stage of the first such event. `pause_us`: longest pause of a task. `lost_with`: worker with
+    which a task was last lost. `recovered_by`: worker that last claimed a lost task. `code`: error
+    code of a failure. A field without a value is "" or 0.
     """
 
     request: RequestId
@@ -65,10 +67,11 @@ class AffectedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """An incident. `id`: time of its first trouble, to the second. `end_us`: time of the last
-    trouble; None while it goes on. `last_us`: time of the last trouble so far. `level`: the worst.
-    `parts`: what its sentence says, in order. `roles`: whose workers died, or that had none.
-    `refused`: refused requests by error code. `begins_earlier`: True if the journal begins so
-    shortly before it that earlier troubles of it may be unknown.
+    trouble; None while the incident goes on. `last_us`: time of the last trouble so far. `level`:
+    down if requests were refused for lack of a worker, else degraded. `parts`: what its sentence
+    says, in order. `roles`: roles whose workers died, or that had no worker. `refused`: refused
+    requests by error code. `begins_earlier`: True if the journal begins so shortly before the
+    incident that earlier troubles of it may be unknown.
     """
 
     id: str
@@ -89,14 +92,16 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_us is None
 
     def has(self, at_us: int) -> bool:
-        """Return True if a time, to the second, is within the incident."""
+        """Return True if a time is within the incident. The time may have been cut to a whole
+        second.
+        """
         return self.begin_us - 1_000_000 < at_us <= self.last_us
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """A message about an incident to another system. `level`: level of the incident at that
-    time. `gateway`: gateway that sends it. `at_us`: time of the claim or, once it was sent or given
-    up, that time. `detail`: why it was given up.
+    """A message about an incident to another system. `level`: level of the incident at that time.
+    `gateway`: gateway that sends the message. `at_us`: time at which this gateway took the message
+    on; once `state` is sent or failed, the time of that end. `detail`: why sending failed.
     """
 
     event: AlertEvent
@@ -109,9 +114,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalView:
-    """What incidents are found in. `entries`: the journal from `from_us` on, oldest first.
-    `needed`: roles that answers need. `patience_us`: how long requests wait for a role that lost
-    its last worker.
+    """Input of `find_incidents`. `entries`: the journal from `from_us` on, oldest first. `needed`:
+    roles that answers need. `patience_us`: how long requests wait for a role that lost its last
+    worker.
     """
 
     entries: Sequence[JournalEntry]
@@ -127,7 +132,7 @@ def id_of(at_us: int) -> str:
 
 
 def time_of(incident: str) -> int | None:
-    """Return the time in the id of an incident; None if it is none."""
+    """Return the time in the id of an incident; None if `incident` is not such an id."""
     try:
         moment = datetime.strptime(incident, _ID).replace(tzinfo=UTC)
     except ValueError:
@@ -157,7 +162,7 @@ def find_incidents(seen: JournalView) -> list[Incident]:
 
 
 def _outages(seen: JournalView) -> list[RoleOutage]:
-    """Return the outages of needed roles, by their begin."""
+    """Return the outages of needed roles, in the order in which they began."""
     found: list[RoleOutage] = []
     begun: dict[str, JournalEntry] = {}
     for entry in seen.entries:

@@ -36,12 +36,12 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     role, "" for a gateway. `request`, `stage`: task concerned.
 
     `requests`, `message`: the latest hundred of the refused requests of the step, and the last
-    error's message. `by`: name of the API key that ordered it. `code`: error code of a failure or
-    refusal. `detail`: text for people: cause of an end (signal or exit status), order, reason of a
-    failure. `count`: tasks held by a process that ended; refusals of the step. `pause_us`: time
-    from the loss of a task until a worker claimed it again. `serving`: number of the role's workers
-    that accept tasks after the entry, of the end or drain of a worker; None if the entry does not
-    say.
+    error's message. `by`: name of the API key with which an order was given. `code`: error code of
+    a failure or refusal. `detail`: text for people: cause of an end (signal or exit status), order,
+    reason of a failure. `count`: tasks held by a process that ended; refusals of the step.
+    `pause_us`: time from the loss of a task until a worker claimed it again. `serving`: number of
+    the role's workers that accept tasks after the end, drain or resumption of a worker; None in
+    other entries.
     """
 
     id: str

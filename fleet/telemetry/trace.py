@@ -99,8 +99,8 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
     """Page of a list of requests, newest first. A filter may leave a page short or empty.
 
     `next`: value of `before` for the following page; "" on the last page. `counts`: number of
-    requests by state that match the filter, apart from its state; `counts_all`: False if only the
-    newest were counted, and there may be more. `now_us`: time at which the page was read.
+    requests in each state that match all fields of the filter but `state`; `counts_all`: False if
+    only the newest were counted, and there may be more. `now_us`: time at which the page was read.
     """
 
     rows: tuple[RequestRow, ...]
@@ -151,9 +151,9 @@ class Receipt(msgspec.Struct, kw_only=True):
 
 
 class BatchSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the batches in which one worker computed a task, reported when that ownership ended.
-    `num_steps`: engine steps that produced output for the task. `mean`, `most`: number of requests,
-    this one included, for which such a step produced output.
+    """Sizes of the batches in which one worker computed a task, reported when the worker's
+    ownership of the task ended. `num_steps`: engine steps that produced output for the task.
+    `mean`, `most`: number of requests, this one included, for which such a step produced output.
     """
 
     worker: str
@@ -168,8 +168,8 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     `hand_off`: times of the transfer from the prefill worker to the decode worker; None without a
     transfer. `cached_rows`: positions whose KV was reused from the conversation's earlier turn.
-    `deaths`: number of workers that died over the task since its last append. `batches`: sizes of
-    its batches by worker; a worker that died has reported none.
+    `deaths`: number of workers that died over the task one after another without an append in
+    between. `batches`: sizes of its batches by worker; a worker that died has reported none.
     """
 
     stage: StageName
@@ -227,7 +227,8 @@ class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
     """Playback statistics that the client's player reported. `played_samples`: audio samples of the
-    answer that were played. `underruns`: number of buffer underruns. `at_us`: time of the report.
+    answer that were played so far. `underruns`: number of buffer underruns so far. `at_us`: time of
+    the report.
     """
 
     played_samples: int
@@ -236,8 +237,8 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoundGaps(msgspec.Struct, frozen=True, kw_only=True):
-    """Gaps in the sound of a whole answer as it was made: times without sound for a player that
-    begins with the first. `num`: number of gaps; `longest_us`: length of the longest.
+    """Gaps in the sound of a whole answer as it was made: times at which a player that begins with
+    the first chunk has nothing to play. `num`: number of gaps; `longest_us`: length of the longest.
     """
 
     num: int
@@ -274,14 +275,14 @@ class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Complete trace of a request. `retry_of`: id of the request that this request repeats. `key`:
     name of the API key that sent it; "" without keys.
     `now_us`: time at which the trace was read. `body`: the client's request without its audio; ""
-    if it was not retained. `traceparent`: span of the caller (`core/trace_context.py`); "" without
-    one.
+    if it was not retained. `traceparent`: the caller's W3C trace context (`core/trace_context.py`);
+    "" without one.
 
     `prompt_ids`: token ids of the prompt, with one placeholder id per audio position. `events`:
     events in the order of time. `playback`: the client's last report. `earlier_playback`: reports
     before it in the order of time, thinned out to at most 64. `turn`: the spoken turn of a voice
-    session that the request answers, if the gateway has told its times. `gaps`: gaps in its sound,
-    if it was whole and a gateway has read it.
+    session that the request answers, if the gateway has told its times. `gaps`: gaps in the
+    answer's sound; None unless a gateway has read the whole sound.
     """
 
     id: RequestId

@@ -19,9 +19,9 @@ WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
 MAX_REPLICAS = 64
 """Largest number of workers of a role that a person can order."""
 GONE_LISTED_S, MAX_GONE_LISTED = 600, 200
-"""Seconds for which a process that has ended is listed, and the number of such processes."""
+"""Seconds for which a process that has ended is listed, and largest number of such processes."""
 GONE_KEPT_DAYS, MAX_GONE_KEPT = 14, 1000
-"""Days for which the record of a process that has ended is kept, and the number of such records."""
+"""Days for which the record of a process that has ended is kept, and largest number of records."""
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -54,7 +54,7 @@ class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """Transfer statistics of one worker. `backend`: transport of pulls. `registered_bytes`: memory
     that other workers may read. `used_bytes`, `slots_used`: use of its transfer arena. `in_flight`:
-    pulls in progress.
+    pulls in progress. `num_pulls`, `num_failed`: pulls since the worker joined.
     """
 
     worker: WorkerId
@@ -70,9 +70,9 @@ class WorkerTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
 class EdgeFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic of one edge of the graph over the whole fleet. `chunks_per_s`, `bytes_per_s`: mean of
-    the last minute, of chunks and of the tensors in them. `num_waiting`: tasks of the producer
-    that wait for the consumer's credit; `num_parked`: tasks that wait so and have given up their
-    slot, among the first hundred live requests.
+    the last minute, of chunks and of the tensors in them. `num_waiting`: tasks of the producer that
+    keep their slot and wait for the consumer's credit. `num_parked`: tasks that have given up their
+    slot until there is credit, among at most a hundred live requests drawn at random.
     """
 
     edge: EdgeName
@@ -230,7 +230,7 @@ class RoleQueue(RoleView, frozen=True, kw_only=True):
 
 class WaitingClient(msgspec.Struct, frozen=True, kw_only=True):
     """A client with requests that wait at gateways for a place. `client`: name, with the client's
-    weight after `*` unless that is 1; "" stands for everybody.
+    weight after `*` unless that is 1; "" for all clients together, without `limits.fair_shares`.
     """
 
     client: str
@@ -259,7 +259,6 @@ class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     `submitted`: number of new requests. `ended`: number of ended requests, by end state. `refused`:
     number of requests and voice sessions that were not admitted, by error code. `running`,
     `waiting`: number of tasks by role, as last seen. `task_*_ms`: task duration by stage.
-    `refused`: number of refused requests, by error code.
     `rtf_p95`: real-time factor (seconds to compute a second of audio). Latencies are None in a step
     without a measurement.
     """
@@ -319,7 +318,8 @@ class LogPage(msgspec.Struct, frozen=True, kw_only=True):
     """Page of log lines, newest first. `next`: value of `before` for the following page; "" on the
     last page. `newest`: id after which to follow the log.
 
-    `dropped`: number of lines, of all processes, that were lost because Redis was too slow or away.
+    `dropped`: number of lines that all processes have lost so far because Redis was too slow or
+    away.
     """
 
     lines: tuple[LogLine, ...]
@@ -363,7 +363,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 class FeedEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Entry of the event feed. `id`: `Last-Event-ID` from which to continue. `missed`: True if
-    events before this entry are gone, so that the reader must read the whole state again.
+    events before this entry are gone, so that the reader must read the whole state again; `event`
+    is then None.
     """
 
     id: str

@@ -237,8 +237,9 @@ class Agent:
     def begin_close(
         self, before: Callable[[], None] | None = None, keep: object = None
     ) -> AgentClosing:
-        """Begin to close the agent with every read in progress, without waiting; return its close.
-        Only `before` may use the agent from now on. Idempotent.
+        """Begin to close the agent with every read in progress, without waiting; return the close,
+        on which callers can wait. Only `before` may use the agent from now on. Further calls return
+        the same close.
 
         `before`: called first, on the thread that closes. `keep`: object that owns memory into
         which the agent reads; it is kept until the agent has closed.
@@ -249,7 +250,9 @@ class Agent:
         return self._closing
 
     def close(self) -> bool:
-        """Close the agent and wait for it; return False if it does not close, which is logged."""
+        """Close the agent; return False, after a warning in the log, if it has not closed within
+        `closing.CLOSE_S`.
+        """
         return self.begin_close().wait(closing.CLOSE_S)
 
     def _close(self, before: Callable[[], None] | None, _kept: object) -> None:

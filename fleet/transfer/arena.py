@@ -67,7 +67,8 @@ class Arena:
     def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
         """Allocate a slot. `request`: request whose cap the slot counts against, or None for a slot
         into which this process reads. Raises: ArenaFull if no hole is large enough now;
-        TransferError if the slot exceeds the whole arena or the request's cap.
+        TransferError if the slot is larger than the arena, or the request's slots would exceed its
+        cap.
         """
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
         if (

@@ -83,8 +83,8 @@ class Transfer(Protocol):
         self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview
     ) -> WireTensor:
         """Make a tensor available to peers; return its reference, or the tensor itself where the
-        transfer sends it inline. Raises: TransferError when the arena (or the request's cap) is
-        full.
+        transfer sends it inline. Raises: ArenaFull when the arena has no room at present;
+        TransferError when the tensor is larger than the arena, or the request exceeds its cap.
         """
         ...
 
@@ -132,7 +132,7 @@ class Transfer(Protocol):
         ...
 
     def used_slots(self) -> int:
-        """Return the number of slots in use; 0 when nothing is in flight."""
+        """Return the number of slots in use; 0 when nothing is published or being read."""
         ...
 
     def used_bytes(self) -> int:
@@ -155,7 +155,8 @@ class Transfer(Protocol):
         ...
 
     def close(self) -> bool:
-        """Close every connection. Return False, after some seconds, if one cannot be closed: memory
-        that it reads into must not be used for anything else before the process ends.
+        """Close every connection. Return False, after some seconds, if a connection cannot be
+        closed: memory into which this connection reads must not be used for anything else before
+        the process ends.
         """
         ...

@@ -31,7 +31,8 @@ OWNED, SIMPLE, HAS_HOLDER = 1, 2, 4
 
 
 class AgentClosing:
-    """Close of one agent. Its thread ends with the process if the close never returns.
+    """Close of one agent, begun by the constructor on a new thread. The thread ends with the
+    process if the close never returns.
 
     `is_done` becomes True when nothing can write to memory for the agent any more. `began_s` is a
     time of `time.monotonic`.
@@ -67,8 +68,8 @@ def destroy(agent: object, bindings: object) -> None:
     """Destroy a NIXL agent without holding the GIL. The caller's reference must be the only one,
     and must not be used afterwards.
 
-    Where the layout of the bindings is unknown, the agent is destroyed with its last reference,
-    which holds the GIL.
+    Where the layout of the bindings is unknown, nothing happens here: the agent is destroyed, with
+    the GIL held, when the caller drops the reference.
     """
     destructor, address = _destructor(getattr(bindings, "__file__", "")), _address_of(agent)
     if destructor is None or not address:

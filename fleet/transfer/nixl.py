@@ -21,8 +21,8 @@ from fleet.transfer.peer_link import NixlBlockRead, NixlPull, PeerLink
 from fleet.transfer.reach import LOCAL, Reach
 
 MAX_FORGOTTEN = 1024
-"""Number of the latest forgotten peers that are refused by their id. Older ones are refused since
-they are not listed.
+"""Number of the latest forgotten peers whose ids are kept, so that reads from them are refused.
+Reads from peers forgotten earlier fail since Redis no longer lists these peers.
 """
 
 

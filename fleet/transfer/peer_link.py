@@ -121,8 +121,8 @@ class PeerLink:
     request to connect. If this end closed earlier, the peer would crash when the request arrives:
     UCX 1.23 handles the error by a configuration that the endpoint does not have.
 
-    Invariants: NIXL may still be writing for `reads`. A closed link is kept until `settle` has
-    settled them.
+    Invariants: `reads` contains every pull and block read for which NIXL may still write to memory.
+    The owner of a closed link keeps it until `settle` returns True.
     """
 
     def __init__(
@@ -232,8 +232,8 @@ class PeerLink:
                 self._end(read)
 
     def settle(self) -> bool:
-        """Settle every read if the agent of the closed link has closed, so that nothing writes for
-        it any more; return False if it has not.
+        """Settle every read if the agent of the closed link has closed, after which nothing writes
+        to memory any more; return False otherwise.
         """
         if self._closing is None or not self._closing.is_done:
             return False
@@ -243,8 +243,8 @@ class PeerLink:
         return True
 
     def close_in_order(self, reason: str) -> AgentClosing:
-        """Close the link, its agent once the peer has answered the request to connect, or after
-        `ANSWER_S`. Idempotent.
+        """Fail every read that is still wanted, and close the agent in the background once the peer
+        has answered the request to connect, or after `ANSWER_S`; return the close. Idempotent.
         """
         return self.close(reason, before=self._await_answer)
 
@@ -269,8 +269,8 @@ class PeerLink:
         return True
 
     def close(self, reason: str, before: Callable[[], None] | None = None) -> AgentClosing:
-        """Fail every read that is still wanted, and begin to close the agent; return its close.
-        Idempotent. `before`: see `Agent.begin_close`.
+        """Fail every read that is still wanted, and begin to close the agent; return the close, on
+        which callers can wait. Idempotent. `before`: see `Agent.begin_close`.
         """
         if self._closing is None:
             for read in self.reads:

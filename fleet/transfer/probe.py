@@ -44,8 +44,8 @@ class ProbeOrder(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """Result of the test. `failures`: reason of each failed read, by `SELF` or worker id.
-    `read_us`: duration of the read on this host.
+    """Result of the test. `failures`: reason of each failed read, by `SELF` or worker id; empty if
+    no read failed. `read_us`: duration of the read on this host; 0 if that read failed.
     """
 
     failures: dict[str, str]

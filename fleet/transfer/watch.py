@@ -31,7 +31,7 @@ reported, and after which it counts as stuck.
 """
 STUCK_S = 60.0
 """Time without a sleep or an ended read after which a reported agent counts as stuck, on a machine
-where its thread gets less CPU time; also the time after which an agent that has not closed does.
+where its thread gets less CPU time. An agent whose close takes this long counts as stuck too.
 """
 _numbers = count(1)
 
@@ -58,8 +58,8 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Counts of a thread and its agent, and their times, when one of the counts was last seen to
-    change.
+    """Observation of a thread when its number of sleeps, or its agent's number of ended reads, was
+    last seen to change. `cpu_s`: CPU time of the thread. `at_s`: time of `time.monotonic`.
     """
 
     num_sleeps: int
@@ -82,8 +82,8 @@ class WatchedAgent:
     _at_rest: dict[int, _Rest] = field(default_factory=dict[int, _Rest])
 
     def spun_s(self) -> tuple[float, float]:
-        """Return the CPU time that one of the agent's threads has used without a sleep or an ended
-        read, and the time that has passed since.
+        """Return the longest time for which a thread of the agent has been seen without a sleep or
+        an ended read: first as CPU time of the thread, then as elapsed time.
         """
         longest_s = (0.0, 0.0)
         for thread in self.threads:

@@ -23,8 +23,8 @@ class WorkerSettings:
     """What a worker process has loaded and configured, shared by its successive incarnations.
 
     `config`: configuration narrowed to the role. `fingerprint`: hash of the checkpoint that the
-    stage was built from. `fingerprint` and `dtype` are "" if there is no checkpoint. `route`: chain
-    of span workers if this worker is an anchor.
+    stage was built from. `fingerprint` and `dtype` are "" if there is no checkpoint. `route`:
+    settings of the route to span workers if this worker is an anchor, else None.
     """
 
     config: FleetConfig

@@ -21,7 +21,9 @@ LOSSES = {
     "revoked": "had the task taken away by an operator",
     "suspected": "ran beside a task that ends workers",
 }
-"""Ends of an ownership as the trace names them -> what happened to the worker."""
+"""What happened to a worker that lost a task, by the word with which the trace names the loss
+(`Loss.how`).
+"""
 STARVED_STEPS = 1.5
 """A stage whose last output follows its last input within this many of its own steps had to wait
 for that input; a stage that had inputs in reserve ends later.
@@ -44,7 +46,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """Sound that was produced for the listener: `samples` more of them at `at_us`."""
+    """A piece of an answer's sound: `samples` samples, which were produced at `at_us`."""
 
     at_us: int
     samples: int
@@ -52,8 +54,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Speed of a stage against the sound: `took_ms` for each item that lasts `item_ms`. The item is
-    a second of sound where the graph declares no duration.
+    """Speed of a stage against the sound: the stage took `took_ms` for each item, and an item lasts
+    `item_ms`. Where the graph declares no duration, an item is a second of sound.
     """
 
     task: TaskTrace
@@ -175,7 +177,8 @@ class AnswerFacts:
 
     def first_steps(self, medium: str) -> dict[str, float]:
         """Return the parts of the wait for the first output in milliseconds, by their description.
-        The wait of a stage for the first output of the stage before it is that stage's time.
+        The part of a stage begins with its first input, so that waiting for the stage before it
+        counts for that earlier stage.
         """
         turn = self.trace.turn
         steps: dict[str, float] = {}

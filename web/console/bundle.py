@@ -36,7 +36,7 @@ PRIVATE = (
     *("url", "server_url", "file_id"),
 )
 """Fields of a body, at any depth, in which clients name people or carry secrets. The `name` of a
-message is one too; other names are those of functions.
+message is left out too; the `name` of a function stays.
 """
 ADDRESS = re.compile(r"\bfrom (?:\[[0-9a-fA-F:.]+\]|\d+\.\d+\.\d+\.\d+)(?::\d+)?")
 LEFT_OUT = "(left out)"

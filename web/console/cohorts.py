@@ -8,7 +8,7 @@ from fleet.core.ids import WorkerId, role_of
 from fleet.telemetry.trace import RequestRow
 
 MIN_SLOW, MIN_OTHERS = 5, 5
-"""Numbers of slow and of other answers from which a claim is made."""
+"""Least numbers of slow and of other answers from which a common cause is concluded."""
 MIN_SHARE, MAX_OTHER_SHARE = 0.7, 0.35
 """Least share of the slow answers that have something in common, and largest share of the others
 that have it too.

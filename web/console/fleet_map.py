@@ -45,9 +45,10 @@ class MapStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleNumbers:
-    """Numbers of one role's workers. `dead` counts those that died in the last ten minutes.
-    `configured` is the number in the configuration. `is_free` is True if the number can be ordered
-    for this role, and `managed` in its view if a `fleet up` follows it.
+    """Numbers of one role's workers. `wanted`: workers that should accept tasks; `configured`:
+    workers by the configuration; `dead`: workers that died in the last ten minutes. `is_free`: True
+    if a person may order the number; `view.managed` tells whether a `fleet up` follows such an
+    order.
     """
 
     view: RoleQueue

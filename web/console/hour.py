@@ -14,7 +14,8 @@ from web.gateway.fleet_metrics import GATEWAY_ROLE
 
 STEP_US = SERIES_STEP_S * 1_000_000
 MERGED = 1.25
-"""Percentage of the window within which marks of one kind become one mark: 45 seconds."""
+"""Percentage of the window within which marks of one kind become one mark: 45 seconds of an hour.
+"""
 MAX_TRACKS, MAX_LANES, MAX_TICKS = 6, 24, 7
 TICKS_US = tuple(minutes * 60_000_000 for minutes in (1, 2, 5, 10, 30, 60, 180, 720))
 AROUND_US = 30_000_000
@@ -42,7 +43,7 @@ SAID = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourWindow:
-    """The shown time: of the length `length_us`, an hour by default."""
+    """The time that a page shows: the `length_us` before `to_us`, by default an hour."""
 
     to_us: int
     length_us: int = SERIES_KEPT_S * 1_000_000
@@ -56,7 +57,7 @@ class HourWindow:
 
     @classmethod
     def of(cls, from_us: int, to_us: int) -> "HourWindow":
-        """Return the window of whole steps that has a time."""
+        """Return the window from `from_us` to `to_us`, widened to whole steps of the series."""
         begin, end = from_us // STEP_US * STEP_US, (to_us // STEP_US + 1) * STEP_US
         return cls(to_us=end, length_us=end - begin)
 
@@ -92,7 +93,9 @@ class HourMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkRow:
-    """Marks of one kind. `count`: events, of which one mark may stand for several."""
+    """Marks of one kind. `count`: number of events, which may exceed the number of marks, since
+    events at nearly one time share a mark.
+    """
 
     key: str
     label: str
@@ -118,8 +121,9 @@ class Life:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifeRow:
-    """Processes of a role that followed each other. `label`: the role in its first row. `num_more`:
-    processes of the role that are not drawn, in its last row.
+    """Processes of a role that followed each other. `label`: the role in the first row of a role,
+    "" in further rows. `num_more`: number of processes of the role that are not drawn, in the last
+    row of a role; 0 in earlier rows.
     """
 
     key: str
@@ -218,10 +222,10 @@ def life_rows(
     window: HourWindow,
     stages: Sequence[str] = (),
 ) -> tuple[LifeRow, ...]:
-    """Return the lives of all processes in rows by role: a process is drawn behind one that ended
-    before it began, so that a role has as many rows as processes lived at one time. The lives are
-    of the listed workers, and of those that only the journal still knows. Roles are in the order of
-    their `stages`, gateways last.
+    """Return the lives of processes in rows by role, at most `MAX_LANES` rows. A process is drawn
+    behind one that ended before it began, so that a role has as many rows as processes lived at one
+    time, at most `MAX_TRACKS`. The lives are of the listed workers, and of workers that only the
+    journal still knows. Roles are in the order of `stages`, gateways last.
     """
     spans = _spans(workers, entries, window)
     places = {stage: place for place, stage in enumerate(stages)}
@@ -259,7 +263,9 @@ def life_rows(
 
 
 Span = tuple[str, str, int, int, str]
-"""Role, id, begin, end (0 while it lives) and way of the end of a process."""
+"""A process: role ("" for a gateway), id, begin, end (0 while it lives), and how it ended or its
+state.
+"""
 
 
 def _spans(

@@ -22,8 +22,9 @@ Pick = Callable[[SeriesPoint], float | None]
 
 
 class HourLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of a chart. `column`: name of its numbers. `colour`: name of a CSS variable. `dashed`
-    sets it apart without its colour. `right`: True for the scale on the right.
+    """A line of a chart. `column`: key of its numbers in `Columns`. `colour`: name of a CSS
+    variable. `dashed`: True to tell the line apart without colour. `right`: True for the scale on
+    the right.
     """
 
     column: str
@@ -34,8 +35,9 @@ class HourLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HourChart(msgspec.Struct, frozen=True, kw_only=True):
-    """A chart. `unit`: follows a number of the left scale. `now`: the present numbers, as last
-    measured at `at_us` (0: now). `description`: what a reader who cannot see the lines is told.
+    """A chart. `unit`: text after each number of the left scale. `now`: the latest numbers as text,
+    measured at `at_us`, 0 if they are current. `description`: text for readers who cannot see the
+    lines.
     """
 
     key: str
@@ -60,8 +62,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HourCharts:
     """Charts of a time series. `stages`: names of the stages in the order of their colours.
-    `speaks`: True if answers have audio; the first text counts otherwise. `is_past`: True for a
-    time other than the last hour, of which nothing is called present.
+    `speaks`: True if first outputs are audio, False if they are text. `is_past`: True for a time
+    other than the last hour, whose numbers are not called present.
     """
 
     series: Sequence[SeriesPoint]
@@ -212,8 +214,8 @@ class HourCharts:
 
 
 def _counted(pick: Callable[[SeriesPoint], float]) -> Pick:
-    """Return `pick` for steps that some gateway wrote; None for the others, which have no count
-    that could be called zero.
+    """Return `pick`, changed to return None for steps that no gateway wrote: their count is
+    unknown, not zero.
     """
 
     def found(point: SeriesPoint) -> float | None:

@@ -15,7 +15,9 @@ from web.console.page_context import PageContext
 
 
 class _Recent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chart needs at each change. `from_s`, `to_s`: the window in seconds since 1970."""
+    """What the browser needs at each change to draw the charts. `from_s`, `to_s`: the window in
+    seconds since 1970. `newest`: numbers of the newest steps.
+    """
 
     from_s: int
     to_s: int
@@ -49,7 +51,9 @@ class BandContext(PageContext):
 
     @property
     def whole(self) -> str:
-        """The JSON of all numbers, which only the whole page has: no other update encodes them."""
+        """The JSON of the numbers of the whole time, "{}" without a band. Only a whole page
+        contains this; updates contain `recent`.
+        """
         return _island(self.band.drawn.whole()) if self.band is not None else "{}"
 
     @property
@@ -65,8 +69,8 @@ def draw_band(
     entries: Sequence[JournalEntry],
     workers: Sequence[WorkerView],
 ) -> HourBand:
-    """Draw a time on one axis. `drawn`: the charts of its time series, left out if it is past and
-    has none; `entries`: the journal.
+    """Draw a time on one axis. `drawn`: the charts of its time series; a past time whose series is
+    empty has no charts. `entries`: the journal, oldest first.
     """
     charts = drawn.charts() if drawn.series or not drawn.is_past else ()
     recent = _Recent(

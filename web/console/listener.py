@@ -31,7 +31,7 @@ LEAST, QUIET = 0.03, 0.02
 STAIR_TOP, STAIR_BOTTOM = 4.0, 46.0
 TALL = 48
 MAX_STEPS = 300
-"""Steps of the curve of sound made that can be told apart."""
+"""Largest number of steps in the curve of produced sound; more could not be told apart."""
 MIN_PHRASE = 110.0
 """Narrowest phrase on the axis that has room for its first words."""
 
@@ -99,8 +99,8 @@ def find_axis(facts: AnswerFacts) -> Axis:
 
 
 def _speech_s(facts: AnswerFacts) -> float:
-    """Return the length of the user's sound in seconds. The prompt of a spoken turn has the sound
-    of the turns before it too, its own is the last.
+    """Return the length of the user's sound in seconds. For a spoken turn this is the prompt's last
+    clip, since the earlier clips are from the turns before.
     """
     clips = facts.trace.audio if facts.trace.turn is None else facts.trace.audio[-1:]
     return sum(clip.duration_s for clip in clips)

@@ -84,8 +84,9 @@ class LivePages:
                     yield format_message(event_id or last_id or "0-0", changed)
 
     async def _read(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
-        """Read a page's context. On an error, return the last context (`last`) with the error as
-        its trouble. A problem of Redis replaces the page's own trouble.
+        """Read a page's context. On an error, return the context of the previous reading (`last`),
+        or an empty one if `last` is None, with the error as its trouble. A problem of Redis
+        replaces the page's own trouble.
         """
         try:
             shown = await page.read(query)

@@ -85,8 +85,8 @@ class PipelineStatus:
 
 
 async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -> PipelineStatus:
-    """Read the current status, with the request to show if `request_id` is not None. If Redis is
-    unreachable, this is the sentence of its speech.
+    """Read the current status. `request_id`: request to show, None to show no request. If Redis is
+    unreachable, speech is down, its sentence gives the error, and all counts are 0.
     """
     graph = gateway.graph
     try:

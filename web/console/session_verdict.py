@@ -38,7 +38,9 @@ def judge_session(record: SessionRecord) -> AnswerVerdict:
 
 
 def usual_wait_ms(turns: Sequence[TurnRecord]) -> float | None:
-    """Return the median wait from the end of the caller's speech; None if it is not known."""
+    """Return the median wait from the end of the caller's speech to the first sound of the answer;
+    None if no turn has a known wait.
+    """
     known = [t.voice_to_voice_ms for t in turns if t.voice_to_voice_ms is not None]
     return statistics.median(known) if known else None
 

@@ -13,9 +13,11 @@ from web.console.answer_facts import Arrival
 from web.fleet_api.walk_spans import EdgeLogs
 
 FACTOR, MIN_STALL_US = 4, 150_000
-"""A pause is this many times the median time of an item, and long enough to be felt."""
+"""Least length of a pause: a multiple of the usual time of the chunk that ends the pause, and a
+time in microseconds that is long enough to be felt.
+"""
 MIN_CHUNKS = 5
-"""Fewer chunks say nothing about what is usual."""
+"""Least number of chunks that show what is usual; with fewer, no pauses are reported."""
 NOT_AT_WORK = ("lost", "parked", "handed_off")
 
 

@@ -24,15 +24,16 @@ NUM_PEAKS = 300
 MAX_BYTES = 32 << 20
 """Size up to which sound is read, eleven minutes at 24 kHz. Longer sound is not drawn."""
 MAX_KNOWN = 32
-"""Number of answers whose peaks are kept, since an open page is read again every two seconds."""
+"""Number of answers whose peaks are cached, since an open page is read again every two seconds."""
 FULL_SCALE = 32768
 PCM = "pcm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSound:
-    """`peaks` are the highest levels, 0 to 1, of equal parts of the sound. `arrivals` are its
-    chunks, `words` its words where the voice tells their times.
+    """An answer's sound as it is drawn. `peaks` are the highest levels, 0 to 1, of equal parts of
+    the sound. `arrivals` are the sound's chunks, empty if a chunk has no time; `words` are its
+    words, empty unless the voice reports their times.
     """
 
     peaks: tuple[float, ...] = ()

@@ -248,7 +248,9 @@ def _fine(facts: AnswerFacts) -> Words:
 
 
 def _continuity(facts: AnswerFacts) -> Words:
-    """Say if the sound had a dropout. Without a report of a player, its parts' times tell."""
+    """Say whether the sound had a dropout, by the player's report, or without a report by the times
+    at which the sound was made.
+    """
     if facts.underruns is not None:
         return [", no dropout"]
     if facts.gaps is not None:

@@ -28,18 +28,18 @@ TIMEOUT_S = 10.0
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Pauses between the tries to send an alert; after the last try it is given up."""
 LEASE_S = 180
-"""Time for which an alert is claimed: all tries take 131 s. After it another gateway may claim an
-alert whose sender has ended.
+"""Time for which an alert is claimed: all tries take 131 s. Afterwards another gateway may claim
+the alert, since the first one may have ended.
 """
 NUM_WATCHED = 3
-"""Newest incidents whose alerts are watched."""
+"""Number of the newest incidents for which alerts are sent."""
 
 
 class AlertBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of an alert. `event`: opened, worse or ended. `incident`: the same in all alerts about
-    one. `fleet`: name of the model. `level`: degraded or down. `since`, `until`: times in UTC;
-    `until` is null while the incident goes on. `link`: address of the page. `text`: sentence and
-    link, as chat systems show it.
+    """Body of an alert. `event`: opened, worse or ended. `incident`: id of the incident, the same
+    in all alerts about it. `fleet`: name of the model. `level`: degraded or down. `since`, `until`:
+    times in UTC; `until` is null while the incident goes on. `link`: address of the incident's
+    page. `text`: sentence and link, as chat systems show it.
     """
 
     event: AlertEvent
@@ -79,8 +79,8 @@ class AlertSender:
             await asyncio.sleep(POLL_S)
 
     async def send_due(self) -> None:
-        """Send the alerts that are due and that no other gateway sends. Raises:
-        RedisUnreachable.
+        """Claim and send the alerts that are due and that no other gateway has claimed; record
+        whether each was sent. Raises: RedisUnreachable.
         """
         for incident in (await self._gateway.incidents.from_journal())[:NUM_WATCHED]:
             for event in await self._due(incident):

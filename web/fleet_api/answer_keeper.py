@@ -35,7 +35,8 @@ from web.openai.audio_encoder import encode_whole
 log = logging.getLogger("fleet.web")
 
 LOCK = "follower.lock"
-"""Name of the file, in the history's folder, that the gateway which follows the events has locked.
+"""Name of a lock file in the history's folder. The gateway of a host that holds its lock follows
+the fleet's events for all gateways of the host.
 """
 LOCK_POLL_S, WRITE_POLL_S, INCIDENT_POLL_S = 5.0, 1.0, 30.0
 SETTLE_S = 3.0
@@ -44,7 +45,7 @@ is stored for a minute.
 """
 NUM_LINES = 200
 MAX_WAITING = 1000
-"""Answers that wait to be kept at one time; further ones are left out."""
+"""Largest number of answers that wait to be kept at one time; further answers are not kept."""
 SOUND_FORMAT = "flac"
 
 
@@ -137,7 +138,9 @@ class AnswerKeeper:
                     self._add(*chosen)
 
     async def _write(self) -> None:
-        """Keep the answers that are due. What Redis does not answer for is left out."""
+        """Keep the answers that are due, until cancelled. An answer is not kept if it is no longer
+        stored or if Redis is unreachable.
+        """
         while True:
             await asyncio.sleep(WRITE_POLL_S)
             now_s = asyncio.get_running_loop().time()
@@ -158,8 +161,8 @@ class AnswerKeeper:
 
 
 def may_keep_texts(detail: RequestDetail) -> bool:
-    """Return False if the client asked that nothing be stored (`store: false`), or if its body, and
-    with it that field, is not known.
+    """Return False if the client asked that nothing be stored (`store: false`), or if the request's
+    body is not stored, since its field `store` is then unknown.
     """
     return bool(detail.body) and json.loads(detail.body).get("store") is not False
 

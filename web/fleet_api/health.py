@@ -33,10 +33,9 @@ class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """Response of GET /ready. For clients with the API key, `missing` names the roles without a
-    live worker, and `starting` those missing roles that have a starting worker.
-
-    If `missing` is empty and `ready` is false, `error` says why Redis admits no requests.
+    """Response of GET /ready. `error`: why requests cannot be served, None if `ready` is true.
+    `missing`: roles without a live worker; `starting`: the missing roles that have a starting
+    worker. For clients without the API key both are empty, and `error` gives no details.
     """
 
     ready: bool

@@ -23,7 +23,9 @@ from web.http.callers import current_caller
 from web.openai.audio_encoder import encode_whole
 
 CLOCKS_US, WRITTEN_WITHIN_US = 60_000_000, 120_000_000
-"""Difference of clocks between a gateway and Redis, and time until the journal has a refusal."""
+"""Largest expected difference between the clocks of a gateway and Redis, and longest expected time
+from a refusal to its entry in the journal.
+"""
 
 
 class RequestDetail(RequestTrace, frozen=True, kw_only=True):
@@ -32,7 +34,7 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
 
     `audio_samples` is the number of samples produced so far, at `audio_rate_hz` (0 without audio).
     `heard` has the transcripts of the prompt's clips as far as they are known. `trace_id`: id of
-    its exported spans' trace.
+    the trace as which the answer is exported to a collector.
     """
 
     object: str = "fleet.request"
@@ -45,8 +47,8 @@ class RequestDetail(RequestTrace, frozen=True, kw_only=True):
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of an answer. `logs`: chunks by edge, without the audio edge's. `lines`: log
-    lines that name the request, oldest first.
+    """What is kept of an answer. `logs`: chunks by edge, except for the audio edge; empty if the
+    answer's texts may not be kept. `lines`: log lines that name the request, oldest first.
     """
 
     detail: RequestDetail
@@ -80,8 +82,8 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
 
 
 async def read_record(gateway: Gateway, request: RequestId) -> AnswerRecord:
-    """Return the record of a kept answer. Raises: NotFound, which says that the request was refused
-    if the journal knows that; RedisUnreachable.
+    """Return the record of a kept answer. Raises: NotFound if the answer is not kept, with the
+    reason if the journal has a refusal of the request; RedisUnreachable.
     """
     kept = await gateway.history.read(request)
     if kept is None:
@@ -163,8 +165,9 @@ async def read_logs_without_audio(
 
 
 async def check_owner(gateway: Gateway, request: RequestId) -> None:
-    """Check that the caller may end or take over a request: with the scope `operate` any, otherwise
-    its own. Raises: NotFound for requests of other keys, as if there were none.
+    """Check that the caller may end or take over a request: a caller with the scope `operate` any
+    request, other callers only requests of their own key. An unknown request passes. Raises:
+    NotFound for requests of other keys, as if these requests did not exist.
     """
     caller = current_caller()
     if caller.may("operate"):
@@ -182,8 +185,8 @@ def request_not_found(request: str) -> NotFound:
 
 
 async def _refused(gateway: Gateway, request: RequestId) -> NotFound | None:
-    """Return the error for a request that was not admitted; None if the journal does not know
-    that. Raises: RedisUnreachable.
+    """Return the error that gives the reason why a request was refused; None if the journal has no
+    refusal of the request. Raises: RedisUnreachable.
     """
     begun_us = begun_at(request)
     if not begun_us:
@@ -205,8 +208,8 @@ def _as_wav(sound: bytes) -> bytes:
 
 
 async def _heard(gateway: Gateway, trace: RequestTrace) -> list[str]:
-    """Return the transcripts of the prompt's clips as far as they are known. Without a client that
-    wants them, they are in the log of another edge of the stage that makes them.
+    """Return the transcripts of the prompt's clips as far as they are known. If the client did not
+    ask for transcripts, they are read from another edge of the stage that makes them.
     """
     wanted = gateway.edges.heard
     if wanted is None or not trace.audio:

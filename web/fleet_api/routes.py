@@ -55,8 +55,8 @@ MAX_JOB_BODY_BYTES = 64 * 1024
 
 class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of requests. `next` is the value of the parameter `before` for the next page; null at
-    the end. `counts` has the numbers of the filtered list by state, whatever state is asked for;
-    `counts_all` is false if only the newest requests were counted.
+    the end. `counts` has the number of matching requests by state, for all states even if one is
+    asked for; `counts_all` is false if only the newest requests were counted.
     """
 
     object: str = "list"

@@ -15,8 +15,9 @@ MAX_DIGITS = 9
 
 
 class VersionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of the draft head was chosen. Workers of the main stage use it within two seconds;
-    answers do not change.
+    """Response after a version of the draft head was promoted or rolled back. `version`: number of
+    the version in use from now on; 0 is the head with which the workers started. Workers of the
+    main stage switch within two seconds; answers do not change.
     """
 
     version: int
@@ -24,7 +25,7 @@ class VersionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForgottenResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer was ordered to forget its samples, which takes less than a second."""
+    """Response after the trainer was ordered to forget its samples, which takes up to a second."""
 
     object: str = "fleet.training.forgotten"
 

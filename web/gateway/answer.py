@@ -43,8 +43,8 @@ MAX_DIGITS = 15
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """Next text of an answer. `logprobs`: the tokens that begin in it, if the request asks for log
-    probabilities.
+    """Next text of an answer. `logprobs`: log probabilities of the tokens that begin in this text;
+    empty unless the request asks for log probabilities.
     """
 
     text: str
@@ -78,8 +78,8 @@ Piece = TextPiece | AudioPiece | HeardPiece | CallPiece
 
 @dataclass(slots=True)
 class Position:
-    """Amount of an answer that was sent: Unicode characters of text and calls, bytes of audio.
-    Written as `CHARS.BYTES`, such as `120.48000`.
+    """Amount of an answer that was sent: `chars` counts Unicode characters of text and function
+    calls, `audio_bytes` counts bytes of PCM16. Written as `CHARS.BYTES`, such as `120.48000`.
     """
 
     chars: int = 0
@@ -90,7 +90,7 @@ class Position:
 
     @staticmethod
     def parse(text: str) -> "Position":
-        """Read a position written as `CHARS.BYTES`. Raises: BadInput if `text` is none."""
+        """Read a position written as `CHARS.BYTES`. Raises: BadInput if `text` has another form."""
         chars, dot, sound_bytes = text.partition(".")
         numbers = all(
             digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS
@@ -155,8 +155,8 @@ class AnswerContext:
 
     `closing` is set when the gateway stops. `num_cached` counts the prompt positions of a finished
     request that were reused from the previous turn of its conversation. `tells_prompt` returns True
-    if a stage reports the number of tokens of a request's prompt, which then includes a transcript.
-    `note_gaps` stores the gaps in the sound of a whole answer.
+    if a stage reports the number of prompt tokens, since the prompt contains a transcript that the
+    gateway does not know. `note_gaps` stores the gaps in the sound of a complete answer.
     """
 
     edges: ClientEdges
@@ -169,18 +169,18 @@ class AnswerContext:
 
 
 class AnswerStream:
-    """The answer to one request, as text and audio pieces. An async context manager: leaving it
-    before the end of the answer aborts the request.
+    """The answer to one request, as text and audio pieces. An async context manager: leaving the
+    context before the end of the answer aborts the request.
 
     The request is not aborted in two cases: when the gateway stops (GatewayStopping, or `closing`
     is set), so that the client can resume the answer at another gateway; and when `is_stalled`
     returns True, since a client that was disconnected because it did not read may resume the answer
     too.
 
-    The audio begins with at most `max_leading_silence_ms` of silence; `num_samples` counts the
-    samples before trimming.
-    `main` is the sampling of the main stage. `first_audio_at` is the arrival of the first audio, in
-    seconds of `time.monotonic`. `on_complete` is called with the token ids of a complete answer.
+    The audio begins with at most `max_leading_silence_ms` of silence, None for no limit;
+    `num_samples` counts the samples received, before trimming. `main` is the sampling of the main
+    stage. `first_audio_at` is the time when the first audio arrived, in seconds of
+    `time.monotonic`. `on_complete` is called with the token ids of a complete answer.
     """
 
     def __init__(
@@ -304,8 +304,8 @@ class AnswerStream:
 
     @property
     def word_ends(self) -> list[WordEnd] | None:
-        """Ends of the answer's words in its text and its audio, as far as the audio has arrived;
-        None if the graph does not tell them.
+        """Ends of the answer's words in the text and in the audio, as far as the audio has arrived;
+        None if the voice does not report the times of its words.
         """
         return self._words.ends(self.num_trimmed)
 
@@ -394,7 +394,7 @@ class AnswerStream:
         return [self._text_piece(each) if isinstance(each, str) else each for each in pieces]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """Return the text that the next tokens add to the answer. Stop tokens have none."""
+        """Return the text that the next tokens add to the answer. Stop tokens add no text."""
         hidden = self._main.stop_token_ids
         return self._detokenizer.add([id for id in ids if id not in hidden] if hidden else ids)
 
@@ -469,7 +469,9 @@ class HeardText:
 
 
 def transcripts_of(chunks: Iterable[Chunk], num_clips: int) -> list[str]:
-    """Return the text of each clip in the chunks of a transcript."""
+    """Return the transcript of each audio clip of a prompt. `chunks`: all chunks of the client edge
+    that carries transcripts.
+    """
     transcripts = Transcripts(num_clips)
     for chunk in chunks:
         transcripts.add(_transcript_arrays(chunk))

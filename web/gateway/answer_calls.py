@@ -17,9 +17,9 @@ from fleet.processing.tool_calls.parser import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPiece:
-    """Piece of a function call. `index`: number of the call in the answer. The first piece of a
-    call has its `id` and `name`, further ones parts of its `arguments`, which are JSON text, and
-    the last one `is_last`. A call that was cut has no last piece.
+    """Piece of a function call. `index`: number of the call in the answer, from 0. The first piece
+    of a call has its `id` and `name`; further pieces have parts of its `arguments`, a JSON text;
+    the last piece is empty and has `is_last` set. A call that was cut has no last piece.
     """
 
     index: int
@@ -30,18 +30,20 @@ class CallPiece:
 
     @property
     def num_chars(self) -> int:
-        """Length in the positions of a stream, where the beginning of a call counts as one."""
+        """Number of characters by which the piece advances a `Position`; the first piece of a call
+        counts as one character.
+        """
         return 1 if self.name else len(self.arguments)
 
     def without(self, num_chars: int) -> "CallPiece | None":
-        """Return the piece without its beginning; None if nothing is left."""
+        """Return the piece without its first `num_chars` characters; None if nothing is left."""
         if num_chars >= self.num_chars and not self.is_last:
             return None
         return replace(self, arguments=self.arguments[num_chars:])
 
 
 class AnswerCalls:
-    """The calls of one answer. `num_calls`: number of calls that have begun."""
+    """Parser of the function calls in one answer. `num_calls`: number of calls that have begun."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self._request = spec.id
@@ -52,8 +54,9 @@ class AnswerCalls:
         return self._parser.num_calls if self._parser is not None else 0
 
     def add(self, text: str, *, is_whole: bool = False) -> Iterable[str | CallPiece]:
-        """Add the next text of the answer, its last one if `is_whole`; return the text and the
-        calls in it, as far as no later text can change them.
+        """Add the next text of the answer; return the text and the calls that no later text can
+        change. `is_whole`: True if `text` is the end of the answer, after which nothing is held
+        back.
         """
         if self._parser is None:
             return [text] if text else []

@@ -11,9 +11,9 @@ from fleet.core.chunk import LOGPROBS, TOP_IDS, Chunk
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of an answer's token, and the most likely ids at its place with theirs.
-    `begin`: characters of the answer before the text of the token, or of the next token that has
-    text.
+    """Log probability of one token of an answer. `top`: ids and log probabilities of the most
+    likely tokens at the same place. `begin`: number of characters of the answer before the text of
+    the token; a token without text has the place of the next token with text.
     """
 
     token: int
@@ -23,12 +23,13 @@ class TokenLogprob:
 
 
 Told = tuple[float, tuple[tuple[int, float], ...]]
-"""A token's log probability, and the most likely ids with theirs."""
+"""Log probability of a token, and (id, log probability) of the most likely tokens at its place."""
 
 
 class AnswerLogprobs:
-    """Log probabilities that wait until their text is sent. Text that a stop string cuts off takes
-    its tokens along. A token without text waits for the next one that has some.
+    """Queue of log probabilities, each of which is taken out when the first character of its token
+    is sent. A token without text waits for the next token with text. Tokens whose text a stop
+    string cuts off are never taken.
     """
 
     def __init__(self) -> None:
@@ -36,8 +37,8 @@ class AnswerLogprobs:
         self._num_chars = self._num_sent = 0
 
     def told(self, chunk: Chunk, num_tokens: int) -> list[Told | None]:
-        """Return what a chunk tells of each of its `num_tokens` tokens; None for tokens that were
-        not sampled, which come first.
+        """Return the log probabilities of a chunk's `num_tokens` tokens, in order; None for tokens
+        that were not sampled, which come first.
         """
         if LOGPROBS not in chunk.tensors:
             return [None] * num_tokens
@@ -49,13 +50,15 @@ class AnswerLogprobs:
         return [*[None] * (num_tokens - len(sampled)), *sampled]
 
     def put(self, token: int, told: Told | None, num_chars: int) -> None:
-        """Add the answer's next token, which added `num_chars` characters to the text."""
+        """Add the answer's next token, which added `num_chars` characters to the text. A token
+        whose `told` is None only advances the position.
+        """
         if told is not None:
             self._waiting.append(TokenLogprob(token, *told, begin=self._num_chars))
         self._num_chars += num_chars
 
     def take(self, num_chars: int) -> tuple[TokenLogprob, ...]:
-        """Return the tokens of which the next `num_chars` characters to be sent show the first."""
+        """Remove and return the tokens that begin in the next `num_chars` characters to be sent."""
         self._num_sent += num_chars
         taken: list[TokenLogprob] = []
         while self._waiting and self._waiting[0].begin < self._num_sent:

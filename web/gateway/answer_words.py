@@ -11,9 +11,9 @@ WordEnd = tuple[int, int]
 
 
 class AnswerWords:
-    """Words of an answer, from the chunks of its audio: `word_ends` int32 [words], positions in the
-    answer of the sample after each word; `words` uint8, their UTF-8, each ended by a zero byte.
-    Joined, the words are the text.
+    """Words of an answer, read from the chunks of its audio. A chunk has two tensors: `word_ends`,
+    int32 [words], is the position in the audio of the sample after each word; `words`, uint8, is
+    the UTF-8 text of the words, each ended by a zero byte. Joined, the words are the text.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class AnswerWords:
         """The words so far, joined."""
 
     def add(self, chunk: Chunk) -> None:
-        """Add the words of a chunk, if it tells any."""
+        """Add the words of a chunk, if the chunk has words."""
         if WORD_ENDS not in chunk.tensors:
             return
         ends = np.frombuffer(_bytes(chunk.tensors[WORD_ENDS]), "<i4").tolist()
@@ -33,8 +33,8 @@ class AnswerWords:
             self._ends.append((len(self.text), end))
 
     def ends(self, num_trimmed: int) -> list[WordEnd] | None:
-        """Return the ends of the words; None if no chunk told any. `num_trimmed`: samples that were
-        removed from the beginning of the audio.
+        """Return the ends of the words; None if no chunk had words. `num_trimmed`: samples that
+        were removed from the beginning of the audio.
         """
         if self._ends is None:
             return None

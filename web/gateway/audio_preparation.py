@@ -35,10 +35,8 @@ class AudioPreparation:
         self._num_preparing = 0
 
     async def decode(self, chat: ChatRequest, applicant: Applicant) -> ChatRequest:
-        """Return the chat with its audio decoded, once it is the turn of `applicant`. Cancelling
-        the caller ends the decoding.
-
-        Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
+        """Wait in the queue as `applicant`, then return the chat with its audio decoded. A chat
+        without undecoded audio is returned at once. Cancelling the caller ends the decoding.
         """
         parts = [
             (part.where, part.data)

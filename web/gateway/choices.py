@@ -55,9 +55,9 @@ def _choice_of(chat: PreparedChat, number: int, main: StageName) -> PreparedChat
 async def submitted(
     gateway: Gateway, chats: Sequence[PreparedChat], work: Work[T]
 ) -> AsyncIterator[Choices[T]]:
-    """Submit the choices, and run `work` on each as soon as it is submitted, so that none waits for
-    another's place. Leaving the context ends all work, which aborts the requests that have not
-    ended.
+    """Submit the choices, and run `work` on each answer as soon as its request is submitted, so
+    that no answer waits until the others are admitted. Leaving the context cancels all work and
+    aborts the requests that have not ended.
 
     Raises: as `Gateway.submit_prepared`, if a choice is not admitted.
     """

@@ -15,7 +15,9 @@ _WHERE = "questions"
 
 
 class OptionLabel(NamedTuple):
-    """`ids`: the tokens that write the label, with and without a space before it."""
+    """Label of an option. `ids`: the tokens that stand for the label, with and without a space
+    before it.
+    """
 
     text: str
     ids: tuple[int, ...]
@@ -33,10 +35,14 @@ class OptionLabels:
         self._letters: list[OptionLabel] = []
         words = list(self._labels(("Yes", "No")))
         self.yes_and_no = words if len(words) == 2 else self.letters(2)
-        """Labels of a statement that is true, and of one that is not."""
+        """Labels for a true and for a false statement: Yes and No, or A and B if the tokenizer has
+        no single tokens for Yes and No.
+        """
 
     def letters(self, num: int) -> list[OptionLabel]:
-        """Return up to `num` labels: A, B, ..., then pairs of letters."""
+        """Return `num` labels: A, B, ..., then pairs of letters; fewer if the tokenizer has no
+        single tokens for the others.
+        """
         while len(self._letters) < num and (label := next(self._left, None)) is not None:
             self._letters.append(label)
         return self._letters[:num]

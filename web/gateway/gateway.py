@@ -114,7 +114,7 @@ class Gateway:
 
     @property
     def speaks_texts(self) -> bool:
-        """True if a text is spoken without the main stage."""
+        """True if the graph has a stage that speaks a given text, without the main stage."""
         return any(edge.replaced_by == "speech_text" for edge in self.graph.edges)
 
     def check_word_times(self, *, asked: bool) -> None:
@@ -187,9 +187,9 @@ class Gateway:
         """Check a chat and decode its audio, for `submit_prepared`.
 
         `stored` is the copy of the body for the trace, by default made from the options and
-        messages. `kind` is the kind of request that lists show, by default speech or text. If the
-        answer `continues` other audio, its leading silence is not trimmed. `arrived_s`: place among
-        its client's waiting requests, by default now. `outputs`: see `outputs`, by default.
+        messages. `kind` is shown in lists, by default speech or text. If the answer `continues`
+        other audio, leading silence is not trimmed. `arrived_s` orders a client's waiting requests,
+        by default now. `outputs`: client edges, by default from `Gateway.outputs`.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -228,8 +228,8 @@ class Gateway:
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken, applicant=applicant)
 
     def _applicant(self, continues: bool, arrived_s: float | None) -> Applicant:
-        """Return the place of a request in the queue. A request in the background that `continues`
-        an answer does not wait for all others again.
+        """Return the request's entry in the queue. `continues`: the request goes on with an earlier
+        answer, so that background priority does not send it to the end of the queue again.
         """
         applicant = self._shares.applicant(current_sender(), current_caller())
         if is_background() and not continues:
@@ -309,8 +309,8 @@ class Gateway:
         return reply_of(options) | tools.reply | limited
 
     def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
-        """Return the request with max_tokens set to the length of its given answer, which is
-        complete.
+        """Return the request with max_tokens set to the length of its given answer, so that the
+        model adds nothing to that answer.
         """
         sampling, replace = self._sampling_of(spec, self._main), msgspec.structs.replace
         main = replace(sampling, max_tokens=len(spec.given))
@@ -320,8 +320,8 @@ class Gateway:
         self, request_id: RequestId, voice: VoiceHold | None = None
     ) -> AnswerStream | None:
         """Return the answer of a request that another gateway or connection submitted, as a stream
-        from its beginning; None if there is no such request. `voice`: the voice session of which it
-        is an answer.
+        from its beginning; None if there is no such request. `voice`: this gateway's hold on the
+        voice session to which the answer belongs; None outside of voice sessions.
 
         Raises: RedisUnreachable; ResumedElsewhere if another gateway holds that session now.
         """
@@ -470,8 +470,8 @@ def reply_of(body: AnswerOptions) -> dict[str, str]:
 
 
 def session_of(body: AnswerOptions, key: str) -> str:
-    """Return the internal name of the conversation that the client named; "" if it named none. An
-    API key of `web.keys_file` has names of its own: `key`/name.
+    """Return the internal name of the conversation `prompt_cache_key`; "" without that field.
+    `key`: name of the API key in `web.keys_file`, to separate clients' conversations; "" for none.
     """
     if body.prompt_cache_key is None:
         return ""

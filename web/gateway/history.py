@@ -24,8 +24,9 @@ T = TypeVar("T")
 
 
 class AnswerHistory:
-    """Kept answers, sessions and incidents of this host. A file that cannot be read or written is
-    logged, and counts as one without them. Disabled by `history.max_mib: 0`.
+    """Kept answers, sessions and incidents of this host. An error of the file is logged, and the
+    method then returns what it returns for an empty file: None, False or an empty list. Disabled by
+    `history.max_mib: 0`.
     """
 
     def __init__(self, config: FleetConfig) -> None:
@@ -41,7 +42,7 @@ class AnswerHistory:
         await self._call(None, self._store.keep, answer)
 
     async def read(self, request: RequestId) -> KeptAnswer | None:
-        """Return a kept answer with its record, or None."""
+        """Return a request's kept answer with its record and sound; None if none is kept."""
         return await self._call(None, self._store.read, request)
 
     async def has_sound(self, request: RequestId) -> bool:
@@ -59,11 +60,13 @@ class AnswerHistory:
         return await self._call({}, self._store.counts)
 
     async def pin(self, request: RequestId, *, pinned: bool) -> bool:
-        """Keep an answer beyond its days, or no longer; return False if it is not kept at all."""
+        """Set whether a kept answer outlasts `history.days`: True protects the answer from removal
+        by age, False ends this protection. Return False if the answer is not kept.
+        """
         return await self._call(False, self._store.pin, request, pinned=pinned)
 
     async def keep_incident(self, incident: KeptIncident) -> bool:
-        """Keep an incident; return False if it could not be written."""
+        """Write an incident to the file; return False if the incident could not be written."""
         return await self._call(False, self._keep_incident, incident)
 
     def _keep_incident(self, incident: KeptIncident) -> bool:
@@ -71,7 +74,7 @@ class AnswerHistory:
         return True
 
     async def incident(self, incident: str) -> KeptIncident | None:
-        """Return a kept incident with its record, or None."""
+        """Return the kept incident with this id, including its record; None if it is not kept."""
         return await self._call(None, self._incidents.read, incident)
 
     async def incidents(self, limit: int, *, before_us: int = 0) -> Sequence[KeptIncident]:

@@ -11,11 +11,11 @@ from web.schema.fields.chat import TOOLS_IGNORED
 log = logging.getLogger("fleet.web")
 
 PERIOD_S = 60.0
-"""Time in seconds after which the same field is logged again."""
+"""Seconds for which a field is not logged again after a log line about it."""
 
 
 def warning_of(name: str) -> str:
-    """Return the warning about tools under the field `name`, such as `session.tools`."""
+    """Return the warning that tools in the field `name`, such as `session.tools`, are ignored."""
     return f"{name}: ignored: {TOOLS_IGNORED}"
 
 

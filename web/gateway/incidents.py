@@ -26,22 +26,26 @@ from web.gateway.fleet_port import FleetPort
 from web.gateway.history import AnswerHistory
 
 MAX_ENTRIES = 20_000
-"""Entries of the journal that are followed, as many as Redis keeps."""
+"""Limit of journal entries held in memory, equal to the number that Redis keeps."""
 LINES_PER_READ, MAX_READS, MAX_LINES = 500, 4, 200
-"""Log lines of an incident: the last warnings and errors among the last lines of its time."""
+"""Limits of the log lines of an incident: lines per read, number of reads, and warnings and errors
+that are kept, the latest ones.
+"""
 MAX_POINTS = SERIES_KEPT_S // SERIES_STEP_S
 MAX_WORKERS = 200
 MARGIN_US = 60_000_000
-"""Time before and after an incident that its page shows."""
+"""Microseconds before and after an incident that its page also shows."""
 T = TypeVar("T")
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An incident with what is known of its time, each oldest first. `entries`: the journal, from a
-    while before it to a while after it; `journal_from_us`: begin of the journal. The shown time is
-    from `from_us` to `to_us`. `lines`: warnings
-    and errors of the log; `log_reaches`: True if the log reaches back to the begin of the incident.
-    `points`: consecutive steps of the time series. `workers`: processes of that time.
+    """An incident, with what the fleet recorded from `from_us` to `to_us`, the time that its page
+    shows. All lists are in order of time.
+
+    `entries`: journal entries of the incident and of some time before and after. `journal_from_us`:
+    time of the oldest journal entry when the record was made. `lines`: warnings and errors of the
+    log. `log_reaches`: True if the log reaches back to `from_us`. `points`: consecutive steps of
+    the time series. `workers`: processes of that time.
     """
 
     incident: Incident
@@ -80,13 +84,13 @@ class IncidentReader:
         return self._find(entries, entries[0].at_us if entries else 0)
 
     async def current(self) -> Incident | None:
-        """Return the incident that goes on, or None."""
+        """Return the incident that has not ended, or None."""
         newest = next(iter(await self.from_journal()), None)
         return newest if newest is not None and newest.is_open else None
 
     async def newest(self, limit: int, *, before_us: int = 0) -> list[Incident]:
-        """Return incidents of the journal and kept ones, newest first. `before_us`: only those that
-        began earlier; 0 for all.
+        """Return at most `limit` incidents, from the journal and from this host's file, newest
+        first. `before_us`: only incidents that began earlier; 0 for all.
         """
         found = {one.begin_us: one for one in await self.from_journal()}
         for row in await self._history.incidents(limit, before_us=before_us):
@@ -103,8 +107,8 @@ class IncidentReader:
         return [found[at] for at in begins[:limit]]
 
     async def read(self, incident: str) -> IncidentRecord | None:
-        """Return the incident with this id, or that goes on at the time in it; None if there is
-        none.
+        """Return the record of an incident; None if there is none. `incident`: an id, which is a
+        time; the incident that was going on at that time is returned.
         """
         at_us = time_of(incident)
         if at_us is None:
@@ -121,7 +125,9 @@ class IncidentReader:
         return None if found is None else await self._record(found, entries, from_us, kept)
 
     async def keep(self, incident: Incident) -> None:
-        """Keep what is known of an incident, unless that is kept already."""
+        """Write the record of an incident to this host's file, unless the same state is kept
+        already. An incident that is kept with its end is not written again.
+        """
         state = (incident.last_us, incident.end_us)
         if self._kept_states.get(incident.id) == state:
             return
@@ -154,8 +160,9 @@ class IncidentReader:
         )
 
     async def _follow(self) -> Sequence[JournalEntry]:
-        """Return the journal, of which only what is new is read. If Redis does not know the last
-        entry, it has another journal, which is read from its begin.
+        """Return the journal. Only entries that are newer than the entries in memory are read from
+        Redis. If Redis does not have the last known entry, the journal was replaced and is read
+        from its beginning.
         """
         async with self._reading:
             last = self._entries[-1].id if self._entries else ""
@@ -171,7 +178,7 @@ class IncidentReader:
             return tuple(self._entries)
 
     async def _kept(self, at_us: int) -> IncidentRecord | None:
-        """Return what is kept of the incident that had a time."""
+        """Return the kept record of the incident that was going on at `at_us`, or None."""
         for row in await self._history.incidents(1, before_us=at_us + 1_000_000):
             if _decode_summary(row.summary).has(at_us):
                 found = await self._history.incident(row.id)
@@ -217,8 +224,8 @@ class IncidentReader:
         )
 
     async def _read_lines(self, record: IncidentRecord) -> tuple[list[LogLine], bool]:
-        """Return the warnings and errors of a time that the log still has, and whether it reaches
-        back to the begin of that time.
+        """Return the warnings and errors that the log still has of the record's time, and whether
+        the log reaches back to the beginning of that time.
         """
         found: list[LogLine] = []
         before = f"{record.to_us // 1000}-0"
@@ -244,14 +251,16 @@ def _overlap(one: Incident, other: Incident) -> bool:
 
 
 def _merged(items: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
-    """Return items with ids of Redis's streams in their order, each once."""
+    """Return items in the order of their ids, each id once. The ids are ids of Redis stream
+    entries; the last of several items with one id is returned.
+    """
     by_id = {id_of(item): item for item in items}
     return [by_id[one] for one in sorted(by_id, key=lambda one: [*map(int, one.split("-"))])]
 
 
 def _consecutive(points: Iterable[SeriesPoint]) -> tuple[SeriesPoint, ...]:
-    """Return the steps from the first of the points to the last, each once; a step between them
-    that nobody counted is a point of zeros.
+    """Return the time series from the first of the points to the last, each step once. A step that
+    no gateway or worker counted is a point of zeros.
     """
     known: dict[int, SeriesPoint] = {}
     for point in points:

@@ -28,8 +28,9 @@ class LiveCaptures:
         self._random = random.Random()
 
     def offer(self, spec: RequestSpec, blob: bytes | None, answer: Sequence[int]) -> None:
-        """Record hidden states of a complete answer in the background, for the random share of
-        answers that is used for training. `blob` is the audio of the prompt.
+        """Have hidden states of a complete answer recorded in the background, if the random draw
+        selects the answer for training. `answer`: token ids of the answer's text. `blob`: audio of
+        the prompt, None if the prompt has no audio or its audio is not known here.
         """
         is_own = bool(answer) and not spec.given
         has_prompt = blob is not None or not spec.audio

@@ -13,7 +13,7 @@ MAX_INLINE_PARTS = 256
 
 
 def is_large(body: ChatBody) -> bool:
-    """Return True if to go through all messages and parts would stall the event loop."""
+    """Return True if the body has too many messages and parts to be converted in the event loop."""
     contents = (message.content for message in body.messages)
     num_parts = sum(len(content) for content in contents if isinstance(content, list))
     return len(body.messages) + num_parts > MAX_INLINE_PARTS
@@ -22,10 +22,8 @@ def is_large(body: ChatBody) -> bool:
 async def messages_of(
     body: ChatBody, transcript: Callable[[str], Awaitable[str | None]]
 ) -> tuple[Message, ...]:
-    """Return the messages of a body. `transcript`: returns what an earlier spoken answer said, by
-    its id; None if it is unknown.
-
-    Raises: BadInput naming a message without content; Overloaded as in `read_in_thread`.
+    """Return the messages of a body. `transcript`: function that returns the text of an earlier
+    spoken answer, by the id of its audio; None if the id is unknown or has expired.
     """
     spoken: dict[int, str] = {}
     for index, message in enumerate(body.messages):
@@ -43,7 +41,9 @@ async def messages_of(
 
 
 def _messages(body: ChatBody, spoken: Mapping[int, str]) -> tuple[Message, ...]:
-    """Convert the messages of a body. `spoken`: transcript by the index of its message."""
+    """Convert the messages of a body. `spoken`: text of an earlier spoken answer, by the index of
+    the message that refers to the answer.
+    """
     return tuple(
         _message(message, spoken.get(index), f"messages[{index}]")
         for index, message in enumerate(body.messages)
@@ -75,8 +75,8 @@ def _message(message: MessageBody, spoken: str | None, where: str) -> Message:
 
 
 def _check_calls(message: MessageBody, where: str) -> None:
-    """Check that calls are in an assistant's message, and the id of a call in its result's. Raises:
-    BadInput naming the field.
+    """Check that only an assistant's message has calls, and that exactly the messages with the role
+    tool have a call id. Raises: BadInput naming the field.
     """
     if message.tool_calls and message.role != "assistant":
         at = f"{where}.tool_calls"
@@ -87,7 +87,9 @@ def _check_calls(message: MessageBody, where: str) -> None:
 
 
 def _result(message: MessageBody, content: str | list[PartBody], where: str) -> Message:
-    """Return the message of a call's result, whose parts are one text."""
+    """Return the message with the result of a call, in which several text parts are joined by line
+    ends. Raises: BadInput for a part that is not text.
+    """
     texts: list[str] = []
     for number, part in enumerate(content if isinstance(content, list) else ()):
         if not isinstance(part, TextPartBody):

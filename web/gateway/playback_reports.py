@@ -18,8 +18,8 @@ WRITE_INTERVAL_S = 1.0
 
 class PlaybackReports:
     """Pending playback reports of one gateway. `note` never waits: reports are written in the
-    background, and a failed write only makes the trace less accurate. `on_dropout` is called for
-    each report with underruns.
+    background, and a failed write only makes the trace less accurate. `on_dropout` is called with
+    the request of each report that has underruns.
     """
 
     def __init__(self, client: FleetPort) -> None:
@@ -29,8 +29,8 @@ class PlaybackReports:
         self._writing: dict[RequestId, asyncio.Task[None]] = {}
 
     def note(self, request: RequestId, played_samples: int, underruns: int) -> None:
-        """Record how many samples a client has played, and the number of underruns since its last
-        report.
+        """Record a playback report of a client. `played_samples`: samples played since the
+        beginning of the answer. `underruns`: number of underruns since the previous report.
         """
         if underruns:
             self.on_dropout(request)

@@ -10,15 +10,16 @@ from fleet.core.request import RequestSpec, session_name
 from web.gateway.answer import AnswerStream
 
 SPEED, CLAUSE = "speed", "clause"
-"""Keys of `RequestSpec.params`: pace of a voice that can change it; place of the text to speak in a
-longer text of which it is a clause.
+"""Keys of `RequestSpec.params`. SPEED: pace of the voice, 1 if absent. CLAUSE: place of the text to
+speak within the longer text that it is a clause of; absent for a whole text.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedChat:
     """A checked chat request that is not submitted yet. `blob` is the audio of its prompt, float32
-    mono; `spoken` is True if the answer has audio; `applicant` is its place in the queue.
+    mono, None without audio; `spoken` is True if the answer has audio; `applicant` is the request's
+    entry in the queue for admission.
     """
 
     spec: RequestSpec
@@ -32,8 +33,8 @@ class PreparedChat:
         return self._with_params({SPEED: str(speed)}) if speed != 1 else self
 
     def as_clause(self, place: str) -> "PreparedChat":
-        """Return the request with its text spoken as one clause, which has this place in its
-        text.
+        """Return the request with its text spoken as one clause of a longer text, in which `place`
+        is the place of the clause.
         """
         return self._with_params({CLAUSE: place})
 

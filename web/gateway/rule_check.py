@@ -15,8 +15,8 @@ MAX_KNOWN = 1000
 
 
 class RuleCheck:
-    """Checks rules one at a time, and remembers those that were found good. `frontend`: has the
-    tokens that rules may name.
+    """Checker of the rules that requests set for their answers, one at a time. Rules that were
+    found valid are not checked again. `frontend`: source of the tokens that rules may name.
     """
 
     def __init__(self, frontend: Frontend) -> None:
@@ -27,7 +27,8 @@ class RuleCheck:
     async def check(self, rule: AnswerRule, main: Sampling) -> None:
         """Check the rule of a request. `main`: sampling of the stage that answers.
 
-        Raises: BadInput if the rule cannot be kept, or the request forbids its end.
+        Raises: BadInput if the rule cannot be enforced, or if the request sets `ignore_eos`, which
+        forbids the end token that a rule needs.
         """
         if main.ignore_eos:
             raise BadInput(

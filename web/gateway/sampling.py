@@ -114,7 +114,9 @@ def resolve_sampling(
 
 
 def _check_section(section: StageFields, stage: Stage) -> None:
-    """Refuse what a stage has no use for. A seed is for every stage. Raises: BadInput."""
+    """Check that a section sets only fields that its stage uses; every stage uses a seed. Raises:
+    BadInput naming the field.
+    """
     if stage.main:
         return
     samples = bool(stage.default_sampling)

@@ -15,8 +15,8 @@ class FairShares:
     """Names the client of a request, with its weight. Without `limits.fair_shares` all requests are
     of the same client, so they wait in the order of their arrival.
 
-    A key of `web.keys_file` is one client. Addresses tell other clients apart. The address is the
-    client's that a trusted proxy names, and the /64 network of an IPv6 address.
+    A key of `web.keys_file` is one client. Requests without such a key belong to the client of
+    their address: the address that a trusted proxy reports, and for IPv6 the /64 network.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -25,7 +25,7 @@ class FairShares:
         self._weights = sorted(networks, key=lambda each: -each[0].prefixlen)
 
     def applicant(self, address: str, caller: ApiCaller) -> Applicant:
-        """Return a request of `caller`, sent from an address, as it asks for admission."""
+        """Return a new entry of the admission queue: a request of `caller` from `address`."""
         is_listed = self._is_fair and bool(caller.listed_name)
         client = ClientShare(f"key:{caller.name}") if is_listed else self.client_at(address)
         if not caller.is_counted:

@@ -16,7 +16,7 @@ MAX_SILENCE_US = 50_000
 
 
 class GapFinder:
-    """Follows the chunks of one answer's sound at `rate_hz`."""
+    """Finder of gaps in the sound of one answer, from its audio chunks at `rate_hz`."""
 
     def __init__(self, rate_hz: int) -> None:
         self._rate_hz = max(rate_hz, 1)
@@ -25,8 +25,9 @@ class GapFinder:
         self._num_gaps, self._longest_us = 0, 0
 
     def add(self, at_us: int, num_samples: int) -> tuple[int, int] | None:
-        """Take the next chunk, produced at `at_us`. Return the gap before it (from, to), None
-        without one. Units: microseconds since 1970; 0 for a chunk without a time.
+        """Count the next chunk, produced at `at_us`. Return the beginning and the end of the gap
+        before the chunk; None if there is no gap. Units: microseconds since 1970; 0 for a chunk
+        without a time.
         """
         self._are_timed &= at_us > 0
         dry_us = self._end_us
@@ -47,7 +48,9 @@ class GapFinder:
 
 
 async def note_gaps(client: FleetPort, request: RequestId, gaps: SoundGaps | None) -> None:
-    """Write the gaps to the request's trace, which outlives the times of the chunks."""
+    """Write the gaps to the request's trace, which is kept longer than the chunks; None writes
+    nothing. A failed write is only logged.
+    """
     if gaps is None:
         return
     try:

@@ -14,7 +14,7 @@ from web.schema.chat import ChatOptions
 
 RETRY_S = 0.25
 PATIENCE_S = 30.0
-"""Time in seconds for which a further piece of a text is submitted again while it is refused."""
+"""Seconds for which a later piece of a text is submitted again while the fleet is overloaded."""
 
 
 class SpeechRequests:
@@ -49,8 +49,9 @@ class SpeechRequests:
         continues: bool = False,
         clause: str | None = None,
     ) -> ActiveRequest:
-        """Submit the request of a piece. If it `continues` an earlier piece, its leading silence is
-        not trimmed. `clause`: the place of a piece that is a clause of a longer text.
+        """Submit the request of a piece. If the piece `continues` an earlier piece, its leading
+        silence is not trimmed. `clause`: place of the piece within the text of which it is a
+        clause; None for a piece that is not a clause.
 
         Raises: the errors of `Gateway.prepare_chat` and `Gateway.submit_prepared`.
         """
@@ -75,8 +76,8 @@ class SpeechRequests:
         return active
 
     async def submit_next(self, piece: str, *, clause: str | None = None) -> ActiveRequest:
-        """Submit the request of a further piece, and again while it is refused. Raises: the errors
-        of `submit`.
+        """Submit the request of a later piece; retry for `PATIENCE_S` while the fleet is
+        overloaded. Raises: the errors of `submit`.
         """
         give_up_s = time.monotonic() + PATIENCE_S
         while True:

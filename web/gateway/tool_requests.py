@@ -21,15 +21,18 @@ from web.schema.tools import ToolChoice, ToolFields, read_choice, read_tools
 from web.schema.unserved import check_tool_choice
 
 WARNED_FIELD = "tools"
-"""Ignored field of which the answer warns."""
+"""Ignored field that the body of the answer also warns about; other ignored fields are named only
+in the header `x-fleet-ignored`.
+"""
 IGNORED = "ignored_tools"
-"""Key of `RequestSpec.reply`."""
+"""Key of `RequestSpec.reply` for the names of the ignored fields, separated by commas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest:
-    """`prompt`: tools of the prompt. `rule`: rule of the answer, the request's own one if calls
-    need none. `ignored`: fields that have no effect, since the model calls no functions.
+    """What a request's tools mean for its prompt and its answer. `prompt`: tools that the prompt
+    describes. `rule`: rule of the answer; the request's own rule if the tools require none.
+    `ignored`: fields without effect, since the model calls no functions.
     """
 
     prompt: ToolPrompt
@@ -38,7 +41,9 @@ class ToolRequest:
 
     @property
     def reply(self) -> dict[str, str]:
-        """The entry of the stored request from which every gateway tells what was ignored."""
+        """Entry for `RequestSpec.reply` with the ignored fields, so that every gateway can report
+        those fields; empty if no field is ignored.
+        """
         return {IGNORED: ",".join(self.ignored)} if self.ignored else {}
 
 
@@ -48,8 +53,8 @@ def ignored_tools(spec: RequestSpec) -> list[str]:
 
 
 def read_tool_request(options: AnswerOptions, form: str, support: ToolSupport) -> ToolRequest:
-    """Return what a request asks of its tools. `form`: form in which the model writes calls, "" for
-    one that calls no functions: tools are ignored then, unless a call is required.
+    """Return what a request asks of its tools. `form`: format in which the model writes calls. If
+    `form` is "", the model calls no functions, and tools are ignored unless a call is required.
 
     Raises: BadInput, UnsupportedValue naming the field.
     """
@@ -124,8 +129,9 @@ def _bounded(constraint: Constraint) -> AnswerRule:
 
 
 def check_history(messages: Sequence[Message], form: str) -> None:
-    """Check that the model can read the calls and results in `messages`. Raises: UnsupportedValue
-    if it calls no functions.
+    """Check that the model can read the calls and results in `messages`. `form`: format in which
+    the model writes calls. Raises: UnsupportedValue if `form` is "" and there is a call or a
+    result.
     """
     for index, message in enumerate(messages if not form else ()):
         if message.role == "tool":

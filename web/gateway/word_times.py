@@ -19,8 +19,8 @@ class WordTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WordTimes:
-    """The words of one text, each returned once. `offset_samples`: samples of audio before the
-    text's own.
+    """Words of one spoken text, each returned once with its time. `offset_samples`: length of the
+    audio that precedes the audio of this text, added to all times.
     """
 
     def __init__(self, text: str, rate_hz: int, offset_samples: int = 0) -> None:

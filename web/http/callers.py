@@ -15,9 +15,10 @@ from fleet.config.api_keys import ENVIRONMENT, NO_LIMITS, SCOPES, KeyLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCaller:
-    """Who sends a request. `name`: name of the API key; "" at a gateway without keys. `key_id`:
-    first characters of the key's digest, by which a new key of this name differs. `is_counted`:
-    requests count towards `limits`; those within a voice session do not, which has limits itself.
+    """Sender of a request. `name`: name of the API key; "" at a gateway without keys. `key_id`:
+    first characters of the key's digest, which change when the key is replaced under the same name.
+    `is_counted`: True if requests count towards `limits`; requests within a voice session do not,
+    since the session has limits of its own.
     """
 
     name: str = ""
@@ -31,7 +32,9 @@ class ApiCaller:
         return not self.scopes.isdisjoint(scopes)
 
     def in_session(self) -> "ApiCaller":
-        """Return the caller as the sender of a voice session's requests."""
+        """Return the caller for the requests of a voice session, which do not count towards the
+        key's limits.
+        """
         return replace(self, is_counted=False)
 
     @property
@@ -55,7 +58,9 @@ def set_caller(scope: Scope, caller: ApiCaller | None) -> None:
 
 
 def caller_of(scope: Scope) -> ApiCaller | None:
-    """Return the caller of a request; None if it was accepted without a key."""
+    """Return the caller of a request; None if a request to an open path was accepted without a
+    valid key.
+    """
     return scope.get("state", {}).get(_STATE_KEY)
 
 

@@ -12,7 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 LEVEL = 5
 THREAD_BYTES = 64 * 1024
-"""Size of a part from which it is compressed in a thread; below it takes at most 2 ms."""
+"""Size from which a piece of a response is compressed in a thread; smaller pieces take at most 2 ms
+in the event loop.
+"""
 STREAMS = "/console/"
 """Path below which event streams are compressed, each event flushed at once."""
 EVENT_STREAM = "text/event-stream"
@@ -41,7 +43,7 @@ class Compression:
 
 
 def _accepts_gzip(scope: Scope) -> bool:
-    """Return True if the client names gzip, and not with the weight 0."""
+    """Return True if the client's Accept-Encoding has gzip with a weight other than 0."""
     for offer in Headers(scope=scope).get("accept-encoding", "").lower().split(","):
         name, _, weight = (part.strip() for part in offer.partition(";"))
         if name == "gzip":

@@ -6,14 +6,14 @@ import secrets
 
 
 def mask(token: str) -> str:
-    """Return `token`, hexadecimal digits, under a random mask that precedes it."""
+    """Return a new random mask followed by `token`, a hexadecimal text, under this mask."""
     plain = bytes.fromhex(token)
     pad = secrets.token_bytes(len(plain))
     return (pad + _xor(plain, pad)).hex()
 
 
 def unmask(masked: str) -> str:
-    """Return the token under a mask; "" if `masked` is not of this form."""
+    """Return the token in `masked`, the result of `mask`; "" if `masked` has another form."""
     try:
         raw = bytes.fromhex(masked)
     except ValueError:

@@ -28,8 +28,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> 
     """Run `work` until its end. If the client disconnects first, cancel `work` and wait for its
     clean-up.
 
-    The body must have been read before, since further input is dropped. Raises: ClientDisconnect,
-    and the errors of `work`.
+    The body must have been read before the call, since further input is dropped. Raises:
+    ClientDisconnect, and the errors of `work`.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))

@@ -120,7 +120,7 @@ REFUSALS = {
         errors.NoWorker,
     )
 }
-"""Codes of errors with which a request is not admitted."""
+"""Codes of the errors that refuse a request before the fleet admits it."""
 STATUSES: dict[type[FleetError], int] = {
     BadInput: 400,
     errors.ContextLengthExceeded: 400,

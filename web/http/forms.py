@@ -20,8 +20,8 @@ MAX_PART_HEADER_BYTES = 8 * 1024
 MAX_TYPE_CHARS = 1024
 """Length limit of a form's Content-Type header, which contains the boundary."""
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
-"""Encodings of a form's texts. Python knows more under this name, of which some take quadratic
-time, and some yield texts that cannot be written as UTF-8.
+"""Accepted encodings of a form's texts. Python has further codecs, some of which take quadratic
+time or yield texts that cannot be written as UTF-8.
 """
 _PIECE_BYTES = 64 * 1024
 

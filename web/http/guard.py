@@ -47,8 +47,8 @@ CSRF_HEADER = "x-csrf-token"
 LOGIN_PATH = "/console/login"
 METRICS_PATH = "/metrics"
 TELEPHONE_PATH = "/v1/telephone/twilio"
-"""Path of the WebSocket for telephone calls. They cannot send headers, so the route checks the key
-in their first message.
+"""Path of the WebSocket for telephone calls. The telephone provider cannot send headers, so the
+route checks the key in the first message.
 """
 OPEN_PATHS = ("/health", "/ready", LOGIN_PATH, "/console/logout", "/static/", TELEPHONE_PATH)
 """Paths served without a key: probes, the login page, and telephone calls. `web.open_metrics` adds
@@ -73,13 +73,16 @@ def csrf_of(scope: Scope) -> str:
 
 
 def is_trusted(scope: Scope) -> bool:
-    """Return True if the client sent an API key, or if the gateway requires none."""
+    """Return True if the request has a caller: a valid API key, a login or a client secret, or a
+    gateway that requires no key. False only for requests to open paths.
+    """
     return caller_of(scope) is not None
 
 
 def owner_of(scope: Scope) -> str:
-    """Return the digest of the name under which the client owns what it stores: that of its API
-    key, or, at a gateway without keys, whatever key it sent; "" without any.
+    """Return the digest under which the client's files, batches and responses are stored; other
+    clients do not see them. The digest is made from the name of the API key, or, at a gateway
+    without keys, from any key that the client sent; "" if the client sent none.
     """
     caller = caller_of(scope)
     name = str(scope.get("state", {}).get(_SENT_KEY, ""))
@@ -94,8 +97,8 @@ def keys_equal(key: bytes, expected: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """Access rules of a gateway, which decide about each request. `keys`: the keys of which clients
-    must send one. Which key may do what, the routes decide (`web/http/scopes.py`).
+    """Access rules of a gateway, which decide about each request. `keys`: accepted API keys, one of
+    which a client must send. The routes decide what each key may do (`web/http/scopes.py`).
     """
 
     keys: KeyRing
@@ -106,8 +109,8 @@ class AccessRules:
     wrong_keys: WrongKeys
 
     async def find_refusal(self, scope: Scope) -> FleetError | None:
-        """Return the error with which to refuse a request, or None to accept it. Stores in the
-        request's state the caller, and the CSRF token of its login.
+        """Return the error with which to refuse a request, or None to accept it. Stores the caller
+        in the request's state, and the CSRF token of a login. Counts wrong keys by client address.
 
         Raises: RedisUnreachable if a login cannot be checked.
         """

@@ -57,7 +57,7 @@ class KeyRing:
         self._digests = self._own if path is None else self._loaded(read_keys_file(path))
 
     def find(self, key: bytes) -> ApiCaller | None:
-        """Return the caller with a key; None for a wrong one, and for any at a gateway without
+        """Return the caller to whom `key` belongs; None for a wrong key, and at a gateway without
         keys. Takes the same time for each key.
         """
         sha256, found = digest_of(key), None
@@ -67,15 +67,17 @@ class KeyRing:
         return found
 
     def named(self, name: str) -> tuple[ApiCaller, str] | None:
-        """Return the caller with the present key of a name, and its digest; None without one."""
+        """Return the caller and the digest of the key with this name; None if no key has the name.
+        After a rotation the new key is returned.
+        """
         return next(
             ((each.caller, each.sha256) for each in self._valid() if each.caller.name == name), None
         )
 
     def maker_of(self, secret_name: str, key_id: str | None) -> ApiCaller | None:
-        """Return the caller that has created a client secret, while its key is accepted.
-        `secret_name`: what the secret names it. `key_id`: id of its key; None if it is not known
-        any more.
+        """Return the caller whose key created a client secret; None if that key is no longer
+        accepted. `secret_name`: name of the key in the secret, "" for the key in FLEET_API_KEY or
+        for a gateway without keys. `key_id`: id of the key; None accepts any key of that name.
         """
         if not self.is_required:
             return None if secret_name else ANYONE
@@ -107,7 +109,9 @@ class KeyRing:
         return (*listed, *self._own)
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """Return what differs once the file was written or replaced; None if there is none."""
+        """Return inode, modification time and size of the file, by which changes are noticed; None
+        if there is no file.
+        """
         try:
             found = self._path.stat() if self._path is not None else None
         except OSError:

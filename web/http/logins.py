@@ -32,8 +32,8 @@ TOKEN_BYTES = 32
 
 
 class Logins:
-    """Logins under the API keys of a gateway; one without keys has no logins. Every coroutine may
-    raise RedisUnreachable.
+    """Browser logins, each with an API key of the gateway; a gateway without keys has no logins.
+    Every coroutine may raise RedisUnreachable.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Logins:
 
     def csrf_token(self, token: str) -> str:
         """Return the CSRF token of the login `token`, which the console's pages send with every
-        change; pages of other sites cannot read it.
+        change; pages of other sites cannot read it. Return "" if the login's key is not accepted
+        any more.
         """
         return self._mac("csrf", token) or ""
 

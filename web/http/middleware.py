@@ -124,7 +124,9 @@ class _ResponseStart:
 
 
 def _traceparent_of(scope: Scope) -> TraceParent | None:
-    """Return the caller's span; None if the client names none, several, or a malformed one."""
+    """Return the span in the request's `traceparent` header; None if the header is missing,
+    repeated or malformed.
+    """
     sent = Headers(scope=scope).getlist(TRACEPARENT)
     return parse_traceparent(sent[0].strip()) if len(sent) == 1 else None
 

@@ -59,8 +59,8 @@ async def prepare_in_thread(
 
 
 class _Work(Generic[T]):
-    """A call in a thread, whose time is charged to the client's address if the call refuses the
-    input or the client disconnects meanwhile. With `is_large`, the call is refused while the
+    """A call in a thread. The call's time is charged to the client's address if the call refuses
+    the input or the client disconnects meanwhile. With `is_large`, the call is refused while the
     client's charged time is too high.
     """
 

@@ -13,8 +13,8 @@ _is_background: ContextVar[bool] = ContextVar("fleet_is_background", default=Fal
 
 @contextmanager
 def prioritized(scope: Scope) -> Iterator[None]:
-    """Give requests of the model within this context, and in tasks that begin in it, the priority
-    that the client of `scope` asks for. Any other value of the header means the usual priority.
+    """Set the priority of model requests within this context, and in tasks that begin in it:
+    background if the header in `scope` says so, otherwise the usual priority.
     """
     asked = Headers(scope=scope).get(PRIORITY_HEADER, "")
     token = _is_background.set(asked.strip().lower() == BACKGROUND)
@@ -25,5 +25,5 @@ def prioritized(scope: Scope) -> Iterator[None]:
 
 
 def is_background() -> bool:
-    """Return True if the request in whose context the caller runs is in the background."""
+    """Return True if the current request has background priority; False outside of requests."""
     return _is_background.get()

@@ -17,11 +17,13 @@ from fleet.core.errors import Overloaded
 MAX_DEBT_S = 2.0
 """Debt in seconds beyond which large inputs of a sender are refused unread."""
 PAID_PER_S = 0.05
-"""Seconds by which a debt shrinks per second. A sender can thus cost a twentieth of a core, after
-the first two seconds.
+"""Seconds by which a debt shrinks per second. After the first two seconds, a sender can thus cost
+at most a twentieth of a core.
 """
 SMALL_S = 0.005
-"""Seconds below which work costs nothing, so that mistakes of ordinary clients never add up."""
+"""Work on a refused input that takes fewer seconds is not counted, so that the mistakes of ordinary
+clients never add up.
+"""
 MAX_SENDERS = 4096
 
 
@@ -84,8 +86,8 @@ def charging(work: RefusedWork, sender: str) -> Iterator[None]:
 
 
 def current_sender() -> str:
-    """Return the client address of the request in whose context, or whose task's, the caller runs;
-    "" outside of requests.
+    """Return the client address of the current request, also in tasks that the request started; ""
+    outside of requests.
     """
     now = charged.get()
     return now.sender if now is not None else ""

@@ -142,8 +142,9 @@ _NAMES: dict[str, Required] = {
     "ANY": SCOPES,
     "OPEN": (),
 }
-"""OWN: `talk` for the key's own answers and calls, `operate` for those of other keys; the route
-compares the names. ANY: every key. OPEN: no key; a telephone call sends one once it is connected.
+"""Scopes by the first word of a table row. OWN: `talk` for the key's own answers and calls,
+`operate` for answers and calls of other keys; the route compares the names. ANY: every key. OPEN:
+no key; a telephone call sends its key once it is connected.
 """
 TABLE: dict[tuple[str, str], Required] = {
     (method, path): _NAMES[name]
@@ -152,7 +153,9 @@ TABLE: dict[tuple[str, str], Required] = {
 
 
 def scope_of(method: str, path: str) -> Required:
-    """Return what a route requires. Raises: AssertionError for a route without a row."""
+    """Return the scopes of which a key needs one for a route. Raises: AssertionError for a route
+    without a row.
+    """
     row = (method, path.replace(":path", ""))
     assert row in TABLE, f"web/http/scopes.py: {method} {path} has no row in the table"
     return TABLE[row]
@@ -161,8 +164,8 @@ def scope_of(method: str, path: str) -> Required:
 def require_scopes(
     routes: Iterable[BaseRoute], refuse_socket: RefuseSocket, lines: TimedAbuseLog
 ) -> None:
-    """Let each route check the scopes of the key before anything of the request is read. `lines`
-    logs refused requests. Raises: AssertionError for a route without a row in the table.
+    """Wrap each route, so that the key's scopes are checked before anything of the request is read.
+    `lines` logs refused requests. Raises: AssertionError for a route without a row in the table.
     """
     for route in routes:
         if isinstance(route, Mount):

@@ -49,8 +49,8 @@ def tls_files(config: FleetConfig) -> TlsFiles | None:
 
 def _self_signed(folder: Path, host: str) -> TlsFiles:
     """Return the stored self-signed certificate. If there is none, if it expires soon or if it
-    lacks a name of this machine, create another certificate for `host`; browsers ask for consent to
-    each new certificate.
+    lacks a name of this machine, create another certificate for this machine's names and addresses,
+    and for `host` if it is an address. Browsers ask for consent to each new certificate.
     """
     files = TlsFiles(cert=folder / CERT_NAME, key=folder / KEY_NAME)
     names = _names(own_hosts(host))

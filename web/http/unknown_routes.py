@@ -34,8 +34,8 @@ _ROUTES = {
     "speech in its own language",
     "chat/completions": f"answers are not stored under their ids; use {_CHAT}",
 }
-"""Unserved routes of OpenAI's API, without /v1/, including the routes below them; and the advice
-for each.
+"""Advice for each route of OpenAI's API that is not served, by its path without /v1/; also for the
+routes below that path.
 """
 _SERVED = (
     "this server has /v1/chat/completions, /v1/responses, /v1/decisions, /v1/completions, "
@@ -76,11 +76,11 @@ _FIRST_PIECES = frozenset(
 )
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})
-"""Path segments of Azure's API that the name of a deployment follows."""
+"""Path segments of Azure's API after which the name of a deployment follows."""
 
 
 def advice_for_path(path: str) -> tuple[str, str]:
-    """Return the error code and the advice for a path without a route."""
+    """Return the error code and the advice for a path without a route; the advice may be ""."""
     pieces = [piece for piece in path.split("/") if piece]
     if (
         pieces[:1] == ["api"]

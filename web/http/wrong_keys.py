@@ -21,7 +21,7 @@ from web.http.errors import TooManyWrongKeys
 from web.http.protocol.abuse import TimedAbuseLog
 
 NUM_FREE = 10
-"""Number of wrong keys from an address with which its first back-off begins."""
+"""Number of wrong keys from one address after which the first back-off begins."""
 FIRST_S, LONGEST_S = 1.0, 60.0
 """Seconds of the first and of the longest back-off; each further wrong key doubles the back-off.
 OpenAI's SDKs wait no longer than `LONGEST_S`.
@@ -49,8 +49,8 @@ class WrongKeys:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def refusal(self, scope: Scope, refused: FleetError) -> FleetError:
-        """Count a wrong key in the request of `scope`, and return the error to send: `refused`, or
-        TooManyWrongKeys during a back-off.
+        """Count a wrong key in the request of `scope`, and return the error to send:
+        TooManyWrongKeys during a back-off, otherwise `refused`.
         """
         wait_s = self.count(address_of(scope))
         if wait_s is None:
@@ -62,8 +62,9 @@ class WrongKeys:
         )
 
     def count(self, address: str) -> int | None:
-        """Count a wrong key from `address`. Return the remaining seconds of a back-off that began
-        earlier; None if the address has no back-off.
+        """Count a wrong key from `address`; from the `NUM_FREE`th on, each counted key begins a
+        back-off. During a back-off, count nothing and return the remaining seconds; otherwise
+        return None.
         """
         now = self._clock()
         record = self._record_of(address, now)

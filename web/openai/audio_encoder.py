@@ -71,8 +71,9 @@ _CODECS = {
 
 
 class Encoder(Protocol):
-    """Encodes PCM16 audio into a file, piece by piece. `feed` takes whole samples; both methods
-    return the next bytes of the file.
+    """Encoder of PCM16 audio into a file, piece by piece. `feed` takes whole samples; `feed` and
+    `finish` return the next bytes of the file, which may be empty. `finish` is called once, at the
+    end.
     """
 
     def feed(self, pcm: bytes) -> bytes: ...
@@ -81,8 +82,9 @@ class Encoder(Protocol):
 
 
 def open_encoder(kind: FileFormat, rate_hz: int, speed: float = 1.0) -> Encoder:
-    """Return an encoder of mono PCM16 little-endian at `rate_hz`, played `speed` times as fast.
-    FLAC and WAV headers contain no length, since it is unknown at the beginning. G.711 has 8 kHz.
+    """Return an encoder of mono PCM16 little-endian at `rate_hz`. `speed`: factor by which playback
+    becomes faster, at the same pitch. FLAC and WAV headers contain no length, since the length is
+    unknown at the beginning. G.711 audio is resampled to 8 kHz.
     """
     encoder = _encoder(kind, rate_hz, _Sink())
     return _TempoChange(encoder, rate_hz, speed) if speed != 1 else encoder

@@ -51,7 +51,9 @@ class BatchRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Create a batch and queue its job; without the queue there is no batch."""
+        """Create a batch and queue its job. If the job cannot be queued, the batch is discarded and
+        the request fails.
+        """
         body = await parse_body(parse_batch, await read_body(request, MAX_BODY_BYTES))
         owner = owner_of(request.scope)
         self._batches.files.check_owner(body.input_file_id, owner)

@@ -9,7 +9,7 @@ from web.schema.responses import AnswerCall, CallDelta, CalledFunction, Delta
 
 
 def call_delta(piece: CallPiece) -> Delta:
-    """Return the delta of a piece of a call."""
+    """Return the streamed delta with one piece of a function call."""
     function = CalledFunction(name=piece.name or UNSET, arguments=piece.arguments)
     kind = "function" if piece.name else UNSET
     call = CallDelta(index=piece.index, id=piece.id or UNSET, type=kind, function=function)

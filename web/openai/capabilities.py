@@ -12,7 +12,7 @@ from web.schema.capabilities import AudioIntake, Capabilities, SpeechOutput
 from web.schema.chat import AudioFormat, InputFormat
 
 STRUCTURED_OUTPUT = True
-"""True, since the rule of an answer is kept by every stage that answers."""
+"""True, since every stage that answers enforces the rule that a request sets for its answer."""
 
 
 def capabilities_of(gateway: Gateway) -> Capabilities:
@@ -31,7 +31,7 @@ def capabilities_of(gateway: Gateway) -> Capabilities:
 
 
 def context_tokens(gateway: Gateway) -> int:
-    """Return the longest prompt and answer together, in tokens."""
+    """Return the greatest number of tokens that a prompt and its answer may have together."""
     wanted = _max_prompt_tokens(gateway) + gateway.config.limits.max_answer_tokens
     return min(wanted, gateway.frontend.positions or wanted)
 

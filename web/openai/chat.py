@@ -56,8 +56,8 @@ from web.schema.responses import (
 )
 
 STREAMED_FORMATS = ("pcm16", "wav")
-"""Audio formats of streamed answers. A streamed `wav` is PCM16 without headers too, as other
-servers of this API send it.
+"""Audio formats of streamed answers. Audio in a streamed `wav` is PCM16 without headers, as other
+servers of this API send it, unless `stream_options` sets `include_wav_headers`.
 """
 
 
@@ -68,11 +68,13 @@ class ChatEnvelope:
     id: str
     audio_id: str
     key: str
-    """Name of the API key that asked, which alone may refer to the audio."""
+    """Name of the API key that sent the request. Only this key may refer to the audio later."""
     created: int
     model: str
     mirror: bool
-    """True if the text is sent in `content` too, since the request's modalities include text."""
+    """True if the text is sent in `content`, since the request's modalities include text. The
+    transcript of spoken audio is sent in any case.
+    """
     spoken: bool
     usage: bool
     """True if the stream ends with an event with the token counts."""
@@ -191,8 +193,8 @@ class ChatEndpoint:
     async def _answer_repeatedly(
         self, chat: PreparedChat, asked: "_Asked", scope: Scope, send: Send
     ) -> Response | None:
-        """Send the streamed answers to a chat with several, or return the response with whole ones.
-        Such answers cannot be resumed: a client that does not read aborts them.
+        """Stream the choices of a chat with several choices, or return the response with all
+        choices. Such streams cannot be resumed: a client that does not read aborts the answers.
         """
         chats = choices_of(chat, asked.num, self._gateway.graph.main_stage.name)
         whole = ChatEnvelope.of(chat.spec, self._gateway)
@@ -218,7 +220,9 @@ class ChatEndpoint:
         return None
 
     async def _choice(self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat) -> Choice:
-        """Return a whole answer."""
+        """Read an answer to its end and return the choice of the completion; a spoken answer's
+        transcript is stored, so that later requests can refer to the audio.
+        """
         text: list[str] = []
         told: list[TokenLogprob] = []
         calls: list[CollectedCall] = []
@@ -258,8 +262,8 @@ class ChatEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a request asks of the shape of its answer. `num`: number of choices; `kind`: format of
-    whole audio; `with_ids`: events have ids; `headers`: response headers.
+    """Options of a request for the shape of its answer. `num`: number of choices; `kind`: format of
+    whole audio; `with_ids`: True if events have ids; `headers`: response headers.
     """
 
     num: int
@@ -286,8 +290,8 @@ def _completion(
 def chat_events(
     gateway: Gateway, reply: ChatEnvelope, answer: AnswerStream, sent: Position, *, with_ids: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer after position `sent`, up to the last of the
-    stream.
+    """Yield the server-sent events of an answer after position `sent`, up to the end of the stream:
+    the usage if the request asks for it, and [DONE]. `sent` is advanced.
     """
     events = choice_events(gateway, reply, answer, sent, with_ids=with_ids)
     return _ended(reply, events, answer.usage)
@@ -322,12 +326,12 @@ async def choice_events(
     *,
     with_ids: bool = False,
 ) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of an answer after position `sent`, up to its finish reason.
+    """Yield the server-sent events of an answer after position `sent`, up to the finish reason;
+    `sent` is advanced. The transcript of a spoken answer is stored at the end.
 
     The role is sent with the first piece: clients measure the time to the first token by the first
-    event.
-    If `with_ids` is True, the id of an event is the position after it, from which any gateway can
-    resume the stream. Raises: FleetError if the answer fails.
+    event. If `with_ids` is True, the id of an event is the position after that event, from which
+    any gateway can resume the stream. Raises: FleetError if the answer fails.
     """
     transcript: list[str] = []
     opening, audio_id = b"", UNSET

@@ -61,9 +61,10 @@ class CompletionEndpoint:
     async def _submit(
         self, body: CompletionBody, request_id: RequestId, answers: AsyncExitStack
     ) -> list[ActiveRequest]:
-        """Check and submit the request of each prompt; `answers` aborts them. All have one seed.
+        """Check and submit the request of each prompt; all requests have the same seed. Closing the
+        stack `answers` aborts the requests.
 
-        Raises: the errors of `Gateway.submit`.
+        Raises: the errors of `Gateway.prepare_chat` and `Gateway.submit_prepared`.
         """
         self._gateway.check_model(body.model)
         stored = stored_body(body)
@@ -141,8 +142,8 @@ async def _texts(answer: AnswerStream) -> AsyncIterator[str]:
 
 
 async def merged(streams: Sequence[AsyncIterator[str]]) -> AsyncIterator[tuple[int, str]]:
-    """Yield the items of all streams as they arrive, each with the number of its stream. Raises:
-    the first error of a stream.
+    """Yield (stream number, item) for the items of all streams, as they arrive. Raises: the error
+    of the first stream that fails; the other streams are cancelled.
     """
     steps = {asyncio.ensure_future(anext(one, None)): index for index, one in enumerate(streams)}
     try:

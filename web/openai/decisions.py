@@ -46,7 +46,9 @@ all places of the fleet.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedQuestion:
-    """A question and the labels of its options. `where`: field of the body that has it."""
+    """A question and the labels of its options. `where`: name of the question's field in the body,
+    for errors.
+    """
 
     question: AnyQuestion
     labels: Sequence[OptionLabel]
@@ -80,7 +82,9 @@ class AskedQuestion:
         ]
 
     def answer(self, shares: Sequence[float]) -> DecisionAnswer:
-        """Return the answer in OpenAI's shape. `shares`: probability of each option."""
+        """Return the answer in OpenAI's shape. `shares`: probability of each option, in the order
+        of `labels`.
+        """
         question, name = self.question, self.question.name
         if question.type == "predicate":
             return PredicateAnswer(name=name, probability=shares[0])
@@ -141,15 +145,17 @@ class DecisionEndpoint:
         await json_response(decision, headers=headers)(scope, receive, send)
 
     def _check_engine(self) -> None:
-        """Raises: UnsupportedValue on vLLM, which gives no log probabilities of chosen tokens."""
+        """Check that the engine gives log probabilities of chosen tokens. Raises: UnsupportedValue
+        on vLLM, which does not.
+        """
         main = self._gateway.graph.main_stage.name
         if self._gateway.config.engine_of(main) == "vllm":
             reason = "this server runs it on vLLM, without log probabilities of chosen tokens"
             raise UnsupportedValue(f"model: {reason}; send a chat instead", param="model")
 
     def _asked(self, question: AnyQuestion, where: str) -> AskedQuestion:
-        """Return a question with its labels. Raises: UnsupportedValue if there are too few tokens
-        for them; BadInput for a control token in its texts.
+        """Return a question with its labels. Raises: UnsupportedValue if the tokenizer has too few
+        tokens for the labels; BadInput for a control token in the question's texts.
         """
         self._labels = known = self._labels or OptionLabels(self._gateway.frontend)
         if question.type == "predicate":
@@ -176,7 +182,9 @@ def _shown(value: str | bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionTurn:
-    """Input of a decision. `cache_key`: name of the conversation whose prefix is used."""
+    """Input of a decision. `evidence`: messages about which the questions are asked. `cache_key`:
+    name of the conversation whose cached prefix is reused; None for none.
+    """
 
     gateway: Gateway
     model: str
@@ -240,7 +248,9 @@ class DecisionTurn:
 
 
 def _summed(usages: Sequence[Usage]) -> ResponseUsage:
-    """Return the token counts of all questions; each has the input in its prompt."""
+    """Return the token counts of all questions. The input is in the prompt of each question and
+    counts once per question.
+    """
     prompts = [usage.prompt_tokens_details for usage in usages]
     return ResponseUsage(
         input_tokens=sum(usage.prompt_tokens for usage in usages),

@@ -61,8 +61,8 @@ class FileRoutes:
         ]
 
     async def upload(self, request: Request) -> Response:
-        """Store a file, whose form is in memory until then: it counts against
-        `web.body_memory_mib`.
+        """Store an uploaded file. Until the file is stored, the form and the file are in memory and
+        count towards `web.body_memory_mib`.
         """
         raw = await read_body(request, self._max_bytes + MAX_FORM_BYTES)
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):

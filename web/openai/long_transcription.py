@@ -25,14 +25,16 @@ log = logging.getLogger("fleet.web")
 PIECES_AHEAD = 4
 """Pieces that are recognised at a time: a batch of the recogniser."""
 RETRY_S, MAX_TRIES = 1.0, 300
-"""Pause between two tries of a piece that finds no place or no worker, and their number: the pieces
-before it are not given up for that. The first piece fails as any request does.
+"""Seconds between two tries of a piece that is refused because the fleet is overloaded, or has no
+worker or no Redis, and the limit of tries. The first piece is tried once; a later piece is tried
+again, so that the transcript of the earlier pieces is not lost.
 """
 
 
 class LongTranscription:
-    """The transcript of a decoded recording, piece by piece. Times and words count from its
-    beginning; the language of the first piece with speech is the language of all.
+    """The transcript of a decoded recording, piece by piece. All times count from the beginning of
+    the recording. If the client names no language, the language recognised in the first piece with
+    speech applies to all later pieces.
     """
 
     def __init__(self, gateway: Gateway, audio: SpooledAudio, hearing: RecognitionOptions) -> None:
@@ -46,8 +48,9 @@ class LongTranscription:
         return round(self._audio.num_samples / self._audio.rate_hz, 3)
 
     async def pieces(self) -> AsyncGenerator[HeardPiece]:
-        """Yield the text and reports of each piece with speech, in order. Raises: FleetError if one
-        fails; the others are aborted then, and when the caller leaves.
+        """Yield the text and reports of each piece, in order; the text is empty for a piece without
+        speech. The recording is closed at the end. If a piece fails or the caller stops early, the
+        requests of the other pieces are aborted. Raises: FleetError.
         """
         running: deque[asyncio.Task[HeardPiece]] = deque()
         try:
@@ -64,7 +67,9 @@ class LongTranscription:
             self._audio.close()
 
     def _joined(self, piece: HeardPiece) -> HeardPiece:
-        """Return a piece with the blank before it, and take its language for the next ones."""
+        """Return a piece with a blank before its text, except for the first text; adopt the piece's
+        language for later pieces.
+        """
         if not self._hearing.language:
             found = next((one.language for one in piece.reports if one.language), None)
             self._hearing = replace(self._hearing, language=found)

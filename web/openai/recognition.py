@@ -30,8 +30,9 @@ async def transcribe(
     hearing: RecognitionOptions = NO_OPTIONS,
     store: bool | None = None,
 ) -> str:
-    """Return the transcript of a recording; "" if it holds no speech. If the caller is cancelled,
-    the request is aborted. `store`: False if nothing of it may be kept.
+    """Return the transcript of a recording; "" if the recording holds no speech. If the caller is
+    cancelled, the request is aborted. `store`: False keeps the answer out of training; None is the
+    default of the API.
 
     Raises: FleetError; BadInput if the audio is too short or too long.
     """
@@ -50,9 +51,9 @@ async def prepare_transcription(
     hearing: RecognitionOptions = NO_OPTIONS,
     store: bool | None = None,
 ) -> PreparedChat:
-    """Prepare the request of a transcription: of the stage that recognises audio, if the graph has
-    one, otherwise a chat, for which prompt and times do not exist. Without a temperature, sampling
-    is greedy.
+    """Prepare the request of a transcription: for the stage that recognises audio, if the graph has
+    such a stage, otherwise as a chat. A chat ignores the prompt and times in `hearing`, and is
+    sampled greedily unless `hearing` has a temperature.
 
     Raises: the errors of `Gateway.prepare_chat`.
     """
@@ -93,12 +94,12 @@ async def texts_of(answer: AnswerStream) -> AsyncIterator[str]:
 
 
 def text_of(piece: Piece) -> str:
-    """Return the text of a transcript in a piece of an answer."""
+    """Return the text of a transcript in a piece of an answer; "" for a piece without text."""
     return piece.text if isinstance(piece, TextPiece | HeardPiece) else ""
 
 
 def reports_of(pieces: Iterable[Piece]) -> list[WindowReport]:
-    """Return the segments and words that pieces of an answer bring."""
+    """Return the reports in the pieces of an answer: segments and words with their times."""
     heard = (piece for piece in pieces if isinstance(piece, HeardPiece))
     return [report for piece in heard for report in piece.reports]
 

@@ -56,7 +56,9 @@ class SpeechDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
-    """`timestamps`, if asked for: the words after the last sound, which are not spoken."""
+    """Last event of a speech stream. `timestamps`: words after the last audio, which are not
+    spoken; absent if there are no such words, or if the client did not ask for word times.
+    """
 
     type: Literal["speech.audio.done"] = "speech.audio.done"
     usage: SpeechUsage
@@ -78,7 +80,8 @@ class SpeechStream:
         # A stage that speaks texts slows its speech by the durations of its sounds. The speech of
         # other graphs is stretched here.
         self.tempo = 1.0 if gateway.speaks_texts else speed
-        """Factor by which the audio is still to be sped up."""
+        """Factor by which the encoder speeds up the audio; 1 if the voice itself changes its pace.
+        """
         self._requests = SpeechRequests(
             gateway,
             body.chat_options(body.model),
@@ -117,7 +120,9 @@ class SpeechStream:
             self._words += words.take(active.answer.word_ends or ())
 
     def take_words(self) -> list[WordTime] | msgspec.UnsetType:
-        """Return the words of the audio since the last call; UNSET if they are not asked for."""
+        """Return the words that ended in the audio since the last call; UNSET if the client did not
+        ask for word times.
+        """
         if self._words is None:
             return msgspec.UNSET
         taken, self._words = self._words, []

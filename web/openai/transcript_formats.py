@@ -66,7 +66,7 @@ class Transcript:
 
     @property
     def language(self) -> str:
-        """The code of the language that was recognised; "" if the model does not tell."""
+        """Code of the recognised language; "" if the model does not report a language."""
         return next((one.language for one in self.reports or () if one.language), "")
 
 
@@ -78,9 +78,9 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
     """A segment of a `verbose_json` transcript.
 
-    Of a model without times there is one, which covers the whole clip. Its `tokens`, `avg_logprob`
-    and `no_speech_prob` are not measured, but constants with which clients that filter by them keep
-    the segment.
+    A model without times has one segment, which covers the whole clip. The `tokens`, `avg_logprob`
+    and `no_speech_prob` of this segment are not measured, but constants with which clients that
+    filter by these values keep the segment.
     Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
     """
 
@@ -98,7 +98,8 @@ class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
     """Response in the format `verbose_json`. `language`: English name of the language that was
-    recognised, otherwise the language that the client sent.
+    recognised; without one, the language that the client sent, or a placeholder for an unknown
+    language.
     Units: seconds. Source: openai 3.54, `TranscriptionVerbose`.
     """
 

@@ -228,7 +228,9 @@ async def _done(transcript: Transcript) -> AsyncIterator[bytes]:
 
 
 def _done_event(text: str, usage: TranscriptionUsage) -> TranscriptTextDone:
-    """Return the last event of a stream, which has token counts or no usage."""
+    """Return the last event of a stream, with the usage if it counts tokens; a duration is left
+    out, since the event has no field for durations.
+    """
     return TranscriptTextDone(
         text=text, usage=usage if isinstance(usage, TranscriptionTokenUsage) else UNSET
     )

@@ -14,9 +14,9 @@ from fleet.core.errors import Overloaded
 
 @dataclass(slots=True, eq=False)
 class QueuedClient:
-    """A client in the queue for a session. `by_secret` is True for a client secret, False for the
-    API key; `on_position` is called with each new position in the queue, of which 1 is the next to
-    enter.
+    """A client in the queue for a session. `by_secret` is True for a client with a client secret,
+    False for a client with the API key; `on_position` is called with each new position in the
+    queue, where 1 is the next to enter. `admitted` is set once the client has a session.
     """
 
     by_secret: bool
@@ -28,8 +28,9 @@ class QueuedClient:
 class Admission:
     """Counter of the gateway's open sessions, and the queue of clients that wait for a session.
 
-    `most`: open sessions at one time. `max_waiting`: queued clients. `secret_share`: share of both
-    for client secrets. `what`: noun of errors.
+    `most`: limit of open sessions. `max_waiting`: limit of queued clients. `secret_share`: fraction
+    of each limit that clients with a client secret may use. `what`: plural noun for the sessions in
+    error messages.
 
     Invariants: no client is queued that could be admitted.
     """
@@ -47,7 +48,8 @@ class Admission:
         self._queue: list[QueuedClient] = []
 
     def join(self, *, by_secret: bool, on_position: Callable[[int], None]) -> QueuedClient:
-        """Admit a client, so that `admitted` of the result is set, or append it to the queue.
+        """Admit a client, whose `admitted` is then set, or append the client to the queue. An
+        admitted client counts as an open session until `release` is called.
 
         Raises: Overloaded if the queue is full.
         """
@@ -67,7 +69,7 @@ class Admission:
 
     async def wait(self, client: QueuedClient) -> None:
         """Wait until the client is admitted. Cancelling the wait removes the client from the queue,
-        or releases its session if it was admitted meanwhile.
+        or releases the session if the client was admitted meanwhile.
         """
         try:
             await client.admitted.wait()

@@ -9,35 +9,39 @@ from web.realtime.protocol import server_events as server
 
 
 class CallDelivery:
-    """The calls of one response. Their items have ids that follow from the calls, so that a client
-    that is sent a call again by another gateway recognises it.
+    """Sender of the events of one response's function calls. The ids of the items are made from the
+    ids of the calls, so that a client that receives a call again, from another gateway, recognises
+    the call.
 
-    `in_conversation`: the calls become items of the conversation.
+    `in_conversation`: True if the calls become items of the conversation.
     """
 
     def __init__(self, context: SessionContext, response_id: str, *, in_conversation: bool) -> None:
         self.items: list[Item] = []
         self._earlier: list[Item] = []
-        """Calls that the response continued here has sent already."""
+        """Calls whose events the client received before this gateway continued the response."""
         self._context, self._conversation = context, context.conversation
         self._response_id, self._in_conversation = response_id, in_conversation
         self._first_index = 0
         self._resends = False
 
     def resend(self) -> None:
-        """Send calls without a result again, since the client may have lost their events."""
+        """Make later calls of `send` repeat the events of function calls that have no result yet,
+        since the client may have lost those events.
+        """
         self._resends = True
 
     def is_behind(self, calls: list[CollectedCall]) -> bool:
-        """Return True while a part of `calls` is not sent."""
+        """Return True if a part of `calls` has not been sent."""
         return len(self.items) < len(calls) or any(
             item.status == "in_progress" and (call.is_whole or len(item.text) < len(call.arguments))
             for item, call in zip(self.items, calls, strict=False)
         )
 
     def send(self, calls: list[CollectedCall], first_index: int) -> bool:
-        """Send what is new of the response's calls; return True if there was something.
-        `first_index`: number of the first call among the outputs of the response.
+        """Send the events of what is new in the response's calls; return False if nothing is new.
+        `first_index`: number of the first call among the outputs of the response, used when the
+        first call is sent.
         """
         if not self.is_behind(calls):
             return False
@@ -64,13 +68,17 @@ class CallDelivery:
         return True
 
     def cut(self) -> None:
-        """End the calls that are in progress, since the response has ended."""
+        """Send the last events of the calls in progress, which become `incomplete`, since the
+        response has ended.
+        """
         for number, item in enumerate(self.items):
             if item.status == "in_progress":
                 self._close(item, number, is_whole=False)
 
     def bodies(self) -> list[server.AnyItemBody]:
-        """Return the calls that this response has sent."""
+        """Return the calls of the response in the form that clients receive, without calls that
+        were complete before this gateway continued the response.
+        """
         own = [item for item in self.items if not any(item is one for one in self._earlier)]
         return [self._conversation.body(item) for item in own]
 

@@ -33,22 +33,22 @@ from web.realtime.protocol.server_events import (
 Role = Literal["user", "assistant", "system", "tool"]
 Kind = Literal["message", "function_call", "function_call_output"]
 FRAME_MS = 80
-"""Tolerance of a client's `audio_end_ms`: less than a frame more than the audio that it was sent.
-"""
+"""Tolerance, in milliseconds, by which a client's `audio_end_ms` may exceed the audio sent."""
 ROOT = "root"
 NEW_SPEECH = "new"
-"""Name of the clip of a turn that is not an item yet."""
+"""Name of the clip of a user's turn that is not an item of the conversation yet."""
 
 
 class PlayedSpeech(msgspec.Struct, kw_only=True):
-    """Full speech of a response, and how much of it was played. `text` is all text sent, `sent` the
-    number of samples sent to the client, and `played` the number of samples played before the
-    response was cut; `limit` is the number after which the client has certainly played none, None
-    if it did not report one. Units: samples at 24 kHz.
+    """Full speech of a response, and how much of the speech was played. `text` is all text sent,
+    `sent` the number of samples sent to the client, and `played` the number of samples played
+    before the response was cut. `limit` is the number of samples that may ever count as played, set
+    when the client truncates the response or another response continues it; None without a limit.
+    Units: samples at 24 kHz.
 
-    `word_ends` has, for each word, the characters of `text` and the samples up to its end. If it is
-    None, the played words are estimated: `silent` lists the silent ranges, and `whole` is the
-    length of the speech of `text` without silence.
+    `word_ends` has, for each word, the characters of `text` and the samples up to its end. If
+    `word_ends` is None, the played words are estimated: `silent` lists the silent ranges, and
+    `whole` is the length of the speech of `text` without silence.
     """
 
     text: str
@@ -82,8 +82,9 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """An item of a conversation. A function call has a `name` and its arguments as `text`, a call's
-    result has its text; both have a `call_id` and no parts.
+    """An item of a conversation: a message, which has `parts`, or a function call or its result,
+    which have a `call_id` and no parts. The `text` of a call is its arguments as JSON, and the
+    `text` of a result is the result itself. Only a call has a `name`.
     """
 
     id: str
@@ -143,7 +144,8 @@ class Conversation:
         self.items: list[Item] = []
         self.clips: dict[str, Clip] = {}
         self.version = 0
-        """Number that increases with every change of the prompt."""
+        """Number that increases with every change of the prompt, except when a transcript arrives.
+        """
         self._max_items, self._max_audio_s = max_items, max_audio_s
 
     def snapshot(self) -> "Conversation":
@@ -175,7 +177,9 @@ class Conversation:
         return self.items[-1].id if self.items else None
 
     def find_call(self, call_id: str, kind: Kind = "function_call") -> Item | None:
-        """Return the function call with this id, or its result; None if there is none."""
+        """Return the item of the call with this id, or with `kind` "function_call_output" the item
+        of its result; None if there is no such item.
+        """
         same = (item for item in self.items if item.kind == kind and item.call_id == call_id)
         return next(same, None)
 
@@ -256,8 +260,8 @@ class Conversation:
         self.cut(item, min(limit, speech.sent))
 
     def cut(self, item: Item, played: int) -> None:
-        """Cut the text of a response to the words within the first `played` samples of its
-        audio.
+        """Cut the text of a response to the words within the first `played` samples of its audio. A
+        later cut starts from the full text again.
         """
         for part in item.parts:
             if (speech := part.speech) is not None:
@@ -266,8 +270,8 @@ class Conversation:
         self.version += 1
 
     def set_transcript(self, item_id: str, content_index: int, text: str) -> bool:
-        """Store the transcript of the user's audio; return False if the item was removed. A
-        response to the audio itself stays valid.
+        """Store the transcript of the user's audio in a part of an item; return False if the item
+        was removed. `version` stays the same, so that a response made from the audio stays valid.
         """
         for item in self.items:
             if item.id == item_id and content_index < len(item.parts):
@@ -277,7 +281,7 @@ class Conversation:
         return False
 
     def set_clip_transcript(self, clip: str, text: str) -> None:
-        """Store the transcript of the clip with this name, if an item has it."""
+        """Store the transcript of the clip with this name; do nothing if no item has the clip."""
         for item in self.items:
             for number, part in enumerate(item.parts):
                 if part.clip == clip:

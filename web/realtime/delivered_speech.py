@@ -15,17 +15,19 @@ from web.realtime.conversation import PlayedSpeech
 from web.realtime.generation import Generation
 
 GROUP_SAMPLES = 9
-"""Divisor of the length of audio pieces, so that their base64 can be joined: 18 bytes of PCM16, and
-three of G.711. See `web.gateway.answer.GROUP_BYTES`.
+"""Audio pieces have a multiple of this number of samples, so that the base64 of consecutive pieces
+can be joined: 9 samples are 18 bytes of PCM16 or three bytes of G.711 at 8 kHz. See
+`web.gateway.answer.GROUP_BYTES`.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveredSpeech:
-    """Speech of the response that delivers `generation` without its first `skip_chars` of text and
-    `skip_samples` of audio.
+    """Speech of a response that delivers `generation`, except for the first `skip_chars` of its
+    text and the first `skip_samples` of its audio.
 
-    `rate`: learned speaking rates, for the estimate where the graph does not tell when words end.
+    `rate`: learned speaking rates, for estimating the played words if the graph does not tell when
+    words end.
     """
 
     generation: Generation
@@ -45,7 +47,9 @@ class DeliveredSpeech:
         return bytes(self.generation.pcm[begin : (self.skip_samples + last) * BYTES_PER_SAMPLE])
 
     def num_ready(self, sent: int, form: AudioFormat) -> int:
-        """Return the number of samples after the first `sent` that can be sent now in a format."""
+        """Return the number of samples, after the first `sent`, that can be sent now in a format; 0
+        or less if more must be generated first.
+        """
         if self.generation.is_ended:
             return self.num_samples - sent
         ready = self.num_samples - sent - lookahead(form)

@@ -54,7 +54,9 @@ class EchoGuard:
         self.is_half_duplex = False
 
     def pass_on(self, piece: bytes) -> bytes:
-        """Return a piece of input, or silence in its place."""
+        """Return `piece`, a piece of input, or silence of its length if the session is half duplex
+        and an echo may arrive.
+        """
         return bytes(len(piece)) if self._may_echo() and self.is_half_duplex else piece
 
     def _may_echo(self) -> bool:

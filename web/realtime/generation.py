@@ -47,9 +47,10 @@ class Generation:
     """A request to the model and its output so far. `text` and `pcm` (PCM16) grow until `is_ended`;
     then either `is_complete` is True or `error` has the cause.
 
-    `prompt` is None for a request of another gateway whose prompt is unknown. `shorten` drops the
-    oldest turns of a prompt that is too long; otherwise such a prompt fails. `recognitions` are
-    waited for before the prompt is submitted, whose remaining clips this request recognises.
+    `prompt` is None for a request of another gateway whose prompt is unknown. `shorten`: True to
+    drop the oldest turns of a prompt that is too long, False to fail. `recognitions`: recognitions
+    under way in the session. The prompt is submitted once its clips are no longer being recognised,
+    with their transcripts; a clip without a transcript stays audio.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class Generation:
         """Transcript of each clip of the prompt by name, as far as it has arrived."""
         self.is_heard = False
         self.on_heard: Callable[[str, str], None] = lambda _name, _text: None
-        """Called with the name and the transcript of each clip once all are complete."""
+        """Function that is called for each clip, with its name and transcript, once the transcripts
+        of all clips are complete.
+        """
         self._recognitions = recognitions
         self._recognized: list[str] = []
         """Names of the clips that are marked as being recognised by this request."""
@@ -85,7 +88,8 @@ class Generation:
         self._released_bytes = 0
         self._answer: AnswerStream | None = None
         self._earlier_word_ends: list[WordEnd] | None = None
-        """Ends of words that came with a generation which this one continues."""
+        """Word ends of the generation that this one continues; None if there is no such generation.
+        """
         self._voice: Callable[[], VoiceHold] | None = None
         self._gateway, self._clock = gateway, clock
         self._progress = asyncio.Event()
@@ -99,15 +103,15 @@ class Generation:
         that gateway was lost before it submitted the request, submit the request, provided that
         `prompt` is known.
 
-        `voice`: returns by what right this gateway continues the session. A gateway that waited
-        for Redis while the client went on to the next one must not take the answer from that.
+        `voice`: returns the session, and the epoch at which this gateway holds it. A gateway that
+        has lost the session to another gateway meanwhile is refused the answer.
         """
         self._voice = voice
         self._spawn(lambda: self._read(Position()))
 
     def continue_from(self, other: "Generation") -> None:
         """Take over the output of `other`, and generate the rest of the answer with the same prompt
-        and seed.
+        and seed. If `other` is complete, nothing is submitted.
 
         Without a `prompt` (if `other` was adopted from another gateway), the stored request of
         `other` is submitted again.
@@ -128,8 +132,8 @@ class Generation:
         self._spawn(lambda: generate(position))
 
     def stop(self) -> asyncio.Task[None] | None:
-        """Abort the request unless it has ended. Returns the task that does so, None if nothing was
-        started.
+        """Abort the request unless it has ended. Returns the task of the generation, whose end
+        completes the abort; None if no generation was started.
         """
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -151,7 +155,9 @@ class Generation:
         return self._gateway.edges.heard is not None and clip in self._clip_names
 
     def name_speech(self, clip: str) -> None:
-        """Give the clip of a turn that has become an item its name."""
+        """Name the clip that the turn had as `NEW_SPEECH` before it became an item; `clip` is the
+        new name.
+        """
         if self.prompt is not None:
             self.prompt = self.prompt.renamed(NEW_SPEECH, clip)
         self._begin_recognition([clip])

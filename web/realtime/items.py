@@ -28,8 +28,8 @@ class BufferEmpty(BadInput):
 
 
 def check_length(retained_ms: int, gateway: Gateway, settings: Settings) -> None:
-    """Check that `retained_ms` of buffered audio are enough for an item. Raises: BufferEmpty, which
-    says why audio is not read, if it is not.
+    """Check that `retained_ms` of buffered audio are enough for an item. Raises: BufferEmpty, whose
+    message also tells why audio is not read at all, if that is the cause.
     """
     if retained_ms >= MIN_CLIP_MS:
         return

@@ -19,8 +19,8 @@ from web.realtime.conversation import Clip
 log = logging.getLogger("fleet.web")
 
 REST_FACTOR = 2.0
-"""Pause after a recognition, in its durations: a third of one stage's time at most is spent on one
-turn.
+"""Pause after each recognition, as a multiple of the duration of the recognition, so that one turn
+takes at most a third of a stage's time.
 """
 
 
@@ -48,7 +48,9 @@ class AgreedWords:
         self._last: list[str] = []
 
     def add(self, text: str) -> str:
-        """Add a recognition; return the text that is certain with it."""
+        """Add a recognition. Returns the text that the recognition newly confirms; "" if there is
+        none.
+        """
         words, last = re.findall(r"\s*\S+", text), self._last
         self._last = words
         count = next(
@@ -58,7 +60,9 @@ class AgreedWords:
         return self.finish("".join(words[:count]))
 
     def finish(self, text: str) -> str:
-        """Return what `text` adds; "" if it contradicts what was said already."""
+        """Extend `text` to the given text, and return the new part; "" if the given text
+        contradicts the text so far.
+        """
         new = text[len(self.text) :] if text.startswith(self.text) else ""
         self.text += new
         return new
@@ -67,7 +71,7 @@ class AgreedWords:
 class PartialTranscripts:
     """Recogniser of the turn under way. At most one recognition runs at a time.
 
-    `peek`: returns the turn's audio between two positions. `is_wanted`: whether anybody reads the
+    `peek`: returns the turn's audio between two positions. `is_wanted`: True if anybody reads the
     transcripts. `listeners` are called with each transcript, in order.
     """
 
@@ -103,8 +107,8 @@ class PartialTranscripts:
             self._run(self._recognized(end), end, is_pause=False)
 
     def pause(self, end: int, heard: AsyncIterator[str] | None = None) -> None:
-        """Recognise the turn up to a pause. `heard`: transcript of the turn, if a response that
-        has begun brings it.
+        """Recognise the turn up to a pause, in place of a recognition under way. `heard`:
+        transcript of the turn, if a speculative generation brings it; None to run a recognition.
         """
         if self._item_id and self._interval and self._is_wanted():
             self._cancel()
@@ -113,12 +117,13 @@ class PartialTranscripts:
             self._pause = self._job if heard is None else None
 
     def resume(self) -> None:
-        """The turn goes on after a pause."""
+        """Record that the turn goes on after a pause, so that the pause has no whole transcript."""
         self._pause = None
 
     def end(self) -> "asyncio.Task[str | None] | None":
-        """End the turn. Return the recognition of the pause with which it ended, if there is one:
-        the turn's whole transcript, None if it failed.
+        """End the turn. Returns the task that recognises the pause with which the turn ended, None
+        if there is no such task. The result of the task is the turn's whole transcript, or None
+        after a failure.
         """
         whole, self._pause = self._pause, None
         if self._job is not whole:

@@ -15,7 +15,9 @@ from web.realtime.session_tools import ToolSettings
 from web.schema.chat import AudioOptions, ChatOptions
 
 BEFORE_OTHERS_S = 0.0
-"""Arrival of a response among the waiting requests of its client: somebody listens for it."""
+"""Arrival time that puts a response before the other waiting requests of its client, since a person
+waits for it.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Prompt:
         ]
 
     def renamed(self, name: str, new_name: str) -> "Prompt":
-        """Return the prompt with another name for the clip `name`."""
+        """Return the prompt with `new_name` in place of `name` as the name of a clip."""
 
         def part_of(part: TextPart | AudioPart) -> TextPart | AudioPart:
             is_meant = isinstance(part, AudioPart) and part.name == name

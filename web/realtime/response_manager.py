@@ -135,9 +135,9 @@ class ResponseManager:
     # speculation
 
     def read_ahead(self) -> None:
-        """Let the model read instructions and tools that it has not read, while the user speaks, so
-        that the response does not wait for it. The request generates one token, which nobody reads;
-        its prefix stays cached for the conversation.
+        """Let the model read new instructions and tools while the user speaks, so that the response
+        need not wait until they are read. The request generates one token, which nobody reads; its
+        prefix stays cached for the conversation.
         """
         settings = self._context.settings
         wanted = default_plan(self._context, settings)
@@ -199,8 +199,9 @@ class ResponseManager:
         self._unanswered = (item_id, timestamps)
 
     def respond(self, timestamps: TurnTimestamps, generation: Generation | None = None) -> None:
-        """Begin a response to the conversation, unless it is empty. `generation` is the speculative
-        generation to use, if any. No response may be active.
+        """Begin a response to the conversation, unless it is empty; without an output format, send
+        an error instead of a spoken response. `generation` is the speculative generation to use, if
+        any. No response may be active.
         """
         settings = self._context.settings
         plan = default_plan(self._context, settings)
@@ -287,12 +288,12 @@ class ResponseManager:
                 self._cancel(response, "client_cancelled", response.playhead.sent)
 
     def release(self, response: ResponseStream) -> None:
-        """Forget a response that has ended if it is out of band."""
+        """Forget `response`, which has ended, if it is out of band."""
         self._out_of_band.pop(response.id, None)
 
     def restored_prompt(self, plan: ResponsePlan, seed: int | None) -> Prompt | None:
-        """Return the prompt of a response of another gateway that has sent nothing; None if the
-        prompt cannot be derived from the conversation.
+        """Return the prompt of a response that another gateway began and of which nothing was sent;
+        None if the prompt cannot be derived from the conversation.
         """
         if seed is None or plan.own_input or plan.skip_samples or plan.skip_chars:
             return None
@@ -304,8 +305,9 @@ class ResponseManager:
     # barge-in
 
     def interrupt(self, reason: CancelReason = "turn_detected") -> bool:
-        """Cancel the response that is being sent or played, since the user speaks, or for another
-        `reason`. Returns True if it can be resumed after a false alarm.
+        """Cancel the response that is being sent or played, and discard its unplayed audio.
+        `reason` is the reason that the client receives. Returns True if the response can be resumed
+        after a false alarm.
 
         A response that was cancelled before and is still being played cannot be resumed.
         """

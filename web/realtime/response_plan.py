@@ -24,10 +24,10 @@ from web.realtime.session_tools import ToolSettings, tools_of
 class ResponsePlan:
     """Parameters of a response. `form` is the format in which the client gets its audio.
     `skip_samples` and `skip_chars` are the part of the generation that an earlier response has
-    sent, if this response continues it.
-    `instructions` replace the session's instructions unless None. `own_input` is True if the
-    response does not answer the conversation, but an input of its own. `ignored` lists fields of
-    the request that have no effect. `tools`: functions that it may call.
+    sent, if this response continues it. `instructions` replace the session's instructions unless
+    None. `own_input` is True if the response answers the input of its own request instead of the
+    conversation. `ignored` lists fields of the request that have no effect. `tools`: functions that
+    the response may call.
     """
 
     spoken: bool

@@ -122,8 +122,8 @@ class ResponseStream:
 
     @property
     def played_samples(self) -> int:
-        """Number of samples that the client had played when the response was cut; 0 before any
-        output.
+        """Number of samples that the item records as played: all sent samples, unless the response
+        was cut; 0 before the response has ended or was truncated.
         """
         speech = self._speech
         return speech.played if speech is not None else 0
@@ -146,8 +146,9 @@ class ResponseStream:
     def adopt(
         self, *, sent_samples: int, sent_chars: int, item: Item | None, is_active: bool
     ) -> None:
-        """Continue a response of which another gateway has sent `sent_samples` and `sent_chars`. A
-        response that is not active is only kept, so that its audio can be sent again.
+        """Continue a response of which another gateway has sent `sent_samples` and `sent_chars`;
+        `item` is None before any output. A response that is not active is only kept, so that its
+        audio can be sent again.
         """
         self.item, self.sent_chars = item, sent_chars
         self.playhead.rewind(sent_samples)
@@ -209,8 +210,8 @@ class ResponseStream:
         self._happened(ResponseInput.DETACHED)
 
     def resend_from(self, sample: int) -> None:
-        """Send the audio from `sample` on, counted as the client receives it, to a client that
-        reconnected, even if the response has ended.
+        """Send the audio again from `sample` on, a position in the client's format, to a client
+        that reconnected, even if the response has ended.
         """
         self._num_words_sent = 0
         sample *= self.form.stride
@@ -419,8 +420,8 @@ class ResponseStream:
         self._context.send(server.ResponseDone(response=self.body()))
 
     def _close_item(self, item: Item, played: int) -> None:
-        """Send the last events of the item: all text that was sent as what was said, and as the
-        item of the conversation what was played of it.
+        """Send the last events of the item. The transcript has all text that was sent; the item of
+        a cancelled, failed or truncated response keeps only the text that was played.
         """
         text = self.text[: self.sent_chars]
         item.parts[0].text = text

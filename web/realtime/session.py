@@ -87,7 +87,9 @@ class Session:
         self._conversation, self._send = self.context.conversation, self.context.send
         self._jobs: set[asyncio.Task[None]] = set()
         self._is_audio_refused = False
-        """True once the client was sent the error that its audio is not read."""
+        """True once the client was sent the error that its audio is not read, until the next
+        `session.update`.
+        """
         self._logged_fields: set[str] = set()
         self._state: SessionState | None = None
         self._playback_end: Timer | None = None
@@ -254,12 +256,14 @@ class Session:
         self.connection.clear_audio()
 
     def take_audio(self) -> None:
-        """Send the audio that waits for the client to take it."""
+        """Resume sending audio, once the client can take it."""
         if self.responses.current is not None:
             self.responses.current.generation.wake()
 
     def record_playback(self, event: client.Played) -> None:
-        """Record how much of a response the client has played."""
+        """Record how much of a response the client has played, and add the underruns since the
+        client's last report.
+        """
         response = self.responses.find(event.response_id)
         underruns = min(event.underruns, MAX_REPORTED_UNDERRUNS)
         self.stats.underruns += underruns
@@ -373,7 +377,9 @@ class Session:
     # state
 
     def publish(self) -> None:
-        """Send the session's state if it changed, and report a change to be stored."""
+        """Send the session's state if it changed, and call `on_change`, so that the session is
+        stored.
+        """
         self._publish_state()
         self._on_change()
 

@@ -23,11 +23,13 @@ class SessionKeeper:
     def __init__(self, gateway: Gateway) -> None:
         self._history = gateway.history
         self._kept: dict[str, list[tuple[object, ...]]] = {}
-        """Facts of the turns, by session, that were written last."""
+        """Outcome, words, underruns and number of gateways of each turn at the last write, by
+        session.
+        """
         self._writing = asyncio.Lock()
 
     async def keep(self, session: Session, view: SessionView) -> None:
-        """Write a session whose turns have changed since it was written last."""
+        """Write a session to the history if a turn has changed since the last write."""
         turns = tuple(session.turn_log.refresh())
         facts: list[tuple[object, ...]] = [
             (turn.outcome, turn.said, turn.underruns, len(turn.gateways)) for turn in turns
@@ -37,7 +39,7 @@ class SessionKeeper:
             await self._write(_record_of(session, view, turns))
 
     def forget(self, session: Session) -> None:
-        """Forget a session that another gateway may continue."""
+        """Forget what was written last of a session that another gateway may continue."""
         self._kept.pop(session.id, None)
 
     def end(self, session: Session, view: SessionView, why: str) -> None:

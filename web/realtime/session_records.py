@@ -33,8 +33,8 @@ SPARE_S = 10.0
 Redis, ends the session.
 """
 FIRST_S = 10.0
-"""Seconds until the record of a session that is never written expires: a client that left before
-the first write does not count any longer.
+"""Seconds until a new record expires unless it is written again. A client that left before the
+first write then no longer counts toward the session limit.
 """
 ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
 ENDED = "an operator ended the session"
@@ -42,8 +42,8 @@ ENDED = "an operator ended the session"
 
 def absence_tries(lease: LeaseConfig) -> int:
     """Return the number of tries, `ABSENCE_POLL_S` apart, to open a session with a client secret at
-    its session limit. Long enough for a gateway that died, and still counts as holding a session,
-    to lose its lease.
+    its session limit. The tries last until a gateway that died loses its lease, since the sessions
+    of that gateway count until then.
 
     A page that is reloaded may also connect before the loss of its former connection is noticed.
     """
@@ -51,8 +51,8 @@ def absence_tries(lease: LeaseConfig) -> int:
 
 
 Undo = Callable[[int], Coroutine[None, None, None]]
-"""Function that takes the epoch of a record and undoes the holding of it, after the client left
-meanwhile.
+"""Function that is called if the client leaves while this gateway becomes the holder of the
+session, to undo the effect; the argument is the epoch of the record.
 """
 
 
@@ -189,7 +189,8 @@ class SessionRecords:
         removed: Sequence[str] = (),
     ) -> Saved:
         """Write `fields` of a session, delete the fields in `removed`, and renew the record.
-        Raises: RedisUnreachable.
+        Returns `Saved.STALE` if the write was refused, and `Saved.RESTORED` if every field must be
+        written again. Raises: RedisUnreachable.
         """
         return await self._voice.save(session_id, epoch, owner, self._ttl_s, fields, removed)
 

@@ -78,7 +78,9 @@ class SessionEntry:
 
     @property
     def epoch(self) -> int:
-        """Number of this holding, by which Redis refuses writes of former holders."""
+        """Epoch at which this gateway holds the session; Redis refuses the writes of earlier
+        holders.
+        """
         return self.session.context.epoch
 
     def hold_at(self, epoch: int) -> None:
@@ -265,8 +267,8 @@ class SessionRegistry:
     def _add(
         self, make: Callable[[Callable[[], None]], Session], owner: str, held: HeldVoice
     ) -> SessionEntry:
-        """Add an admitted session, which `make` creates from its change callback. If `make` fails,
-        the admission is released.
+        """Add an admitted session. `make` creates the session; its argument is the function to call
+        after each change. If `make` fails, the admission is released.
         """
         changed = asyncio.Event()
         try:
@@ -372,7 +374,8 @@ class SessionRegistry:
 
     def _exceeded(self, entry: SessionEntry) -> SessionExpired | SessionIdle | None:
         """Return the error for the time limit that a session has reached (duration, idle time), or
-        None. A client that receives a response, or is disconnected, is not idle.
+        None. Activity since the last check restarts the idle time; a client that receives a
+        response, or is disconnected, counts as active.
         """
         now, session = self._clock.now(), entry.session
         if (
@@ -483,9 +486,9 @@ class SessionRegistry:
             start(self._stop_when_over(session), f"the end of voice session {shown_id(session.id)}")
 
     async def _stop_when_over(self, session: Session) -> None:
-        """Stop a session that another gateway holds once none does. Until then its requests belong
-        to the holder, which may be a while from reading them: it waits for Redis, or hangs. Once it
-        has taken them over, this gateway cannot abort them.
+        """Stop a session that another gateway holds, once no gateway holds it. Until then the
+        session's requests belong to the holder, even while the holder waits for Redis or hangs.
+        This gateway cannot abort requests that the holder has taken over.
         """
         await self._records.until_over(session.id)
         session.stop()

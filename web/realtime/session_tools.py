@@ -18,7 +18,7 @@ Choice = str | dict[str, Any]
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tools of a response, in the form of the wire, and which of them it may or must call.
-    `parallel`: False for at most one call.
+    `parallel`: False for at most one call, None if unset.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -30,8 +30,9 @@ def drop_unserved_tools(
     call_format: str, before: Settings, settings: Settings, patch: SessionPatch
 ) -> tuple[Settings, list[BadInput]]:
     """Check the tools in `settings`, the result of applying `patch` to `before`. Returns the
-    settings with each unserved field as it was in `before`, and a refusal for each. A model that
-    calls no functions has no tools, and the settings warn of it.
+    settings with each unserved field as it was in `before`, and a refusal for each. With
+    `call_format` "", for a model that calls no functions, the tools are dropped and the settings
+    warn of it.
     """
     if not call_format:
         return _without_tools(before, settings, patch)
@@ -85,8 +86,8 @@ def _shown(tool: FunctionTool) -> dict[str, Any]:
 
 
 def tools_of(call_format: str, settings: Settings, patch: ResponsePatch | None) -> ToolSettings:
-    """Return the tools of a response: the session's, unless its request has its own. Raises:
-    BadInput naming the field.
+    """Return the tools of a response: from its request `patch`, or from the session's settings if
+    the request has none. Raises: BadInput naming the field.
     """
     own = settings.parallel_tool_calls
     chosen = ToolSettings(

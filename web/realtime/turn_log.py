@@ -15,7 +15,7 @@ from web.realtime.response_stream import CANCELLED, FAILED, ResponseStream
 MAX_TURNS = 200
 """Number of the latest turns that are kept; older ones are only counted."""
 MAX_CHARS = 4000
-"""Number of characters of a text that a turn keeps."""
+"""Maximum number of characters that a turn keeps of a text."""
 
 
 class TurnRecord(msgspec.Struct, kw_only=True):
@@ -69,8 +69,8 @@ class TurnLog:
         self._context, self._to_us = context, to_us
 
     def note(self, response: ResponseStream) -> None:
-        """Take what is known of a response of the conversation, which begins, goes on or has
-        ended.
+        """Update the turn of a response with what is known of it now; a response without a turn
+        gets one. Responses outside of the conversation are ignored.
         """
         if not response.plan.in_conversation:
             return
@@ -101,8 +101,8 @@ class TurnLog:
             turn.underruns += count
 
     def refresh(self) -> Sequence[TurnRecord]:
-        """Return the turns with the texts that are known now; at the end a turn without a response
-        for what the user said since the last one.
+        """Return the turns with the texts that are known now. If the user has said or written
+        something since the last response, a turn without a response is at the end.
         """
         by_id = {item.id: item for item in self._context.conversation.items}
         waiting = [item.id for item in self._unanswered(None)]

@@ -41,8 +41,8 @@ from web.realtime.turn_transcripts import TurnTranscripts, clip_name
 log = logging.getLogger("fleet.web")
 
 FALSE_ALARM_MS = 500
-"""Length of voice below which a turn must be verified, since it may be a cough or a hum: the audio
-must contain speech, and, if it interrupted a response, words.
+"""Length of voice, in milliseconds, below which a turn must be verified, since it may be a cough or
+a hum: the audio must contain speech, and, if it interrupted a response, words.
 """
 
 
@@ -152,7 +152,9 @@ class TurnManager:
         return is_changed
 
     def has_room(self, audio: bytes) -> bool:
-        """Return True if the buffer can take `audio`; with turn detection it always has room."""
+        """Return True if the buffer can take `audio`. With turn detection, buffered audio does not
+        count.
+        """
         new_s = self.buffer.seconds(audio)
         retained_s = self.buffer.retained_ms / 1000 if self.buffer.detector is None else 0.0
         return retained_s + new_s <= self._max_s
@@ -245,7 +247,7 @@ class TurnManager:
 
     @property
     def _is_transcribed(self) -> bool:
-        """Return True if the client wants transcripts, and the graph recognises audio alone."""
+        """Return True if the client wants transcripts, and the graph has a recogniser."""
         wanted = self._context.settings.audio.input.transcription is not None
         return wanted and self._hears_with_responses
 

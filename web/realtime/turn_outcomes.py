@@ -13,8 +13,9 @@ from web.realtime.turn_log import TurnRecord
 TurnOutcome = Literal[
     "answered", "interrupted", "stopped", "refused", "failed", "cut", "open", "unanswered"
 ]
-"""`stopped`: the client cancelled the response; `cut`: it reached its limit of tokens; `open`: its
-end is not recorded; `unanswered`: none was asked for.
+"""`interrupted`: the user spoke during the response; `stopped`: the client cancelled it; `refused`:
+the request was not admitted; `cut`: the response reached its token limit; `open`: no end is
+recorded; `unanswered`: no response was requested.
 """
 RECOGNISE, MODEL, VOICE, DELIVERY = "recognise", "model", "voice", "delivery"
 CAUSES = {"endpointing": "waiting for you to finish", "queue": "queue", "gateway": DELIVERY}
@@ -34,7 +35,7 @@ def outcome_of(turn: TurnRecord) -> TurnOutcome:
 
 def waits_of(turn: TurnRecord, graph: Graph) -> list[TimingPart]:
     """Return the caller's wait by cause, in the order of time, without causes that took no time.
-    The parts add up to the parts of the turn.
+    The sum is the sum of `turn.parts`.
     """
     causes = {**CAUSES, "silence": "silence before the voice"}
     names = [stage.name for stage in graph.all_stages]

@@ -32,11 +32,14 @@ class TurnTranscripts:
     ) -> None:
         self._context, self._responses = context, responses
         self._waiting: list[str] = []
-        """Ids of the user's items to transcribe; a response that has not begun comes first."""
+        """Ids of the user's items whose transcripts are requested once no response is about to
+        begin.
+        """
         self._sent: dict[str, AgreedWords] = {}
-        """Words that the client has of turns whose transcripts are not complete."""
+        """Words that were sent to the client, by item id, for turns without a complete transcript.
+        """
         self._recognitions: dict[str, Recognition] = {}
-        """Recognitions of the whole turn, by item, of turns that are not transcribed yet."""
+        """Tasks that recognise whole turns, by item id, for turns without a complete transcript."""
         self._jobs: set[asyncio.Task[None]] = set()
         partials.listeners.append(self._send_partial)
 
@@ -50,18 +53,20 @@ class TurnTranscripts:
         self._waiting.append(item_id)
 
     def keep(self, item_id: str, recognition: Recognition | None) -> None:
-        """Keep the recognition of a turn that has just ended, for its transcript."""
+        """Keep the recognition of a turn that has just ended, for its transcript; ignore None."""
         if recognition is not None:
             self._recognitions[item_id] = recognition
 
     async def recognized(self, item_id: str) -> str | None:
-        """Return the transcript of a turn whose recognition was kept; None without one."""
+        """Return the transcript of a turn whose recognition was kept; None without one, or if it
+        failed.
+        """
         recognition = self._recognitions.get(item_id)
         return await recognition if recognition is not None else None
 
     def send_waiting(self) -> None:
-        """Request the transcripts of the user's turns that wait for them. Call this once a response
-        has begun, or if no response is active.
+        """Request all waiting transcripts in the background, and send each one as it arrives. Call
+        this once a response has begun, or if no response is active.
         """
         items, self._waiting = self._waiting, []
         for item_id in items:
@@ -77,7 +82,9 @@ class TurnTranscripts:
             self.send_waiting()
 
     def forget(self, item_id: str) -> None:
-        """Forget a turn that becomes no item."""
+        """Forget the sent words and the recognition of a turn; a recognition under way is
+        cancelled.
+        """
         self._sent.pop(item_id, None)
         if (recognition := self._recognitions.pop(item_id, None)) is not None:
             recognition.cancel()
@@ -139,7 +146,9 @@ class TurnTranscripts:
             )
 
     async def _text(self, item_id: str, clip: Clip) -> str:
-        """Return the transcript of an item that no response brings. Raises: FleetError."""
+        """Return the transcript of an item: the known one, the kept recognition, or a new
+        recognition. Raises: FleetError.
+        """
         text = self._context.conversation.transcript_of(clip_name(item_id))
         if text is None:
             text = await self.recognized(item_id)

@@ -42,7 +42,7 @@ class AnswerRule(NamedTuple):
 
 
 class JsonSchemaFormat(Body):
-    """A named schema. Every answer keeps it, whether it is `strict` or not."""
+    """A named JSON schema. Every answer conforms to the schema, whether `strict` is set or not."""
 
     name: str | None = None
     description: str | None = None
@@ -58,7 +58,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """vLLM's rules."""
+    """Rules for an answer in the form of vLLM, of which a request may set one."""
 
     json_: Schema = Field(default=None, alias="json")
     regex: RuleText = None
@@ -123,8 +123,9 @@ def _rules_of_format(chosen: ResponseFormat) -> Iterator[AnswerRule]:
 def format_rules(
     kind: str, schema: Mapping[str, Any] | str | None, where: str, schema_where: str
 ) -> Iterator[AnswerRule]:
-    """Yield the rule of OpenAI's form of an answer, none for free text. `where`, `schema_where`:
-    fields that have the form and its schema. Raises: BadInput if the schema is missing.
+    """Yield the rule for an answer in OpenAI's form, whose type is `kind`; nothing for free text.
+    `where`, `schema_where`: names of the type's field and of the schema's field, for errors.
+    Raises: BadInput if the schema is missing.
     """
     if kind == "json_object":
         yield AnswerRule(where, ANY_OBJECT)

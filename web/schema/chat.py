@@ -130,7 +130,7 @@ PartBody = Annotated[
 
 
 def list_tag(value: object) -> str:
-    """Return the tag of a value that is a string or a list."""
+    """Return the tag of pydantic's union branch for a value that is a string or a list."""
     return ":list" if isinstance(value, list) else ":string"
 
 
@@ -275,8 +275,8 @@ class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
 
     @cached_property
     def rule(self) -> AnswerRule | None:
-        """The rule for the answer, if the request sets one. Raises: BadInput if two fields set
-        rules, or one is no rule.
+        """The rule for the answer; None for free text. Raises: BadInput if two fields set rules, a
+        rule is too long, or its schema is missing.
         """
         return self.find_rule()
 
@@ -291,13 +291,13 @@ class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
 
     @property
     def length_limit(self) -> tuple[str, int | None]:
-        """The longest answer in tokens, None if the request sets none, and the field that sets
-        it.
+        """Name of the field that sets the maximum length of the answer, and the length in tokens;
+        None if the request sets none.
         """
         return "max_tokens", self.max_tokens
 
     def check_length_limit(self) -> None:
-        """Raises: BadInput if two fields set different limits."""
+        """Check that no two fields set different length limits. Raises: BadInput."""
         where, limit = self.length_limit
         if where != "max_tokens" and self.max_tokens not in (None, limit):
             reason = f"{where} sets another limit, {limit}; send only one"
@@ -310,7 +310,9 @@ class AnswerOptions(SamplingFields, AnswerRules, TokenFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """See `LogprobFields`."""
+        """Always None, since these answers have no log probabilities; `LogprobFields` overrides
+        this.
+        """
         return None
 
 

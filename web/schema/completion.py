@@ -62,7 +62,7 @@ class CompletionBody(AnswerOptions):
         return tuple(COMPLETION.ignored(self))
 
     def prompts(self) -> list[tuple[str, PlainPrompt]]:
-        """Return the prompts, each with the place in the body that has it."""
+        """Return the prompts, each after the name of its field, such as `prompt[0]`."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [("prompt", TextPart(text=prompt, where="prompt"))]
@@ -91,8 +91,8 @@ def parse_completion(raw: bytes) -> CompletionBody:
 
 
 def refuse_event_ids(body: AnswerOptions) -> None:
-    """Raises: UnsupportedValue if the events of a stream are to have ids, which only a chat's
-    have.
+    """Check that the events of a stream need no ids, which only the events of a chat have. Raises:
+    UnsupportedValue.
     """
     if body.stream_options is not None and body.stream_options.include_event_ids:
         where = "stream_options.include_event_ids"

@@ -74,7 +74,7 @@ EvidenceItem = EvidenceMessage | InputCall | InputCallOutput
 
 
 class QuestionBody(Body):
-    """What all questions have. `name`: name of the question, which its answer has too."""
+    """Fields that all questions have. `name`: optional name, which is repeated in the answer."""
 
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     instructions: Annotated[
@@ -178,8 +178,8 @@ def parse_decision(raw: bytes) -> DecisionBody:
 
 
 def _check_question(question: AnyQuestion, where: str) -> None:
-    """Check that each choice is there once, and that a question has the fields of its type. Raises:
-    BadInput naming the field.
+    """Check that no choice appears twice, and that a question has no fields of other types of
+    questions. Raises: BadInput naming the field.
     """
     for name in ("choices", "levels"):
         if (question.model_extra or {}).get(name) is not None:

@@ -18,7 +18,7 @@ class ChoiceProbability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="choice"):
-    """`choice`: the most probable one. `confidence`: its probability."""
+    """`choice`: value of the most probable choice. `confidence`: probability of that choice."""
 
     name: str | None
     choice: str | bool
@@ -27,7 +27,7 @@ class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
 
 class ScoreProbability(msgspec.Struct, frozen=True, kw_only=True):
-    """`value`: place of the level, from 0."""
+    """`value`: index of the level, from 0 for the lowest."""
 
     value: int
     label: str
@@ -35,7 +35,9 @@ class ScoreProbability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="score"):
-    """`score`: expected value of the level. `confidence`: probability of the most probable one."""
+    """`score`: expected value of the level's index. `confidence`: probability of the most probable
+    level.
+    """
 
     name: str | None
     score: float

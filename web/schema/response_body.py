@@ -124,7 +124,9 @@ class InputCall(Body):
 
 
 class InputCallOutput(Body):
-    """The output of a function call. `name`: function of the call, which decides."""
+    """The output of a function call. `name` is not used, since the call with the id `call_id` names
+    the function.
+    """
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -148,7 +150,7 @@ class InputCallOutput(Body):
 
 InputItem = InputMessage | InputCall | InputCallOutput
 _ITEM_FIELDS = ("role", "content", "name", "call_id", "arguments", "output")
-"""Fields that some items have, and that mean something else in others."""
+"""Fields that only some types of items have; an item of another type is refused if it sets one."""
 
 
 def item_tag(value: object) -> str:
@@ -166,8 +168,8 @@ AnyInputItem = Annotated[
 
 
 class TextFormat(Body):
-    """Form of the answer: free text, any JSON object, or JSON of a schema. Every answer keeps its
-    schema, whether it is `strict` or not.
+    """Form of the answer: free text, any JSON object, or JSON of a schema. Every answer conforms to
+    its schema, whether `strict` is set or not.
     """
 
     type: Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(check_format)]

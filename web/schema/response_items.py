@@ -48,8 +48,8 @@ class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="function_call"):
-    """A function call. `arguments`: JSON text, as the model wrote it. A call that was cut is
-    `incomplete`, and has no part in later prompts.
+    """A function call. `arguments`: JSON text, as the model wrote it. A call whose answer was cut
+    is `incomplete`, and is left out of later prompts.
     """
 
     id: str
@@ -130,7 +130,7 @@ def num_parts(items: Sequence[ResponseItem]) -> int:
 
 
 def num_chars(items: Sequence[ResponseItem]) -> int:
-    """Count the characters of the items' texts and audio."""
+    """Count the characters of the items' texts and base64 audio."""
     return sum(_num_chars(item) for item in items)
 
 

@@ -16,7 +16,9 @@ class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response failed. `code` is one of OpenAI's; the message begins with Fleet's own."""
+    """Why a response failed. `code` is one of OpenAI's codes; the message begins with Fleet's own
+    code.
+    """
 
     code: Literal["server_error"] = "server_error"
     message: str
@@ -72,10 +74,10 @@ class ToolView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. Fields of features that are not served have the value of their absence.
+    """A response. Fields of features that are not served have the values that mean "not used".
 
-    `store` is False if the response cannot be found later; `warnings` then says why, if the request
-    did not ask for it.
+    `store` is False if the response is not stored. `warnings` is about ignored fields of the
+    request, and a conversation that is too long to be stored.
     """
 
     id: str
@@ -141,8 +143,8 @@ class ItemEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event about the text of the answer, with one of `part`, `delta` and `text`; the latter two
-    have `logprobs` too.
+    """Event about the text of the answer, with one of `part`, `delta` and `text`; events with
+    `delta` or `text` have `logprobs` too.
     """
 
     type: str

@@ -57,8 +57,8 @@ class LogprobFields(Body):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives of each token that are wanted with its log probability; None if
-        none are wanted at all. Raises: BadInput.
+        """Number of most likely tokens to list for each token, beside the log probability of the
+        token itself; None if no log probabilities are wanted. Raises: BadInput.
         """
         if not self.logprobs and self.top_logprobs:
             raise BadInput("top_logprobs: needs logprobs: true", param="top_logprobs")

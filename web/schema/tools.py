@@ -44,8 +44,8 @@ class FunctionBody(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolChoice:
-    """Which calls an answer may have. `names`: functions among which it chooses, None for all.
-    `is_named`: one function has to be called.
+    """Which calls an answer may have. `names`: functions that the answer may call, None for all.
+    `is_named`: True if the request names the one function that must be called.
     """
 
     mode: Mode = "auto"

@@ -125,7 +125,8 @@ def check_format(kind: object) -> object:
 
 
 def check_tool_choice(name: str, choice: object) -> None:
-    """Check the value `choice` of the field `name`. Optional tools are accepted and never called.
+    """Check the value `choice` of the field `name` for a model that calls no functions. A choice
+    that requires no call is accepted, and the tools are never called.
 
     Raises: UnsupportedValue if the choice requires a tool call.
     """

@@ -72,14 +72,16 @@ class ClauseAudio(Protocol):
     async def add(self, pcm: bytes, words: list[WordTime]) -> None: ...
 
     async def finish(self) -> None:
-        """Send the rest of the audio, which is complete."""
+        """Send the rest of the audio after the last `add`."""
         ...
 
 
 def open_audio(
     send: SendFrame, config: SessionConfig, rate_hz: int, utterance: int, clause: int
 ) -> ClauseAudio:
-    """Return the sender that a session's configuration asks for, for the clause of this number."""
+    """Return the sender that a session's configuration asks for. `utterance`, `clause`: number of
+    the utterance in the session, and of the clause in the utterance.
+    """
     if config.word_timestamps:
         return _TimedChunks(send, rate_hz, utterance, clause)
     kind = _StreamedFile if config.stream_audio else _WholeFile

@@ -36,9 +36,9 @@ log = logging.getLogger("fleet.web")
 PATH = "/v1/audio/speech/stream"
 MAX_EVENT_BYTES = 128 * 1024
 MAX_WAITING_CHARS = 64 * 1024
-"""Text of a session that waits to be spoken: an hour of speech."""
+"""Limit of a session's text that waits to be spoken, in characters: about an hour of speech."""
 UTTERANCE_CHARS = 128
-"""Characters as which a waiting utterance counts, even if it has no text."""
+"""Number of characters that each waiting utterance counts in addition to its text."""
 NORMAL_CLOSURE = 1000
 _encode = msgspec.json.Encoder().encode
 
@@ -70,7 +70,7 @@ class SpeechSocket:
         self._websocket = websocket
         self._config: SessionConfig | None = None
         self._open: GrowingUtterance | None = None
-        """GrowingUtterance whose text is not complete."""
+        """Utterance whose text is not complete; None between two utterances."""
         self._num_utterances = 0
         self._waiting: asyncio.Queue[GrowingUtterance | None] = asyncio.Queue()
         """Utterances to speak; None ends the session."""
@@ -117,7 +117,8 @@ class SpeechSocket:
 
     async def _next_frame(self) -> bytes | None:
         """Return the next frame; None after the disconnect. Raises: BadInput, InputTooLarge;
-        SessionIdle if the client sends nothing while nothing is spoken.
+        SessionIdle if the client sends nothing although its text is incomplete or nothing is being
+        spoken.
         """
         idle_s = self._gateway.config.voice.idle_s
         while True:
@@ -218,8 +219,8 @@ class SpeechSocket:
 
 @contextlib.contextmanager
 def _disconnecting() -> Iterator[None]:
-    """Raise ClientDisconnect where Starlette says that the client has disconnected: RuntimeError
-    once it has received the disconnect.
+    """Raise ClientDisconnect in place of the exceptions with which Starlette reports a disconnect;
+    once Starlette has received the disconnect, the exception is RuntimeError.
     """
     try:
         yield

@@ -25,7 +25,7 @@ class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a line has no answer of a gateway."""
+    """Reason why a line has no response of a gateway."""
 
     code: str
     message: str
@@ -53,9 +53,9 @@ _decode = msgspec.json.Decoder(_Answered).decode
 
 class AnswerFiles:
     """The output file and the error file of a batch, which one process at a time may write. `done`:
-    ids of the lines that have been answered.
+    ids (`custom_id`) of the lines in either file, also of lines that earlier processes wrote.
 
-    Raises: Conflict if another process writes them, or for files with other content; OSError.
+    Raises: Conflict if another process writes the files, or if they have other content; OSError.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
@@ -70,7 +70,9 @@ class AnswerFiles:
         self.num_completed, self.num_failed = len(completed), len(failed)
 
     def add(self, line: AnsweredLine) -> None:
-        """Write the answer of a line, which survives the death of the process. Raises: OSError."""
+        """Append the answer of a line to the output file or the error file, and flush the answer to
+        the disk. Raises: OSError.
+        """
         assert line.custom_id not in self.done, "a line is answered once"
         encoded = msgspec.json.encode(line) + b"\n"
         if line.is_success:
@@ -104,8 +106,8 @@ class _AppendedFile:
             raise Conflict(f"{self._path}: another process writes these answers") from error
 
     def repair(self) -> Iterator[str]:
-        """Yield the ids of the lines, and remove an incomplete last one. Raises: Conflict for a
-        file with anything but answers, which stays as it is.
+        """Yield the ids of the complete lines; after the last id, cut off an incomplete last line.
+        Raises: Conflict if the file has anything but answers; its content then stays unchanged.
         """
         num_bytes, torn = 0, b""
         with self._path.open("rb") as file:
@@ -129,7 +131,9 @@ class _AppendedFile:
         return Conflict(f"{self._path}: {line} is no answer to a batch; name another file")
 
     def append(self, line: bytes) -> None:
-        """Write a whole line, or nothing of it."""
+        """Append a line and flush it to the disk. After an error nothing of the line remains.
+        Raises: OSError.
+        """
         size = os.fstat(self.fd).st_size
         try:
             left = memoryview(line)

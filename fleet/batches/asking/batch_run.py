@@ -27,8 +27,8 @@ from fleet.core.errors import FleetError, NotFound
 
 SAVE_EVERY_S = 1.0
 MAX_STARTS = 5
-"""Starts after which a batch fails whose runs all ended in errors, or were killed, before a further
-line was answered.
+"""Largest number of consecutive starts without a newly answered line; at the next start the batch
+fails. A run that ends without an error resets the count.
 """
 END_REASONS: dict[BatchStatus, tuple[str, str]] = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this line was answered"),
@@ -37,8 +37,9 @@ END_REASONS: dict[BatchStatus, tuple[str, str]] = {
 
 
 class BatchRun:
-    """A run of a batch. `on_progress` is called with the numbers of answered lines; `part_s` is the
-    time in seconds after which the run begins no further line, so that other jobs have their turn.
+    """A run of a batch. `on_progress`: called with the total numbers of answered lines, about once
+    per second. `part_s`: seconds after which the run begins no further line, so that other jobs can
+    run.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class BatchRun:
         return self._stored.batch
 
     async def run(self, gateway: LineGateway) -> Batch:
-        """Continue the batch until it ends or the part is over, and return it.
+        """Continue the batch until it ends or `part_s` is over; return the batch.
 
-        Raises: Conflict if another process runs it; FleetError or OSError for a failure that
-        another run may not meet, up to `MAX_STARTS` times.
+        Raises: Conflict if another process runs the batch; FleetError or OSError for a failure
+        after which the batch may be run again (see `MAX_STARTS`).
         """
         batch_id, files = self._batch.id, self._store.files
         if self._batch.status in ENDED:
@@ -106,7 +107,9 @@ class BatchRun:
         self._finish(answers)
 
     def _may_start(self, num_answered: int) -> bool:
-        """Count this start; fail the batch after too many without an answer in between."""
+        """Count this start and return True. After `MAX_STARTS` starts without a newly answered
+        line, set the batch to `failed` and return False.
+        """
         stored = self._stored
         num_starts = 1 if num_answered > stored.num_answered else stored.num_starts + 1
         if num_starts > MAX_STARTS:
@@ -117,7 +120,9 @@ class BatchRun:
         return True
 
     def _begin(self) -> bool:
-        """Check the input file. Return False if the batch has failed, or has ended before."""
+        """Check the input file and set the batch to `in_progress`. If the file is missing or has
+        faults, set the batch to `failed` and return False.
+        """
         batch = self._batch
         try:
             path = self._store.files.content(batch.input_file_id)
@@ -146,8 +151,8 @@ class BatchRun:
         return self._early_end() is None and time.monotonic() < self._ends_s + READ_S
 
     def _early_end(self) -> BatchStatus | None:
-        """Return the status with which the batch ends though lines have no answer; None to go
-        on.
+        """Return `cancelled` or `expired` if the batch must end although lines have no answer yet;
+        None if the batch may continue.
         """
         if self._store.cancelled_at(self._batch.id) is not None:
             return "cancelled"
@@ -159,7 +164,9 @@ class BatchRun:
         self._on_progress(counts)
 
     def _finish(self, answers: AnswerFiles) -> None:
-        """Give each line without an answer an error, and publish the files."""
+        """Set the final status and publish the files. In a cancelled or expired batch, each line
+        without an answer first gets an error.
+        """
         batch, files = self._batch, self._store.files
         status: BatchStatus = "completed"
         if len(answers.done) < batch.request_counts.total:
@@ -192,7 +199,7 @@ class BatchRun:
         self._update(status="failed", failed_at=self._now(), errors=LineFaults(data=tuple(faults)))
 
     def _update(self, stored: dict[str, object] | None = None, /, **changes: object) -> None:
-        """Change fields of the batch, and of what is `stored` beside it."""
+        """Change and save fields of the batch. `stored`: changed fields of its `StoredBatch`."""
         self._save(batch=msgspec.structs.replace(self._batch, **changes), **(stored or {}))
 
     def _save(self, **changes: object) -> None:

@@ -21,10 +21,12 @@ from fleet.core.errors import ConfigError
 BACKGROUND_HEADERS = {"content-type": "application/json", "x-fleet-priority": "background"}
 CONNECT_S, READ_S = 10.0, 600.0
 MAX_TRIES = 3
-"""Tries of a line that failed in a way that may be the line's own fault, such as a lost worker."""
+"""Number of tries of a line whose failures the line itself may cause, such as a lost worker."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 WAITING = (429, 502, 503, 504)
-"""Statuses of a gateway that has no place or is away, or of its proxy: a line waits for it."""
+"""Statuses that mean that the gateway is full or unreachable. A line with such a response is sent
+again later, without limit, unless the error code is in `OWN_FAULTS`.
+"""
 RETRIED = (*WAITING, 500)
 OWN_FAULTS = ("worker_lost", "out_of_memory")
 """Codes of 503 errors that a line may cause itself."""
@@ -52,9 +54,9 @@ _decode_error = msgspec.json.Decoder(_ErrorEnvelope).decode
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Outcome of one try. `answer`: what to write if no other try follows; None if the line waits.
-    `trouble`: why another try should follow; "" if none should. `pause_s`: pause that the gateway
-    asks for.
+    """Outcome of one try. `answer`: line to write if no other try follows; None if the line waits
+    for the gateway. `trouble`: reason for another try; "" if no other try should follow. `pause_s`:
+    pause that the gateway asks for; None if the gateway asks for none.
     """
 
     answer: AnsweredLine | None = None
@@ -63,9 +65,10 @@ class _Outcome:
 
 
 class LineGateway:
-    """Connection to the gateway at `url`, an async context. `acting_for`: name of the key for which
-    the key with the scope `operate` asks; "" for itself. `trouble`: why the last try did not give
-    an answer; "" after one that did.
+    """Connection to the gateway at `url`, an async context manager. `acting_for`: name of the API
+    key for which requests are sent, which requires an `api_key` with the scope `operate`; "" sends
+    them for `api_key` itself. `trouble`: reason why the last try must be repeated; "" if it
+    succeeded.
     """
 
     def __init__(self, url: str, api_key: str | None, acting_for: str = "") -> None:
@@ -90,9 +93,9 @@ class LineGateway:
         await self._http.aclose()
 
     async def ask(self, line: BatchLine) -> AnsweredLine:
-        """Send a line until it has an answer or has failed. While the gateway is away or has no
-        place, the line waits for it. Raises: ConfigError if the gateway refuses the API key, or to
-        act for the other one.
+        """Send a line until it has an answer, or has failed `MAX_TRIES` times. While the gateway is
+        away or full, the line waits without limit. Raises: ConfigError if the gateway refuses the
+        API key, or refuses to let it act for another key.
         """
         num_failures = num_pauses = 0
         while True:
@@ -180,13 +183,17 @@ def _message_of(answer: httpx2.Response) -> str:
 
 
 def _retry_after_s(answer: httpx2.Response) -> float | None:
-    """Return the pause that a response asks for; None if it names none, or a date."""
+    """Return the seconds that a response's Retry-After header asks for, at most 60; None if there
+    is no such header, or if it is a date.
+    """
     header = answer.headers.get("retry-after", "")
     return min(float(header), MAX_PAUSE_S * 2) if header.isdecimal() else None
 
 
 def _pause_s(num_pauses: int) -> float:
-    """Return the pause before the next try, which grows and is never the same for two lines."""
+    """Return the seconds until the next try. The pause grows with `num_pauses` and is random, so
+    that lines do not try again at the same time.
+    """
     return min(FIRST_PAUSE_S * 2 ** min(num_pauses, 10), MAX_PAUSE_S) * random.uniform(0.5, 1)
 
 

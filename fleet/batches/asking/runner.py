@@ -8,7 +8,7 @@ from fleet.batches.asking.gateway import LineGateway
 from fleet.batches.lines import BatchLine
 
 POLL_S = 0.5
-"""Time between two looks at whether to go on."""
+"""Seconds between two calls of `go_on`."""
 
 
 async def answer_lines(
@@ -18,10 +18,12 @@ async def answer_lines(
     concurrency: int,
     go_on: Callable[[], bool],
 ) -> None:
-    """Answer the lines that have no answer yet, `concurrency` at one time, until all have one.
+    """Send the lines that have no answer yet, at most `concurrency` at one time, and write their
+    answers, until all lines have one or `go_on` returns False.
 
-    `go_on` is called every half second, and ends the run when it returns False: lines under way
-    are given up, and have no answer. Raises: the errors of `LineGateway.ask` and `AnswerFiles.add`.
+    `go_on` is called at least every half second. When it returns False, requests in progress are
+    cancelled and their lines have no answer. Raises: the errors of `LineGateway.ask` and
+    `AnswerFiles.add`.
     """
     shared = iter(lines)
     workers = [

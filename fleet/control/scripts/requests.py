@@ -21,8 +21,8 @@ is large and retained for less time.
 
 
 Waits = Literal["", "turn", "soon"]
-"""What a request waits for that is refused: "" for nothing, its turn among the waiting clients, or
-its turn and workers that will soon claim its tasks.
+"""What a refused request waits for: "" for nothing; "turn" for its turn among the waiting clients;
+"soon" for its turn and for workers that will soon claim its tasks.
 """
 
 
@@ -53,10 +53,10 @@ def submit(
     requests, and unless every role in `roles` has a worker, is starting one, or lost its last one
     less than `grace_us` ago.
 
-    `client`: client whose live requests the request is counted among. `waits`: the request waits if
-    it is refused at the bound. So it is refused too while it is the turn of other waiting clients
+    `client`: client whose live requests the request is counted among; "" for the fleet's own.
+    `waits`: a request that can wait is also refused while it is the turn of other waiting clients
     ("turn", "soon"), and while its roles have enough unclaimed tasks ("soon"). `limits`: limits of
-    the request's API key, at which it is refused too, if it is counted. `ordered_by`: name of the
+    the request's API key, at which a counted request is refused too. `ordered_by`: name of the
     API key of the operator who ordered a retry, for the journal; None for other requests.
 
     `stages`, `edges`: stages and edges of its graph that it uses. `first_roles`: role to which each
@@ -139,7 +139,7 @@ def admission(
 ) -> Call:
     """Ask whether a request would be admitted now, without submitting it. Answers the refusal that
     `submit` would give, or "ok" with the number of further requests allowed below `bound`. `key`:
-    API key towards whose `limits` it would count.
+    API key towards whose `limits` the request would count; "" for none.
     """
     quota = (key, limits.max_requests, limits.audio_s_per_day)
     return Call.of(
@@ -155,24 +155,27 @@ def take_turns(
     numbers: Mapping[str, int],
     is_all: bool,
 ) -> Call:
-    """Report a gateway's waiting requests, and ask which clients' turn it is. `numbers`: change of
-    the number of waiting requests by client; with `is_all`, all of the gateway's waiting requests.
+    """Report a gateway's waiting requests, and ask which clients' turn it is. `numbers`: number of
+    waiting requests by client, as the change since the last report or, with `is_all`, in total.
+    Answers "ok", the number of free places, for each of `roles` how many more tasks its workers
+    will soon claim, and the clients; or "unlisted" if a report with `is_all` is needed.
     """
     return Call.of("take_turns", gateway, bound, is_all, ",".join(roles), numbers)
 
 
 @script
 def backlog() -> Call:
-    """Read the numbers of waiting requests, of gateways where they wait, and of live requests, and
-    the recent rate of endings in thousandths per second.
+    """Read the number of waiting requests, the number of gateways at which requests wait, the
+    number of live requests, and the recent rate at which requests end, per 1000 s.
     """
     ...
 
 
 @script
 def abort(request: RequestId, right: str | Epoch, reason: str, by: str = "") -> Call:
-    """Close a request as aborted. `right`: epoch of its client edges, `API_RIGHT` or
-    `OPERATOR_RIGHT`, with `by`, the name of the operator's API key, for the journal.
+    """Close a request as aborted. `right`: epoch at which the caller holds the client edges,
+    `API_RIGHT`, or `OPERATOR_RIGHT`; `by` is then the name of the operator's API key, for the
+    journal.
     """
     ...
 
@@ -192,8 +195,9 @@ def attach(
     voice: VoiceHold | None = None,
 ) -> Call:
     """Attach a gateway as the reader of a request's answer. `held`: epoch at which this gateway
-    held the client edges before. `voice`: voice session of which it continues the answer. Refused
-    as stale if another gateway holds the client edges, or the session, at a higher epoch.
+    held the client edges before; None takes them from any gateway. `voice`: voice session to which
+    the answer belongs. Answers "stale" if another gateway holds the client edges at an epoch above
+    `held`, or holds the session.
     """
     return Call.of("attach", gateway, voice or ("", ""), request, held)
 
@@ -240,7 +244,7 @@ class StreamPosition(NamedTuple):
 
 
 def stale_streams(streams: Sequence[StreamPosition]) -> Call:
-    """Find the streams for which Redis has something new. Answers their indices in `streams`;
+    """Find the streams that lag behind Redis. Answers the indices of these streams in `streams`;
     writes nothing.
     """
     args: list[Arg] = []
@@ -272,8 +276,8 @@ def overdue(leader: str, timeout_us: int, grace_us: int | None) -> Call:
 
 @script
 def restart_waits(leader: str) -> Call:
-    """Let the waits of all unclaimed grants, and of all requests without a gateway, begin now, in
-    the role of the conductor.
+    """Restart, in the role of the conductor, the measured wait of every unclaimed grant and of
+    every request without a gateway, for example after Redis's clock was set.
     """
     ...
 
@@ -305,9 +309,9 @@ def record_metrics(
     seen: Mapping[str, int],
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> Call:
-    """Add `counted` to the current step of the fleet's time series, and overwrite the gauges in
-    `seen`, which have the same value at all gateways. Refusals are also entered in the journal of
-    the fleet, under `gateway`. `refused`: ids and message of refused requests by their count's
-    name, as `ID,ID|MESSAGE`.
+    """Add the increments `counted` to the current step of the fleet's time series, and overwrite
+    the gauges `seen`, which have the same value at all gateways. Refusals are also entered in the
+    journal of the fleet, under `gateway`. `refused`: ids of the refused requests and the error's
+    message, as `ID,ID|MESSAGE`, by the name of their count in `counted`.
     """
     return Call.of("record_metrics", gateway, len(refused), len(counted), refused, counted, seen)

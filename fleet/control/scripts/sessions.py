@@ -22,12 +22,13 @@ def hold_voice(
     bound: int,
     limits: KeyLimits = NO_LIMITS,
 ) -> Call:
-    """Make `holder` the gateway that may write to a voice session. `owner`: credential that opened
-    the session. `keep_ms`: time to live of the session.
+    """Make `holder` the gateway that may write to a voice session. `owner`: API key or client
+    secret that opened the session; "" without keys. `keep_ms`: time to live of the session.
 
     `new`: True to open a session, which must not exist yet; False to take over an existing session
     of `owner`. `bound`: largest number of open sessions of one client secret; beyond it, a new
-    session replaces a session whose client is away. `limits`: limits of the API key.
+    session replaces one whose client is away or, if there is none, is refused ("full"). `limits`:
+    limits of the API key. Answers an empty list if `new` does not fit, or `owner` differs.
     """
     quota = (limits.max_sessions, limits.audio_s_per_day)
     return Call.of("hold_voice", session, holder, keep_ms, owner, new, bound, quota)
@@ -47,8 +48,8 @@ def save_voice(
 
 @script
 def end_voice(session: str, epoch: int | None) -> Call:
-    """Delete a voice session. `epoch`: epoch at which the caller holds it; None: by right of the
-    API, whoever holds it.
+    """Delete a voice session. `epoch`: epoch at which the caller holds the session; None to delete
+    the session by right of the API, whichever gateway holds it.
     """
     ...
 
@@ -71,11 +72,11 @@ def forget_response(response: str, owner: str) -> Call:
 
 @script
 def claim_training(trainer: WorkerId, newest: int) -> Call:
-    """Give a trainer the right to write to the trainers' folder. `newest`: newest epoch in the
-    folder.
+    """Give a trainer the right to write to the trainers' folder. `newest`: highest epoch in the
+    folder, which Redis may have lost.
 
-    Answers "ok" with the epoch and the former one, "held" while another trainer has the right and
-    owns tasks, or "unlisted" if the trainer is not registered any more or stands by.
+    Answers "ok" with the new epoch and the former one ("0" for none), "held" while another trainer
+    has the right and owns tasks, or "unlisted" if the trainer is not registered or stands by.
     """
     ...
 
@@ -91,9 +92,9 @@ def holds_training(trainer: WorkerId, epoch: int) -> Call:
 def add_version(
     trainer: WorkerId, epoch: int | None, version: DraftVersion, newest: int = 0
 ) -> Call:
-    """Add a version of the draft head; it keeps the number that it has, if no other has that.
-    `trainer`, `epoch`: right of the trainer; "" and None for an operator. `newest`: highest number
-    of a version that Redis may have lost.
+    """Add a version of the draft head. The version gets the next number, unless it already has a
+    number that no other version has. `trainer`, `epoch`: right of the trainer; "" and None for an
+    operator. `newest`: highest number of a version that Redis may have lost.
 
     Answers the version with its number, the existing version with the same hash, "stale" if another
     trainer has the right, or "unlisted" if the trainer is not registered any more or stands by.
@@ -117,9 +118,9 @@ ANY_VERSION = "*"
 def promote_version(
     worker: WorkerId, epoch: int | None, stage: StageName, expected: str, sha256: str, reason: str
 ) -> Call:
-    """Let a stage's workers draft with a version of the draft head, named by the hash of its
-    weights; "" is the head at the start. `worker`: id of the calling worker; "" for an operator.
-    `epoch`: the trainer's right; None for others.
+    """Let a stage's workers draft with a version of the draft head. `sha256`: hash of the version's
+    weights; "" for the head with which the fleet started. `worker`: id of the calling worker; ""
+    for an operator. `epoch`: epoch of the trainer's right; None for other callers.
 
     `expected`: the version that must be in use now, or `ANY_VERSION`. Answers "ok", "stale" if
     another version is in use or another trainer has the right, "unknown" for a missing version, or

@@ -47,8 +47,8 @@ class Relocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """Acknowledgement that `stage` has consumed `consumed` chunks of `edge`. `producer`: the stage
-    that gets the credit.
+    """Acknowledgement that `stage` has consumed `consumed` chunks of `edge` since the edge's start.
+    `producer`: the stage that gets the credit.
 
     `delivered`: True if the gateway has read the last chunk of the last client edge, which ends the
     client's task. `closed`: True if the consumer has ended and reads no more; the producer must not
@@ -66,8 +66,8 @@ class Ack:
 
 
 class CreditWait(NamedTuple):
-    """An output edge without credit, and the number of chunks that its consumer must have
-    acknowledged before the task continues.
+    """An output edge without credit, and the total number of chunks that the edge's consumer must
+    have acknowledged before the task continues.
     """
 
     edge: EdgeName
@@ -100,8 +100,9 @@ def claim(
 
 @script
 def read_grants(worker: WorkerId, role: RoleName, free: int) -> Call:
-    """Reserve up to `free` grants of a role for a worker, which is to claim them, and answer them
-    as entries of a stream: tasks that the role had before come first, then new ones in their order.
+    """Reserve up to `free` grants of a role for a worker, which must claim them. Answers the grants
+    as stream entries: first tasks that the role had before, then new tasks, both in their order.
+    Answers "unlisted" or "draining" if the worker may not claim grants.
     """
     ...
 
@@ -110,8 +111,9 @@ def read_grants(worker: WorkerId, role: RoleName, free: int) -> Call:
 def reserve(
     worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch
 ) -> Call:
-    """Reserve a task that must run alone, until the worker can claim it. A repeated call answers
-    whether the worker may still claim it.
+    """Reserve a suspect task for a worker until nothing else runs there and the worker can claim
+    the task. Answers "ok", the task's group, and request, stage and epoch of each further task of
+    the group, which is reserved too; else a refusal. A repeated call checks the reservation.
     """
     ...
 
@@ -232,7 +234,8 @@ def cache_prefix(
     keep_s: float,
 ) -> Call:
     """Record that `worker` caches the KV of `num_rows` positions, for the session's next request,
-    for `keep_s` seconds. `reused`: number of positions that this task itself took from the cache.
+    for `keep_s` seconds; 0 records no cached prefix. `reused`: number of positions that this task
+    itself took from the cache, for the trace.
     """
     keep_ms = int(keep_s * 1000)
     task = (request, stage, epoch)
@@ -276,9 +279,9 @@ def park_starved(
     epoch: Epoch,
     inputs: Sequence[tuple[EdgeName, StageName, int]],
 ) -> Call:
-    """Give up a task that has read all its input and waits for a parked task. `inputs`: edge,
-    producer and number of chunks consumed, of each input edge. The answer is "parked", or "input"
-    if the task need not park.
+    """Give up a task that has read all its input and waits for a parked task. `inputs`: name,
+    producer and number of consumed chunks of each input edge. The answer is "parked"; or "input" if
+    no producer is parked or more chunks have arrived, and the task keeps its owner.
     """
     ...
 
@@ -296,8 +299,9 @@ def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
 def report_idle(
     request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]
 ) -> Call:
-    """Report that a task waits for input. `taken`: number of chunks that it has processed, by input
-    edge. If the worker dies before more input arrives, its death does not count for the task.
+    """Report that a task waits for input. `taken`: total number of chunks that the task has
+    processed, by input edge. If the worker dies before more input arrives, the death does not count
+    against the task.
     """
     ...
 
@@ -318,15 +322,16 @@ def set_walk(
     walk: Walk | None,
 ) -> Call:
     """Decide the walk of `stage` from chunk `from_index` of its input `edge` on, in the role of the
-    conductor. `boundary`: id of the boundary's entry, which is deleted. `walk`: the next walk, if
-    the stage changes its walk.
+    conductor. `boundary`: id of the boundary's entry, which is deleted. `walk`: the next walk; None
+    if the stage keeps its walk. A walk that was set before for the same chunk remains.
     """
     ...
 
 
 @script
 def redeliver(request: RequestId, stage: StageName, epoch: Epoch, by: str = "") -> Call:
-    """Revoke a task from its owner, by right of the API. `epoch`: epoch of the owner; 0: the
-    present owner. `by`: name of the API key that orders it, for the journal.
+    """Revoke a task and grant it again at a higher epoch, by right of the API. `epoch`: the task's
+    epoch as the operator saw it; 0 for any. `by`: name of the API key that orders it, for the
+    journal.
     """
     ...

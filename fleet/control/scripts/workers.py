@@ -19,8 +19,9 @@ def register(
     standby: int = 0,
 ) -> Call:
     """Register a worker or gateway. `replicas`: number of workers of the role that accept tasks; up
-    to `standby` further workers are answered "standby" and must wait. `fields`: other fields of its
-    record.
+    to `standby` further workers are answered "standby" and must wait. `fields`: other fields of the
+    process's record. Answers "exists" for a registered id; "skew" or "mismatch", with the reason,
+    for a process that does not fit the registered ones.
     """
     joined = encode_event(WorkerJoined(worker=worker, role=role))
     return Call.of("register", worker, role, lease_us, joined, replicas, standby, fields)
@@ -61,8 +62,8 @@ def fence_worker(
 
 @script
 def fence_tasks(leader: str, worker: WorkerId) -> Call:
-    """Continue `fence_worker` with a limited number of the remaining tasks. Answers "more" until no
-    task is left.
+    """Take a limited number of the remaining tasks from a worker that `fence_worker` has fenced.
+    Answers "more" until no task is left.
     """
     ...
 
@@ -85,8 +86,9 @@ def order(worker: WorkerId, action: WorkerOrder, by: str = "") -> Call:
 
 @script
 def scale(role: RoleName, number: int, by: str = "") -> Call:
-    """Order how many workers of a role accept tasks. Answers "ok", or "unmanaged" if no `fleet up`
-    runs that could start or stop one. `by`: name of the API key that orders it, for the journal.
+    """Order how many workers of a role accept tasks. Answers "ok"; or "unmanaged", without a write,
+    if no `fleet up` runs that could start or stop workers. `by`: name of the API key that orders
+    the number, for the journal.
     """
     ...
 
@@ -95,11 +97,11 @@ def scale(role: RoleName, number: int, by: str = "") -> Call:
 def share_workers(
     supervisor: str, lease_us: int, roles: Sequence[tuple[RoleName, int, int]] = ()
 ) -> Call:
-    """Renew the lease of a `fleet up` that starts and stops workers, and read its share of each
-    role. `lease_us`: 0 if it ends. `roles`: name of each role, the number of its workers by the
-    configuration, and the number that can run here.
+    """Renew the lease of a `fleet up` that starts and stops workers, and read how many workers of
+    each role this `fleet up` is to run, its share. `lease_us`: 0 to end the lease. `roles`: name
+    of each role, the configured number of workers, and the number that can run here.
 
-    Answers for each role the number that a person ordered ("" none), and the share.
+    Answers for each role the number that an operator ordered ("" for none), and the share.
     """
     ...
 
@@ -119,7 +121,7 @@ def announce_start(
     loaded_percent: int | None = None,
 ) -> Call:
     """Announce that a worker of `role` is starting at `place` (host:pid), or renew the announcement
-    for `lease_us`. `workers`: number of the role's workers in the deployment.
+    for `lease_us`. `workers`: number of the role's workers in the deployment; None if unknown.
 
     Arguments from the starting worker: `instead_of`, the keeper whose announcement it continues;
     `loaded_percent`, the percentage of its weights that is loaded, None if unknown.
@@ -189,8 +191,8 @@ def note_gap(anchor: WorkerId, gap: str, losses: Mapping[WorkerId, str] | None =
     """Record the layers that an anchor's route lacks. `gap`: description of the layers; "" if no
     layer is missing.
 
-    `losses`: span workers of the route that the rest cannot replace, each with the reason; None if
-    no span worker may leave without a replacement.
+    `losses`: span workers of the route whose layers the others cannot take over, each with the
+    reason; other span workers may leave. With None, each needs an unused worker as replacement.
     """
     return Call.of("note_gap", anchor, gap, None if losses is None else json.dumps(losses))
 

@@ -138,8 +138,8 @@ class Telemetry:
         return await answer_of(read_first_outputs(self._redis, self._graph, request))
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
-        """Return the retained chunks of a request's edge, from the first. Audio is retained for a
-        minute only.
+        """Return the retained chunks of a request's edge, from the first; empty if the log is gone.
+        Audio is retained for a minute after the request's end.
         """
         reply = await answer_of(self._redis.xrange(keys.edge(request, edge)))
         return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
@@ -168,8 +168,9 @@ class Telemetry:
         )
 
     async def record_turn(self, request: RequestId, *, voiced_end_us: int, decided_us: int) -> None:
-        """Save when the user's speech ended that a request answers, and when that was found to be
-        the end of the turn. Ignored if the request is unknown or no longer retained.
+        """Save, for the request that answers a user's turn, when the speech of the turn ended and
+        when the turn was decided to be over. Ignored if the request is unknown or no longer
+        retained.
         """
         await self._note(request, TURN, voiced_end_us, decided_us)
 
@@ -184,8 +185,8 @@ class Telemetry:
         await answer_of(run_async(self._redis, scripts.note_request(request, name, value)))
 
     async def claim_export(self, request: RequestId, gateway: WorkerId) -> bool:
-        """Return True if `gateway` alone is to send the spans of an ended request to a collector;
-        False if another does, or if the request is unknown.
+        """Claim, for `gateway`, the sending of an ended request's spans to a collector. Return
+        False if the sending was claimed before, or if the request is unknown.
         """
         call = scripts.claim_export(request, gateway)
         return text(await answer_of(run_async(self._redis, call))) == "ok"
@@ -208,8 +209,9 @@ class Telemetry:
         self._tally.refusal(error.code, limit or "", request, error.message)
 
     async def write_series(self, gateway: WorkerId) -> None:
-        """Write the counts recorded at this gateway to the fleet's time series, together with
-        present gauges. `gateway`: present id of this gateway. Raises: redis-py's errors.
+        """Add the counts that this gateway has recorded to the fleet's time series, and write the
+        present gauges. The recorded counts begin again from 0, unless an error occurs.
+        `gateway`: present id of this gateway. Raises: redis-py's errors.
         """
         counted, refused = self._tally.take(), self._tally.take_refused()
         try:
@@ -292,8 +294,8 @@ class Telemetry:
         ]
 
     async def _gaps(self) -> dict[RoleName, str]:
-        """Return the missing layers by role of span workers, for roles with too few workers for any
-        anchor of their stage.
+        """Return the roles of span workers whose stage has anchors but no anchor with a complete
+        route, each with the layers that the first anchor lacks.
         """
         found = dict[RoleName, str]()
         for role in (role for role in self._config.roles() if role.hosts_spans):
@@ -403,7 +405,8 @@ class Telemetry:
 
     async def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
         """Yield events as they happen, without end. `after`: id of the event to continue from; "":
-        from now on.
+        from now on. If events after `after` are no longer stored, the first entry is `missed`, and
+        new events follow.
         """
         first = checked_entry(after, "after") if after else await answer_of(self._events.newest())
         try:

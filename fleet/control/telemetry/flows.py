@@ -17,11 +17,13 @@ from fleet.telemetry.counts import SentCounts
 from fleet.telemetry.views import EdgeFlow
 
 MAX_REQUESTS = 100
-"""Number of live requests whose parked tasks are looked for."""
+"""Maximum number of live requests, drawn at random, whose parked tasks are counted."""
 
 
 async def read_parked(client: Redis, graph: Graph) -> Counter[EdgeName]:
-    """Return how many tasks have given up their slot until an edge has credit, by edge."""
+    """Return the number of parked tasks that wait for credit, by edge, among the tasks of at most
+    `MAX_REQUESTS` live requests.
+    """
     live = cast("list[bytes]", await client.srandmember(keys.LIVE, MAX_REQUESTS))
     pipe = client.pipeline(transaction=False)
     for request in live:

@@ -26,7 +26,7 @@ from fleet.telemetry.trace import (
 
 BATCH, MAX_SCANNED, MAX_COUNTED = 200, 2000, 1000
 CLOCKS_US = 60_000_000
-"""Time by which a gateway's clock, which request ids have, may be ahead of Redis's."""
+"""Time (us) by which a gateway's clock, which dates request ids, may be ahead of Redis's."""
 FIELDS: tuple[str, ...] = (
     "state",
     "kind",
@@ -45,8 +45,9 @@ FIELDS: tuple[str, ...] = (
 async def read_page(
     client: Redis, wanted: RequestFilter, *, before: str, limit: int
 ) -> RequestPage:
-    """Read one page of requests. `wanted`: filter. `before`: id of the last request of the previous
-    page. Raises: BadInput for an unknown state; redis-py's errors.
+    """Read one page of requests. `wanted`: filter. `before`: `next` of the previous page; "" for
+    the newest. A filtered page may have fewer than `limit` rows, even none, although `next` is set.
+    Raises: BadInput for an unknown state; redis-py's errors.
     """
     if wanted.state and wanted.state not in STATES:
         raise BadInput(

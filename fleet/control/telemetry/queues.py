@@ -84,15 +84,17 @@ def _role(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleOrders:
-    """Numbers of workers that persons ordered, and what the present `fleet up` commands run:
-    `ordered` and `placed`, by role.
+    """Numbers of workers by role. `ordered`: number that an operator ordered; no entry without an
+    order. `placed`: number that the present `fleet up` commands are to run.
     """
 
     ordered: Mapping[RoleName, int]
     placed: Counter[RoleName]
 
     def wanted_of(self, role: RoleName, configured: int) -> int:
-        """Return how many workers a role should have. `configured`: number in the configuration."""
+        """Return how many workers a role should have: the ordered number, else the placed one, else
+        `configured`, the number in the configuration.
+        """
         return self.ordered.get(role, self.placed[role] if role in self.placed else configured)
 
 
@@ -120,7 +122,7 @@ async def read_orders(client: Redis) -> RoleOrders:
 
 
 async def read_waiting_clients(client: Redis) -> list[WaitingClient]:
-    """Read the clients with requests that wait for a place, those with the most first."""
+    """Read the clients whose requests wait for a place, the longest queue first."""
     found = cast("dict[bytes, bytes]", await client.hgetall(keys.WAITING_NUMBERS))
     waiting = {text(name): int(value) for name, value in found.items() if name != b"*"}
     if not waiting:
@@ -139,8 +141,9 @@ async def read_queues(
     stages: Mapping[RoleName, StageName],
     rates: Rates,
 ) -> list[RoleQueue]:
-    """Read the pending grants of roles. `roles`: views of the roles. `stages`: stage of each role.
-    `rates`: tasks granted (`in`) and claimed (`out`) per second, by role.
+    """Read the pending grants of roles, at most the `MAX_PENDING` oldest of each. `roles`: views of
+    the roles. `stages`: stage of each role. `rates`: tasks granted (`in`) and claimed (`out`) per
+    second, by role.
     """
     pipe = client.pipeline(transaction=False)
     for role in roles:

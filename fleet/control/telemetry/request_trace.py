@@ -58,8 +58,8 @@ async def read_trace(client: Redis, request: RequestId) -> RequestTrace | None:
 
 
 async def read_first_outputs(client: Redis, graph: Graph, request: RequestId) -> FirstOutputs:
-    """Read the time of each stage's first chunk, on its edge to the client or, for a stage without
-    one, on its first edge.
+    """Read the time of each stage's first chunk, on the stage's edge to the client or, without such
+    an edge, on its first edge. A stage whose log is empty or deleted has no entry.
     """
     main = next(stage.name for stage in graph.stages if stage.main)
     outputs = {
@@ -201,8 +201,8 @@ def _event(line: str) -> TraceEvent:
 def _kv(
     events: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int
 ) -> Iterator[KVSpan]:
-    """Yield one period of ownership of a KV cache for each claim of a task; the period ends when
-    another worker owns the task or the task ends.
+    """Yield one period of ownership of a KV cache for each claim of a task. The period ends when
+    the owner loses or gives up the task, or when the task ends. `to_us` is 0 until then.
     """
     for stage in stages:
         if stage == CLIENT:

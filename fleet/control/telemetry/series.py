@@ -49,7 +49,7 @@ class RefusedRequests(NamedTuple):
 
     @property
     def value(self) -> str:
-        """The value that `scripts.record_metrics` takes."""
+        """Ids and message as `scripts.record_metrics` takes them: `ID,ID|MESSAGE`."""
         return f"{','.join(self.requests)}|{self.message}"
 
 
@@ -70,9 +70,9 @@ class Tally:
     def refusal(
         self, code: str, limit: str = "", request: RequestId = NO_REQUEST, message: str = ""
     ) -> None:
-        """Count a request that was not admitted. `code`, `message`: the error. `limit`: limit of
-        its API key that was reached; "" for other refusals. `request`: id of the request; "" for
-        a voice session.
+        """Count a request that was not admitted. `code`, `message`: code and message of the error.
+        `limit`: name of the limit that the request's API key has reached; "" for other refusals.
+        `request`: id of the request; "" for a voice session.
         """
         name = f"refused:{code}:{limit}" if limit else f"refused:{code}"
         self._counts[name] += 1
@@ -80,7 +80,7 @@ class Tally:
         self._refused[name] = before.then(RefusedRequests(message, (request,) if request else ()))
 
     def take_refused(self) -> dict[str, RefusedRequests]:
-        """Return the refused requests since the last call."""
+        """Return the refused requests since the last call, by the name of their count."""
         refused, self._refused = self._refused, {}
         return refused
 

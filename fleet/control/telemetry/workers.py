@@ -106,8 +106,8 @@ async def read_worker(client: Redis, worker: WorkerId) -> WorkerView | None:
 
 
 async def read_gaps(client: Redis, role: RoleName) -> list[str]:
-    """Return, for each anchor of a role that accepts tasks, the layers that its route lacks; "" if
-    it lacks none.
+    """Return the layers that the route of each accepting anchor lacks; "" if no layer is missing.
+    `role`: role of the anchors.
     """
     pipe = client.pipeline(transaction=False)
     for worker in worker_ids(await client.zrange(keys.role_workers(role, "accepting"), 0, -1)):
@@ -226,8 +226,9 @@ class FleetLoad:
 
 
 async def read_load(client: Redis, *names: str) -> FleetLoad:
-    """Return totals of the listed workers. `names`: fields of `Vitals` to read. Workers are read in
-    slices, so that a large fleet does not occupy the event loop for long.
+    """Return totals of the listed workers. `names`: fields of `Vitals` to read; the totals of other
+    fields are empty or 0. Workers are read in slices, so that a large fleet does not occupy the
+    event loop for long.
     """
     running: Counter[RoleName] = Counter()
     pulls: dict[str, PullCounts] = {}

@@ -121,7 +121,8 @@ def _text_edges(config: FleetConfig) -> tuple[EdgeName, ...]:
 async def answered(
     specs: Iterable[RequestSpec], client: CapturePort
 ) -> AsyncIterator[AnsweredPrompt]:
-    """Yield each request with its answer, which the fleet generates if the request has none.
+    """Yield each request with its answer, which the fleet generates if the request has none. A
+    request whose generated answer is empty is left out.
 
     Raises: FleetError of a failed request.
     """
@@ -135,8 +136,8 @@ async def answered(
 
 
 async def _answer_of(spec: RequestSpec, client: CapturePort) -> list[int]:
-    """Generate an answer with the fleet, under a new request id each time. Raises: FleetError of
-    the request.
+    """Submit the request under a new id, and return the token ids of the fleet's answer. Raises:
+    FleetError of the request.
     """
     tokens: list[int] = []
     async for chunk in await client.requests.submit(

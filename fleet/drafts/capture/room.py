@@ -50,14 +50,15 @@ class CaptureSlots:
             yield CaptureSlot(is_alone=is_alone, num_reductions=self._num_reductions)
 
     def note_success(self) -> None:
-        """Count a capture whose hidden states had room."""
+        """Count a capture whose hidden states had room; the number of slots may then grow."""
         self._num_since += 1
         if self._num_since >= self.limit and self.limit < self._most:
             self._limiter.total_tokens, self._num_since = self.limit + 1, 0
 
     def note_no_room(self, slot: CaptureSlot, error: TransferError) -> None:
         """Halve the number of slots after a capture whose hidden states had no room. A capture that
-        began before the last reduction is ignored, since fewer captures run now.
+        took its slot before the last reduction changes nothing, since fewer captures run now. A
+        single slot is kept.
         """
         if slot.num_reductions < self._num_reductions or self.limit == 1:
             return

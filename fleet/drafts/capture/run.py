@@ -93,8 +93,9 @@ class CapturedRun:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _publish(self, stopping: "asyncio.Task[bool]") -> RunProgress:
-        """Submit the first sample again with the order to make a version, which the trainer does
-        after all windows.
+        """Submit the first trained sample again, with the order to make a version; the trainer
+        makes it after all windows. Return the final progress: `stopped` if `stopping` is done
+        first. Raises: BadInput if no sample was trained on.
         """
         if self._first is None:
             raise BadInput(

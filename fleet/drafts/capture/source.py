@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 KIND = "capture"
 T = TypeVar("T")
 AWAY_S = 60.0
-"""Longest absence of Redis that a call survives; see `patiently`."""
+"""Longest time for which `patiently` repeats a call while Redis is unreachable."""
 RETRY_S = 0.2
 NO_ROOM_TRIES = 5
-"""Tries of a capture that is the only one of this process, before it is refused: captures of other
-processes may have taken the room.
+"""Number of tries as the only capture of this process after which a capture is refused; before,
+captures of other processes may have taken the room.
 """
 NO_ROOM_PAUSE_S = 1.0
 
@@ -95,13 +95,13 @@ class CaptureSource:
         self._offered: set[asyncio.Task[None]] = set()
 
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
-        """Submit one sample and wait for its acknowledgement. Waits first for a free slot, and
-        while other requests wait.
+        """Wait for a free slot and until no other request waits, submit one sample, and wait for
+        the trainer's acknowledgement.
 
         `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the sample is aborted.
         The sample is submitted again if it was lost with Redis, or had no room beside other
-        captures. Raises: SampleRefused if it has no room even alone; FleetError of the request,
-        NoWorker.
+        captures; its outcome is counted in Redis. Raises: SampleRefused if it has no room even
+        alone; FleetError of the request, NoWorker.
         """
         try:
             done = await self._captured_in_room(answered, publish)
@@ -181,8 +181,8 @@ class CaptureSource:
         )
 
     def offer(self, answered: AnsweredPrompt) -> None:
-        """Capture a live answer in the background; drop it if other requests wait or enough
-        captures are in flight.
+        """Capture a live answer in the background; drop it, and count it as `shed`, if other
+        requests wait or enough captures are in flight. A failure is logged only.
         """
         offered = asyncio.create_task(self._offer(answered))
         self._offered.add(offered)

@@ -124,8 +124,8 @@ class HeadDrafter(Drafter):
         self._read(many)
 
     def _read(self, requests: Sequence[RequestId]) -> float:
-        """Run the head on the unread rows of these requests; return the seconds that their backlog
-        took.
+        """Run the head on the unread rows of these requests, and drop the rows' hidden states;
+        return the seconds that the backlog took.
         """
         began_s = time.monotonic()
         unread = [self._unread.pop(request) for request in requests]

@@ -224,8 +224,9 @@ class UnrolledSteps:
         return done
 
     def targets(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what a step's drafts are compared with, for each kept row: whether its draft
-        counts, the target's logits, and the target's greedy token.
+        """Return three tensors with one entry per kept row, to compare a step's drafts with:
+        whether the drafted token belongs to an answer, the target's logits [n, D], and its greedy
+        token.
         """
         pairs = [
             (sample, rows, self._tokens(rows, sample, step))

@@ -115,7 +115,9 @@ class HeadFollower:
         self._peer, self._clock = peer, clock
         self._watch = HeadWatch(settings.floor)
         self._held: HeldHead | None = None
-        """The version in the memory; None while the memory is being written."""
+        """The version in the memory; None before the first one, and from the time at which another
+        is written until it is in use.
+        """
         self._used: DraftVersion | None = None
         self._wanted: DraftVersion | None = None
         self._num_bytes = 0
@@ -129,8 +131,8 @@ class HeadFollower:
 
     @property
     def held(self) -> HeldHead | None:
-        """The version in this worker's memory, which other workers may read; None while there is
-        none.
+        """The version in this worker's memory, which other workers may read; None before the first
+        one, and from the time at which another is written until it is in use.
         """
         return self._held
 
@@ -138,8 +140,9 @@ class HeadFollower:
         """Take the next action towards the fleet's version, and return Redis scripts to run. Called
         regularly.
 
-        `figures`: draft counts of the present drafter, by which a worse version is recognized. A
-        version that cannot be used is refused once, and the present version stays.
+        `figures`: draft statistics of this worker; if they show that the present version is worse
+        than the one before, a script that promotes the version before is returned. A version that
+        is damaged or does not fit is not tried again; other errors are retried after `RETRY_S`.
         """
         try:
             if self._read is not None:
@@ -197,8 +200,8 @@ class HeadFollower:
         )
 
     def _reserve(self, num_bytes: int) -> None:
-        """Prepare the memory for the wanted version. Raises: TransferError if the memory is too
-        small.
+        """Withdraw the version in the memory, so that the wanted version can be written there.
+        Raises: TransferError if the memory is too small.
         """
         if not 0 < num_bytes <= self._memory.capacity_bytes:
             raise TransferError(

@@ -37,11 +37,14 @@ class HeadWatch:
         self._floor = floor
         self._last: SpeculationFigures | None = None
         self._before: SpeculationFigures | None = None
-        """The last statistics of the version before the present one, if they suffice."""
+        """The last statistics of the version before the present one; None if they do not exist, if
+        they counted fewer than `FEWEST_DRAFTS` drafted steps, or after a roll-back was returned.
+        """
 
     def observe(self, figures: SpeculationFigures) -> RollBack | None:
         """Compare the present version with the one before; return a roll-back if it is worse, else
-        None. Called regularly; counts of drafters without a head are ignored.
+        None. Called regularly, with cumulative counts; statistics of other drafters than the draft
+        head are ignored. A roll-back is returned once.
         """
         if figures.drafter != EAGLE3:
             return None

@@ -60,8 +60,9 @@ class WrittenVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The trainer may write. `restored`: samples in the checkpoint that was loaded; None if the
-    trainer's state continues, since no other trainer wrote a checkpoint after its last one.
+    """Result of `Checkpoints.open` if the trainer may write. `restored`: samples in the checkpoint
+    that was loaded, empty if there was none; None if the trainer's state continues, since no other
+    trainer wrote a checkpoint after its last one.
     """
 
     restored: TrainedSamples | None
@@ -76,7 +77,7 @@ class LastCheckpoint:
 
 
 def last_checkpoint(folder: Path) -> LastCheckpoint:
-    """Return the newest checkpoint in a trainers' folder by its name, whole or not."""
+    """Return the newest checkpoint in a trainers' folder, even if it is damaged."""
     try:
         newest = next(iter(checkpoints_of(folder)), None)
         return (
@@ -112,7 +113,7 @@ def is_whole(place: Path) -> bool:
 
 
 def _remove_all_but(writer: WriterFolder, kept: Sequence[str]) -> None:
-    """Remove all checkpoints but `kept`; remove none if these are too few."""
+    """Remove all checkpoints but `kept`; remove none if `kept` has fewer than `NUM_KEPT` names."""
     for place in writer.checkpoints() if len(kept) == NUM_KEPT else ():
         if place.name not in kept:
             writer.discard(place)
@@ -136,7 +137,9 @@ class Checkpoints:
         self.last = LastCheckpoint()
 
     def begin(self, records: TrainingRecords) -> None:
-        """Use the training records of the worker's next incarnation, which may not write yet."""
+        """Use the training records of the worker's next incarnation. The trainer may not write
+        before `open`, which then loads its state.
+        """
         self._records = records
         self._writer = None
         self.name = None
@@ -180,8 +183,9 @@ class Checkpoints:
         return Opened(restored=restored)
 
     def _is_behind(self, places: Sequence[Path]) -> bool:
-        """Return True if another trainer wrote a checkpoint after the one that this trainer's state
-        continues from, or the state must be loaded.
+        """Return True if the newest checkpoint must be loaded: this incarnation has loaded none
+        yet, or another trainer wrote a checkpoint after the one that this trainer's state continues
+        from.
         """
         if self.name is None:
             return True
@@ -225,7 +229,8 @@ class Checkpoints:
         return WrittenCheckpoint(part=part, name=name, spare=spare)
 
     def publish(self, written: WrittenCheckpoint) -> None:
-        """Make a written checkpoint visible, and remove older ones.
+        """Make a written checkpoint visible, and remove all others except `written.spare`; without
+        a spare none is removed.
 
         Raises: Overtaken if another trainer is active, OSError, RedisUnreachable.
         """
@@ -238,7 +243,8 @@ class Checkpoints:
         self, source: str, num_samples: int, acceptance: float | None
     ) -> WrittenVersion:
         """Write the trainer's head as a version that is not visible yet. `source`: training run
-        that made it. Raises: Overtaken, OSError.
+        that made it. `num_samples`, `acceptance`: values for its `DraftVersion`. Raises: Overtaken,
+        OSError.
         """
         part = self.writer.new_part()
         version = write_version(
@@ -259,8 +265,8 @@ class Checkpoints:
         return VersionShelf(self.writer, self.records).publish(written.part, written.version)
 
     def acceptance_of(self, version: DraftVersion | None, held_out: Sequence[DraftSample]) -> float:
-        """Return the simulated acceptance length of a version on held-out samples; 0 if there are
-        no samples, no version, or its files are missing or damaged.
+        """Return the simulated acceptance length of a version on held-out samples; 0 without
+        samples, without a version, and if the version's files are missing or damaged.
         """
         folder = self._folder / VERSIONS / version.sha256 if version is not None else None
         if folder is None or not folder.is_dir() or not held_out:

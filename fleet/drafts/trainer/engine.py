@@ -108,8 +108,8 @@ class TrainerEngine(Engine):
         self._contained: tuple[str, ...] = ()
         self._drawn: tuple[str, ...] = ()
         self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
-        """Ids of new samples. `_drawn`: samples of the window that is computed now. `_new`: samples
-        of each window that the trainer's state contains.
+        """Ids of the samples that were new in each window of the trainer's state. `_drawn`: ids of
+        the new samples in the window that is being computed. `_contained`: see `TrainedSamples`.
         """
         self._arriving: dict[RequestId, _Arriving] = {}
         self._held = HeldSamples(trainer.buffer, schedule)
@@ -137,7 +137,9 @@ class TrainerEngine(Engine):
         return self._trainer
 
     def begin(self, records: TrainingRecords) -> None:
-        """Forget all samples, and use the training records of the worker's next incarnation."""
+        """Wait for running work, forget all samples except those kept for evaluation, and use the
+        training records of the worker's next incarnation.
+        """
         self._await_work(None)
         self._arriving.clear()
         self._held.begin()
@@ -148,8 +150,9 @@ class TrainerEngine(Engine):
         self._checkpoints.begin(records)
 
     def submit(self, request: EngineRequest) -> None:
-        """Expect the sample of a request. If there is no other unacknowledged sample, this trainer
-        first makes sure that it may write, since another trainer may have trained meanwhile.
+        """Expect the sample of a request. If this trainer has no other unacknowledged sample, it
+        checks again that it may write before it trains, since another trainer may have trained
+        meanwhile.
         """
         check_is_new(request.request_id, self._arriving)
         check_is_new(request.request_id, self._held.waiting)
@@ -273,7 +276,9 @@ class TrainerEngine(Engine):
         return ()
 
     def _may_write(self) -> bool:
-        """Return True if this trainer may write; if it begins to, first load the newest checkpoint.
+        """Return True if this trainer may write. A trainer that does not write yet claims the
+        right, and loads the newest checkpoint unless its own state is newer; if that checkpoint
+        does not fit, waiting samples are refused.
 
         Raises: EngineStopped if another trainer's checkpoints lack what this one was trained on.
         """
@@ -342,9 +347,10 @@ class TrainerEngine(Engine):
         return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
 
     def _saves_first(self, contained: Sequence[WaitingSample]) -> bool:
-        """Return True if a checkpoint comes before further windows: it is due, or half of the slots
-        wait for it only, so that sources can send while the trainer trains. Before a version, all
-        windows are trained first.
+        """Return True if a checkpoint is written before further windows: enough windows were
+        trained since the last one, or half of the slots are held by samples that wait only for a
+        checkpoint. Return False while such a sample asks for a version, before which all windows
+        are trained.
         """
         if not contained or any(waiting.publish for waiting in contained):
             return False
@@ -428,7 +434,9 @@ class TrainerEngine(Engine):
         ]
 
     def _publish_version(self, saved: _Saved, written: WrittenVersion) -> int:
-        """Make a written version visible, and promote it if it is better; return its number."""
+        """Make a written version visible, and promote it if it is better than the version in use by
+        the configured margin; return its number.
+        """
         version = self._checkpoints.publish_version(written)
         log.info(
             "version %d of the draft head: %d windows, acceptance %s",
@@ -459,8 +467,8 @@ class TrainerEngine(Engine):
         self._held.abort(request_id)
 
     def check(self) -> None:
-        """Raise EngineStopped if another trainer has overtaken this one; a failed window fails only
-        its samples.
+        """Raise EngineStopped if another trainer has overtaken this one. A failed window does not
+        raise: only its samples are refused.
         """
         if self._overtaken:
             raise EngineStopped(self._overtaken)

@@ -94,7 +94,7 @@ class WriterFolder:
     @classmethod
     def take_over(cls, folder: Path, epoch: int) -> "WriterFolder":
         """Make `epoch` the writer of a trainers' folder, and remove what former writers left
-        unfinished.
+        unfinished. From then on, former writers can no longer write there.
 
         Raises: Overtaken if a higher epoch writes there.
         """
@@ -170,8 +170,8 @@ class WriterFolder:
         return (each for each in (self._folder / VERSIONS).iterdir() if each.name[0] != HIDDEN)
 
     def publish_version(self, part: Path, sha256: str) -> None:
-        """Make a complete part visible as a version of the draft head; remove the part if there is
-        such a version.
+        """Make a complete part visible as a version of the draft head; remove the part instead if
+        the folder has that version already.
         """
         try:
             self._move(part, self.version(sha256))
@@ -183,7 +183,9 @@ class WriterFolder:
         flush_folder(self._folder / VERSIONS)
 
     def publish_file(self, part: Path, place: Path) -> None:
-        """Put a complete file, the only one of `part`, at `place` instead of a former one."""
+        """Move the only file of `part` to `place`, where it replaces a file of the same name;
+        remove `part`.
+        """
         self._move(part / place.name, place)
         flush_folder(place.parent)
         self.discard(part)

@@ -18,7 +18,7 @@ MOST_HELD_OUT = 64
 @dataclass(slots=True, kw_only=True)
 class WaitingSample:
     """A sample that is not acknowledged yet. `is_contained`: True if the trainer's present state
-    contains it. `publish`: source of the version to make with it, or "".
+    contains it. `publish`: source of the version to make with it; "" if none is to be made.
     """
 
     request: RequestId
@@ -67,8 +67,9 @@ class HeldSamples:
         self._received[sample.sample_id] = sample
 
     def sort(self, contained: Collection[str]) -> int:
-        """Decide for each received sample what it is for; return the number of those to train on.
-        `contained`: ids of the samples that the trainer's state contains.
+        """Empty the received samples: mark each as contained, hold it out for evaluation, or queue
+        it for training; return the number that was queued. `contained`: ids of the samples that the
+        trainer's state contains.
         """
         num_queued = 0
         while self._received:
@@ -100,7 +101,9 @@ class HeldSamples:
             del self._queue[sample_id]
 
     def refuse(self, sample_id: str) -> WaitingSample | None:
-        """Drop a sample; return what waited for it, unless the trainer's state contains it."""
+        """Drop a received or buffered sample. If it is unacknowledged and the trainer's state does
+        not contain it, remove and return its record, to refuse the request; else return None.
+        """
         self._buffer.remove(sample_id)
         self._received.pop(sample_id, None)
         waiting = self.waiting.get(RequestId(sample_id))
@@ -109,7 +112,7 @@ class HeldSamples:
         return self.waiting.pop(waiting.request)
 
     def abort(self, request: RequestId) -> None:
-        """Drop the sample of a request that has not been acknowledged."""
+        """Drop the sample of a request; do nothing if it was acknowledged or is unknown."""
         if self.waiting.pop(request, None) is not None:
             self._received.pop(request, None)
             self._queue.pop(request, None)
@@ -117,7 +120,9 @@ class HeldSamples:
             self._held_out.pop(request, None)
 
     def drop(self) -> int:
-        """Drop all tensors of samples; return the number of samples. What waits for them stays."""
+        """Drop the tensors of all samples; return the number of samples. The records in `waiting`
+        stay.
+        """
         parts = (self._received, self._queue, self._held_out)
         num_samples = len(self._buffer) + sum(map(len, parts))
         self._buffer.clear()

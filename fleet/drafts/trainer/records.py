@@ -32,15 +32,16 @@ class TrainingRecords(Protocol):
     def versions(self) -> Sequence[DraftVersion]: ...
 
     def add_version(self, version: DraftVersion, newest: int) -> DraftVersion | None:
-        """Add a version, and return it with its number. If a version with the same bytes exists,
-        return the existing one. A version that has a number keeps it, unless another version has
-        it. `newest`: highest number that the folder knows, which a new number exceeds.
+        """Record a version, and return the record with its number; None if this trainer may not
+        write. If a version with the same bytes exists, return its record. A version that has a
+        number keeps it, unless another version has it. `newest`: highest number that the folder
+        knows, which a new number exceeds.
         """
         ...
 
     def forget_version(self, version: DraftVersion) -> bool:
-        """Remove a version; return False and remove nothing if it is in use, or was before the
-        present one.
+        """Remove the record of a version and return True. Return False and remove nothing if the
+        version is in use, or was in use before the present one, or this trainer may not write.
         """
         ...
 
@@ -51,8 +52,9 @@ class TrainingRecords(Protocol):
         ...
 
     def promote(self, version: DraftVersion, present: DraftVersion | None, reason: str) -> bool:
-        """Make `version` the one that the fleet drafts with, if `present` is still in use; return
-        whether it is.
+        """Make `version` the one that the fleet drafts with, if `present` (None: the head with
+        which workers start) is still in use. Return True if `version` is in use now. `reason`: note
+        for operators.
         """
         ...
 
@@ -65,7 +67,8 @@ def promote_if_better(
     margin: float | None,
 ) -> None:
     """Promote a version if its simulated acceptance length on held-out samples exceeds
-    `present_acceptance` by at least `margin`. A margin of None promotes nothing.
+    `present_acceptance` by at least `margin`. Nothing is promoted if `margin` or the version's
+    acceptance is None, or if `present` is no longer in use.
     """
     if margin is None or version.acceptance is None:
         return

@@ -14,10 +14,10 @@ class ReplayBuffer:
     """Training samples by id, at most `max_samples` and `max_bytes` of tensors. Equal seeds and
     samples give equal windows.
 
-    A sample that was not in a window yet is `fresh`: it is drawn first, and never dropped for a
-    newer one.
-    Invariants: `num_bytes` is the total size of the samples; `num_dropped` counts samples that were
-    dropped for newer ones.
+    A sample is `fresh` until it is first drawn: fresh samples are drawn before others, and never
+    dropped for a newer sample.
+    Invariants: `num_bytes` is the total size of the samples; `num_dropped` counts all samples that
+    were ever dropped for newer ones.
     """
 
     def __init__(self, *, max_samples: int, max_bytes: int, seed: int = 0) -> None:
@@ -83,12 +83,12 @@ class ReplayBuffer:
         self.num_bytes = 0
 
     def fresh_ids(self, most: int) -> tuple[str, ...]:
-        """Return the ids of the fresh samples that `draw(most)` would return."""
+        """Return the ids of the fresh samples that `draw(most)` would return; change nothing."""
         return tuple(itertools.islice(self._fresh, most))
 
     def draw(self, num_samples: int) -> list[DraftSample]:
         """Return `num_samples` different samples: fresh ones first, the oldest first, then others
-        at random. All of them stay in the buffer.
+        at random. All of them stay in the buffer, and are no longer fresh.
 
         Raises: ValueError if the buffer has fewer.
         """

@@ -41,8 +41,8 @@ class TrainedSamples:
     """Ids of the latest samples in a trainer's state.
 
     `contained`: samples that need not be trained on again, including held-out ones. `windows`:
-    samples that were new in each window, in order. `first`: number of the first window in
-    `windows`.
+    samples that were new in each of the last windows, in order. `first`: number of the first window
+    in `windows`.
     """
 
     contained: tuple[str, ...] = ()

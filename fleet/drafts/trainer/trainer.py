@@ -58,8 +58,9 @@ class TrainerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """Result of training one window, numbered from 1. `loss`: mean over its batches, before the
-    optimizer step. `counts`: sums over its samples.
+    """Result of training one window. `window`: number of the window, from 1. `loss`: mean over its
+    batches, before the optimizer step. `counts`: sums over its samples. `grad_norm`: norm before
+    clipping.
     """
 
     window: int
@@ -184,7 +185,7 @@ class Trainer:
         """Return the draft counts over samples without training on them, for `head`, or for the
         trained head if it is None.
 
-        Raises: SampleRefused if a sample does not fit the head.
+        Raises: SampleRefused if a sample does not fit the head; ConfigError without samples.
         """
         counts: DraftCounts | None = None
         head, settings = head or self.head, self.settings

@@ -103,8 +103,9 @@ class VersionShelf:
         self._writer, self._records = writer, records
 
     def complete(self) -> None:
-        """Add to Redis what it lacks of the folder's versions, since it may have lost its last
-        writes; a version keeps its number. Then remove the oldest versions.
+        """Add the folder's versions that Redis lacks, since Redis may have lost its last writes; a
+        version keeps its number. Records in the folder are corrected from Redis. Then remove the
+        oldest versions, beyond `MOST_VERSIONS`.
         """
         known = {version.sha256: version for version in self._records.versions()}
         lacking: list[DraftVersion] = []
@@ -120,7 +121,9 @@ class VersionShelf:
         self._remove_oldest()
 
     def publish(self, part: Path, version: DraftVersion) -> DraftVersion:
-        """Make a written version visible in the folder and in Redis; return it with its number."""
+        """Make a written version visible in the folder and in Redis, and remove the oldest versions
+        beyond `MOST_VERSIONS`; return the version with its number.
+        """
         place = self._writer.version(version.sha256)
         if place.exists() and not is_whole(place):
             log.warning("version %s is damaged, and written again", version.sha256)

@@ -55,8 +55,8 @@ class Adjustments:
         return RowAdjustment(sampling=self._sampling, refused=self._refused(ids, drafts))
 
     def check(self, ids: Sequence[int], token: int) -> BadInput | None:
-        """Return the error of a sampled token that may not follow the answer's `ids`: no token was
-        left to sample.
+        """Return an error if a sampled token may not follow the answer's `ids`, which means that no
+        permitted token was left; None if the token may follow.
         """
         allowed = self._sampling.allowed_token_ids
         if token not in self._refused(ids, ()) and (not allowed or token in allowed):

@@ -83,8 +83,9 @@ class TokenAnswer:
 
     def record_draw(self, token: int, logprobs: Arrays = NO_ARRAYS) -> EngineOutput:
         """Append a sampled token to the answer and return its output: `final` at an end token, a
-        stop token or the length limit, an error if `token` is negative (the logits were not finite)
-        or may not follow. `logprobs`: arrays with its log probabilities, if they are asked for.
+        stop token or the length limit. A token that is negative (the logits were not finite) or may
+        not follow the answer is not appended; the output then has an error. `logprobs`: arrays with
+        the token's log probabilities, if the request asks for them.
         """
         request = self._request
         error = self._error_of(token)
@@ -97,7 +98,9 @@ class TokenAnswer:
         return EngineOutput(request_id=request.request_id, walk=DECODE, arrays=arrays, final=final)
 
     def _error_of(self, token: int) -> FleetError | None:
-        """Add a sampled token to the rule; return the error if it may not follow."""
+        """Add a sampled token to the answer's rule, if there is a rule; return the error if the
+        token may not follow the answer, else None.
+        """
         if token < 0:
             return EngineError(
                 "the model's output is not a number; the prompt's audio may hold invalid samples"
@@ -153,8 +156,9 @@ class AnsweringTask(GraphTask, DraftedTask):
         return self.answer.next_draw(drafts)
 
     def record_draw(self, token: int, row_1H: Tensor, logprobs: Arrays = NO_ARRAYS) -> EngineOutput:
-        """Append a sampled token to the answer, and its embedding `row_1H` to the task's input;
-        return the output, with the arrays of its log probabilities.
+        """Append a sampled token to the answer and, unless the answer has ended, its embedding
+        `row_1H` to the task's input; return the output, with the arrays of the token's log
+        probabilities.
         """
         assert self.answer is not None, "a draw before the prompt"
         output = self.answer.record_draw(token, logprobs)
@@ -174,8 +178,9 @@ def draw_answers(
     *,
     one_by_one: bool,
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Sample the next token of each task and return the outputs. Shapes: `logits_SV` may have
-    padding rows after the tasks' rows; `embed` maps token ids [S] to embeddings [S, H].
+    """Sample the next token of each task, record it in the task, and return the outputs. Shapes:
+    `logits_SV` may have padding rows after the tasks' rows; `embed` maps token ids [S] to
+    embeddings [S, H].
     """
     drawn = _draw(logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one)
     return record_answers(tasks, drawn.tokens, drawn.embedded(embed), drawn.logprobs)

@@ -29,7 +29,7 @@ from fleet.engine.torch.layout import (
 )
 
 UNIT = 16
-"""Number of positions to a multiple of which contexts are padded, independent of the page size."""
+"""Contexts are padded to a multiple of this number of positions, whatever the page size."""
 CALL_BYTES = 2 * 2**20
 """Largest size of the keys and values of one call in one layer. Larger calls do not stay in the CPU
 caches between their kernels.

@@ -40,7 +40,9 @@ class WindowDecoder(Protocol[StateT]):
 
     @property
     def settling_samples(self) -> int:
-        """Number of samples after skipped windows whose values are not exact yet."""
+        """Number of samples that `decode` does not compute exactly after a window passed to `skip`,
+        because the decoder's state has to settle.
+        """
         ...
 
     def group(self, state: StateT) -> Hashable:

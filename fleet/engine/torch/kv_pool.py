@@ -144,8 +144,8 @@ class KVPool:
         return Memory(self.data.data_ptr(), self.data.nbytes, number if kind == "cuda" else None)
 
     def locate(self, table: PageTable) -> PagesRef:
-        """Return the location of a table's pages, once no step that was started before still writes
-        to them.
+        """Wait until no earlier step writes to a table's pages any more, then return the location
+        of these pages.
         """
         if self.data.device.type == "cuda":
             # reads of other processes are not ordered with this one's kernels
@@ -199,8 +199,8 @@ class KVPool:
         return changes
 
     def apply(self, changes: PoolChanges) -> None:
-        """Make recorded changes of a mirrored pool: zero the parts of pages that `changes`
-        names.
+        """Make recorded changes of a mirrored pool: zero the parts of pages in `changes.zeroed`.
+        `changes.closed` has no effect here.
         """
         whole = [page for page, first in changes.zeroed if first == 0]
         if whole:
@@ -273,8 +273,8 @@ class KVPool:
         return self.data[:, pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
 
     def write(self, table: PageTable, data: NDArray[np.uint8], num_positions: int) -> bool:
-        """Write the pages that `read` returned for `num_positions` positions to a table's pages, of
-        which there may be fewer.
+        """Write the pages that `read` returned for `num_positions` positions to a table's pages. A
+        table with fewer pages gets the first ones.
 
         Return False without effect if the size of the data does not fit the pages of this pool, for
         example because the pool has another dtype.

@@ -148,8 +148,8 @@ def _can_share(scheduled: ScheduledRequest[TaskT]) -> bool:
 
 
 def _num_usable(scheduled: ScheduledRequest[TaskT], num_rows: int) -> int:
-    """Return the number of imported positions that the request uses: all but its last position,
-    which must be computed here to sample the next token.
+    """Return the number of imported positions that the request uses: all but the request's last
+    position, which must be computed here to sample the next token.
     """
     return min(num_rows, scheduled.task.num_rows - 1)
 

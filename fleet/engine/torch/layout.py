@@ -19,8 +19,8 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive positions [start, stop) of one request that a step computes. `drafts`: draft
     token ids, which stand at the last of these positions.
-    `rope_len`: text length for which the rotary embeddings of the positions are scaled at least, if
-    the model scales them by length.
+    `rope_len`: smallest text length for which the rotary embeddings of the positions are scaled; 0
+    if the model does not scale them by length.
     """
 
     table: PageTable
@@ -37,7 +37,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParams:
     """Attention parameters of a layer. `window`: number of positions that a row attends to, its own
-    included; `softcap`: bound of the attention scores.
+    included, or None for all; `softcap`: bound of the attention scores, or None.
 
     `sinks_h`: per head, a score that takes part in the softmax and contributes no value.
     """

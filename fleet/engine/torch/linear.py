@@ -10,15 +10,15 @@ from torch import Tensor
 from fleet.core.processor import processor_field
 
 MOST_ROWS = 4
-"""Largest number of rows for which an AMD CPU computes weight times rows in 32 bits, instead of
-rows times weight, with a single row doubled. With MKL this is 1.5 to 3 times as fast there where
-the weights fit into the cache; with 1,024 inputs four rows took a sixth longer (measured). On a
-Xeon with AVX-512 `F.linear` is 3 to 6 times as fast where weights fit into the second-level cache,
-and 2 to 3 times (four rows: 1.2) with 1,024 inputs and outputs.
+"""Largest number of float32 rows that an AMD CPU multiplies as weight x rows instead of by
+`F.linear` (rows x weight); a single row is computed twice. With MKL, weight x rows is 1.5 to 3
+times as fast on such CPUs if the weights fit into the cache; with 1,024 inputs four rows took a
+sixth longer (measured). On a Xeon with AVX-512 `F.linear` is 3 to 6 times as fast if the weights
+fit into the second-level cache, and 2 to 3 times (four rows: 1.2) with 1,024 inputs and outputs.
 """
 IS_AMD = processor_field("vendor_id") == "AuthenticAMD"
-"""Condition of the other order. The processor's maker decides and not a measurement, so that
-processes on equal machines compute alike.
+"""True on AMD CPUs, for which `linear` uses the order weight x rows. The maker of the processor
+decides and not a measurement, so that processes on equal machines compute alike.
 """
 
 

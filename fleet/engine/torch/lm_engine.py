@@ -52,9 +52,10 @@ log = logging.getLogger(__name__)
 class LoopLimits:
     """Limits of a batch loop. `max_batch`: the largest number of requests in a step.
     `prefill_chunk_tokens`: the largest number of positions of one request in a step, without its
-    draft tokens. `max_positions`: the largest number of positions of one request, if the program
-    supports fewer than the pool holds. `capture_share`: the share of the time that requests for
-    hidden states may take while others are computed; if None, such requests are refused.
+    draft tokens. `max_positions`: the largest number of positions of one request that the program
+    supports; None if only the size of the pool limits it. `capture_share`: the share of the time
+    that requests for hidden states may take while others are computed; if None, such requests are
+    refused.
     """
 
     max_batch: int
@@ -389,8 +390,8 @@ class LMEngine(Engine, Generic[TaskT]):
     def _settle_or_hold(
         self, scheduled: ScheduledRequest[TaskT], outputs: list[EngineOutput]
     ) -> Sequence[EngineOutput]:
-        """Return the outputs of a request for a finished step; keep them until it is resumed if it
-        was paused meanwhile.
+        """Return the outputs of a request for a finished step. If the request was paused meanwhile,
+        keep the outputs until it is resumed, and return nothing.
         """
         if scheduled.paused:
             scheduled.waiting += outputs

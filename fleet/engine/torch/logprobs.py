@@ -56,11 +56,12 @@ class RawLogits:
         return RawLogits(logits_SV, wanted, named=named, one_by_one=one_by_one) if wanted else None
 
     def of_tokens(self, tokens: Sequence[int]) -> dict[int, Arrays]:
-        """Return the output arrays of the rows that ask, by row: `logprobs` float32 [1, 1 + K], of
-        the row's sampled token and of its K alternatives, and these as `top_ids` int32 [1, K].
+        """Return the output arrays of each row that asks, by row: `logprobs` float32 [1, 1 + K],
+        the log probabilities of the sampled token and of the K alternatives; `top_ids` int32 [1,
+        K], the ids of the alternatives.
 
-        `tokens`: sampled token of each row; a negative one, of a row that is not finite, counts as
-        0.
+        `tokens`: sampled token of each row; a negative token (the row's logits were not finite)
+        counts as 0.
         """
         num_top = list(self._wanted.values())
         chosen_A1 = torch.tensor(

@@ -70,7 +70,7 @@ class PassQueue(Protocol[TaskT]):
         return math.inf
 
     def follow_route(self) -> None:
-        """Switch to the next chain of processes with the other layers, if there is one."""
+        """Switch to the next route, if there is one: new processes for the model's other layers."""
 
     def take_suspects(self) -> Sequence[TaskT]:
         """Return, once, the tasks of the steps that were running when another process died."""

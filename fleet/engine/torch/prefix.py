@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 
 _NO_ID = -(1 << 63)
-"""Bit that is set in every key made from contents, which makes it negative; token ids are not
+"""Bit that is set in every key made from contents and makes the key negative; token ids are not
 negative.
 """
 
@@ -84,7 +84,8 @@ class PrefixCache:
 
     def put(self, session: str, prefix: Prefix, table: PageTable, num_computed: int) -> None:
         """Move an ended request's page table into the cache, replacing an earlier prefix of the
-        session. `num_computed`: number of its computed positions.
+        session. `num_computed`: number of the request's computed positions; if it is 0, nothing is
+        cached and the table is closed.
         """
         self.drop(session)
         num_rows = min(len(prefix.keys), num_computed)
@@ -104,7 +105,9 @@ class PrefixCache:
         return self._prefixes.pop(session, None)
 
     def put_back(self, session: str, cached: CachedPrefix) -> None:
-        """Return an unchanged prefix, which `take` removed, to the cache."""
+        """Cache a session's prefix unchanged, for example one that `take` removed; drop what the
+        cache has for the session meanwhile.
+        """
         self.drop(session)
         self._prefixes[session] = cached
 

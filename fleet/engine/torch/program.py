@@ -56,7 +56,9 @@ class ProgramTask(Protocol):
 
     @property
     def num_unread(self) -> int:
-        """Number of the pieces fed last that no known row contains yet."""
+        """Number of fed pieces that the known rows do not contain completely; always the last
+        pieces.
+        """
         return 0
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
@@ -77,7 +79,8 @@ class ProgramTask(Protocol):
         """Return the outputs that follow from newly computed positions [start, stop). A position
         may be reported twice.
 
-        `tapped_NH`: hidden states of the last of these positions in the tapped layer; positions
+        `tapped_NH`: hidden states of the last of these positions in the tapped layer, or None if
+        there are no such hidden states, for example because all positions were reused. Positions
         before them were reused, and the task has their hidden states.
         """
         return ()
@@ -156,7 +159,9 @@ class DraftedTask(ProgramTask, Protocol):
 
     @property
     def most_drafts(self) -> int:
-        """Largest number of draft tokens: tokens that may still be sampled after the next one."""
+        """Largest number of draft tokens that a step may add: one less than the number of tokens
+        that may still be sampled.
+        """
         ...
 
 
@@ -226,14 +231,14 @@ class StepOutputs:
 
 class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
     """Program whose decode step can be captured as one graph: the host reads no value of a tensor,
-    and no shape depends on one.
+    and no shape depends on such a value.
     """
 
     @property
     def step_shape(self) -> StepShape: ...
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
-        """Compute the layers of every row of a decode step, and sample its next token."""
+        """Compute all layers for every row of a decode step, and sample each row's next token."""
         ...
 
     def record(

@@ -89,8 +89,8 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
 def banned_ids(
     sampling: Sampling, number: int, end_ids: frozenset[int], allowed: NDArray[np.bool_] | None
 ) -> frozenset[int]:
-    """Return the end tokens that must not be sampled as token `number` of an answer; none where the
-    answer's rule leaves only the end.
+    """Return the end tokens if they must not be sampled as token `number` (from 0) of an answer; an
+    empty set if the answer may end there, or if its rule allows only end tokens.
     """
     if sampling.may_end(number) or (
         allowed is not None and set(np.flatnonzero(allowed)) <= end_ids
@@ -199,8 +199,8 @@ def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
 
 
 def keep_likely(scaled_SV: Tensor, min_p: Sequence[float]) -> Tensor:
-    """Set logits to -inf whose probability is below the row's share `min_p` of the highest one; 0
-    cuts nothing.
+    """Return the logits, with -inf for each id whose probability is below the row's share `min_p`
+    of the highest probability; a share of 0 cuts nothing.
     """
     share_S1 = torch.tensor(min_p, dtype=scaled_SV.dtype, device=scaled_SV.device)[:, None]
     floor_S1 = scaled_SV.amax(-1, keepdim=True) + share_S1.log()
@@ -208,8 +208,8 @@ def keep_likely(scaled_SV: Tensor, min_p: Sequence[float]) -> Tensor:
 
 
 def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Set logits below each row's top-k and top-p cut to -inf. Token ids that tie with the lowest
-    one above the cut are kept.
+    """Return the logits, with -inf for each id below the row's top-k and top-p cut. Token ids that
+    tie with the lowest one above the cut are kept.
     """
     if len(set(top_k)) == 1 and len(set(top_p)) == 1:
         return keep_top_alike(scaled_SV, top_k[0], top_p[0])
@@ -221,8 +221,8 @@ def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) ->
 
 
 def keep_top_alike(scaled_SV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Set logits below the top-k and top-p cut to -inf, with the same `top_k` and `top_p` in all
-    rows.
+    """Return the logits, with -inf for each id below the top-k and top-p cut, with the same `top_k`
+    and `top_p` in all rows. `top_k` 0 and `top_p` 1 cut nothing.
     """
     num_tokens = scaled_SV.shape[-1]
     limit = top_k if 0 < top_k < num_tokens else num_tokens

@@ -47,8 +47,8 @@ def _penalised(logits_BV: Tensor, draws: DrawInputs) -> Tensor:
 
 
 def keep_top_rows(scaled_BV: Tensor, top_k_B1: Tensor, top_p_B1: Tensor) -> Tensor:
-    """Set logits below each row's top-k and top-p cut to -inf. Token ids that tie with the lowest
-    one above the cut are kept.
+    """Return the logits, with -inf for each id below the row's top-k and top-p cut. Token ids that
+    tie with the lowest one above the cut are kept.
 
     `top_k_B1` is V in a row without top-k.
     """

@@ -58,8 +58,8 @@ class ScheduledRequest(Generic[TaskT]):
         return not self.paused and self.begun < self.task.num_rows
 
     def comes_before(self, other: "ScheduledRequest[TaskT]") -> bool:
-        """Return True if this request may take the pages of `other`: a request for hidden states
-        keeps no pages that an answer needs.
+        """Return True if this request may take the pages of `other`, because `other` is a request
+        for hidden states and this one is for an answer.
         """
         return bool(other.request.captured) and not self.request.captured
 
@@ -91,7 +91,9 @@ Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]
 
 
 def progress_of(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, bool]]:
-    """Return, for each request of a step, the part of its state that the step changes."""
+    """Return the progress of each request of a step, by which a failed step that advanced a request
+    is recognised: computed, reported and known rows, and whether a token is wanted.
+    """
     return [
         (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw)
         for scheduled, _ in planned

@@ -61,8 +61,8 @@ class SessionCopies(Generic[TaskT]):
         self._num_begun = 0
 
     def begin_save(self, session: str) -> None:
-        """Begin to copy what is cached for a session. Raises: BadInput if nothing is cached for
-        it.
+        """Begin to copy what is cached for a session. Until the copy has ended, no request can
+        reuse the cached positions. Raises: BadInput if nothing is cached for the session.
         """
         cached = self._cache.take(session)
         if cached is None:
@@ -78,7 +78,8 @@ class SessionCopies(Generic[TaskT]):
         self._begin(SessionCopy(session=session, cached=cached, own=own), None)
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
-        """Begin to load a saved copy into the cache of a session.
+        """Begin to load a saved copy into the cache of a session. The copy replaces what is cached
+        for the session; other sessions may be dropped to make room.
 
         Raises: BadInput if the copy is incomplete or belongs to another model; OutOfPages if too
         few pages are free. After an error, the sessions that are cached already stay cached.

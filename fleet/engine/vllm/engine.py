@@ -473,8 +473,8 @@ class VllmTickets:
         self._requests, self._hands_off = requests, hands_off
 
     def export_blocks(self, request_id: RequestId) -> KVBlocks | None:
-        """Return a computed prompt's ticket, only once, or None if there is none. vLLM holds the
-        prompt's blocks until they are read, or until the ticket's lease ends.
+        """Return a computed prompt's ticket, at the first call only; None if there is no ticket.
+        vLLM holds the prompt's blocks until they are read or the ticket's lease ends.
         """
         running = self._requests.get(request_id)
         if running is None or running.ticket is None or not self._hands_off:

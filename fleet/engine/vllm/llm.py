@@ -113,7 +113,7 @@ class Draws:
 
 def logprob_arrays(made: LlmCompletion, at: int, num_top: int | None) -> Arrays:
     """Return the output arrays of the log probabilities of new token `at`, with the `num_top` most
-    likely ids; no arrays if it is None.
+    likely ids; no arrays if `num_top` is None.
     """
     if num_top is None or made.logprobs is None:
         return {}

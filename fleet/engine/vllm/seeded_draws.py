@@ -26,17 +26,17 @@ from fleet.engine.torch.sampling import RowSampling, TokenCounts, adjusted, bann
 
 SAMPLING, SALT, NUM_KNOWN = "fleet_sampling", "fleet_salt", "fleet_num_known"
 OPEN_RULE, END_IDS = "fleet_open_rule", "fleet_end_ids"
-"""Keys in `SamplingParams.extra_args`: sampling parameters, salt of the noise, number of tokens at
-the end of the prompt that belong to the answer, `EngineRequest.open_rule`, and end tokens that
-vLLM does not ban itself.
+"""Keys in `SamplingParams.extra_args`, in the order of the constants: sampling parameters, salt of
+the noise, number of tokens at the end of the prompt that belong to the answer,
+`EngineRequest.open_rule`, and end tokens that vLLM does not ban itself.
 """
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """Sampling state of one request in vLLM's batch. `known`: tokens of the answer before vLLM's;
-    `drawn` is vLLM's own list of sampled tokens, which grows with the answer; its first
-    `num_counted` tokens are in `counts`.
+    """Sampling state of one request in vLLM's batch. `known`: tokens of the answer that vLLM got
+    with the prompt; `drawn` is vLLM's own list of sampled tokens, which grows with the answer; its
+    first `num_counted` tokens are in `counts`.
     """
 
     sampling: Sampling

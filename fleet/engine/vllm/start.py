@@ -28,8 +28,8 @@ SIDE_CHANNEL_PORTS = range(20_000, 30_000)
 """
 _claims: list[socket.socket] = []
 CPU_BLOCK = 32
-"""Number of positions: on a CPU, vLLM's block size must be a multiple of it, so `block_size` is
-rounded up.
+"""On a CPU, vLLM's block size must be a multiple of this number of positions; `block_size` is
+rounded up to it.
 """
 
 
@@ -202,7 +202,7 @@ def _of_model(model: TappedModel | None) -> dict[str, Any]:
 
 def kv_transfer_config(options: VllmOptions) -> "KVTransferConfig | None":
     """Return vLLM's configuration of transfers out of and into its KV pages: blocks between halves,
-    and hidden states of the tapped layer.
+    and hidden states of the tapped layer; None if there is nothing to transfer.
     """
     from vllm.config import KVTransferConfig
 

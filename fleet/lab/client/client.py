@@ -37,7 +37,7 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 class WorkerState(msgspec.Struct, frozen=True):
     """State of a worker, or of a gateway, whose `role` is empty. `pages_kept`: KV pages that only
-    hold cached prefixes.
+    hold cached prefixes, a part of `pages_used`.
     """
 
     role: str
@@ -198,7 +198,8 @@ class ApiClient:
         self, body: bytes, *, timeout_s: float = TIMEOUT_S, small_buffers: bool = False
     ) -> OpenResponse:
         """Begin a streamed answer and return its open response. `body`: encoded `ChatCall`.
-        `small_buffers`: if True, the gateway notices soon if nothing is read.
+        `small_buffers`: True to keep at most some KiB in socket buffers, so that the gateway soon
+        notices that the client does not read.
         """
         return self._transport.open(
             "POST",
@@ -222,7 +223,9 @@ class ApiClient:
     def record_chat(
         self, body: bytes, is_cancelled: Callable[[], bool] = lambda: False
     ) -> StreamRecording:
-        """Send one request and record its stream to the end, or until it is cancelled."""
+        """Send one request and record its stream to the end. Once `is_cancelled()` is True, close
+        the connection and return the pieces received so far. Raises: ApiError.
+        """
         pieces: list[Piece] = []
         sent_s = time.perf_counter()
         try:
@@ -239,8 +242,8 @@ class ApiClient:
         return self._transport.call("POST", "/v1/audio/speech", msgspec.json.encode(call))
 
     def open_speech(self, call: SpeechCall) -> OpenResponse:
-        """Begin the speech for a text and return its open response, an audio file that is still
-        being spoken.
+        """Begin the speech for a text and return its open response, whose body is an audio file
+        that arrives while the rest is still being generated.
         """
         return self._transport.open("POST", "/v1/audio/speech", msgspec.json.encode(call))
 
@@ -271,7 +274,7 @@ class ApiClient:
         return self._get(f"/v1/batches/{batch_id}", BatchState)
 
     def cancel_batch(self, batch_id: str) -> BatchState:
-        """Let a batch end without the lines that have no answer yet."""
+        """Cancel a batch and return its state. Lines that have no answer yet end with an error."""
         raw = self._transport.call("POST", f"/v1/batches/{batch_id}/cancel")
         return self._decoded(raw, BatchState)
 
@@ -294,8 +297,9 @@ class ApiClient:
         return f"{self._transport.websocket_url}/v1/realtime?{query}"
 
     def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
-        """Return the WebSocket address that resumes a voice session. `samples`: number of samples
-        received of its response `response_id`.
+        """Return the WebSocket address that resumes a voice session. `response_id`: response to
+        continue, "" for none. `samples`: number of audio samples of this response that the client
+        has received.
         """
         query = {"session": session_id, "fleet": "1"} | (
             {"response": response_id, "samples": samples} if response_id else {}
@@ -303,8 +307,8 @@ class ApiClient:
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
 
     def start_call(self, model: str, offer: str) -> str:
-        """Open a voice session over WebRTC, with latency reports; return the answer to `offer`,
-        like this a session description (SDP).
+        """Open a voice session over WebRTC, with latency reports, and return the gateway's answer.
+        `offer` and the answer are session descriptions (SDP).
         """
         query = urlencode({"model": model, "fleet": "1"})
         headers = {"content-type": "application/sdp"}
@@ -325,8 +329,8 @@ class ApiClient:
 
     @contextmanager
     def _socket(self, url: str, what: str) -> Iterator[ClientConnection]:
-        """Open a WebSocket for the duration of the block. `what`: name of it in errors. Raises:
-        ApiError if it is refused, or breaks off inside the block.
+        """Open a WebSocket for the duration of the block. `what`: name of the connection in error
+        messages. Raises: ApiError if the connection is refused, or breaks off inside the block.
         """
         try:
             with connect(url, additional_headers=self.headers, max_size=None) as socket:

@@ -28,7 +28,8 @@ class ApiUnreachable(ApiError):
 class ApiSilent(ApiUnreachable):
     """The gateway sent nothing until the time-out.
 
-    The connection is still open, since closing it cancels the request; `close` closes it.
+    The connection is left open, since closing the connection cancels the request. `close`: function
+    that closes the connection.
     """
 
     def __init__(self, url: str, timeout_s: float, close: Callable[[], None]) -> None:

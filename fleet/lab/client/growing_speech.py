@@ -13,14 +13,14 @@ from fleet.lab.client.errors import ApiError
 from fleet.lab.client.transport import ErrorMessage
 
 SILENT_S = 60.0
-"""Longest wait for a frame."""
+"""Longest wait for a WebSocket frame from the gateway."""
 SPOKEN = "session.done"
 """Type of the event that ends an utterance."""
 
 
 class SpeechRefused(ApiError):
-    """The socket does not speak: its model, or a setting, is refused. `refusal`: code of the error
-    event.
+    """The gateway sent an error event on a speech socket, for example because it does not serve the
+    model or a setting. `refusal`: code of the error event, "" if it has none.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -52,7 +52,9 @@ class GrowingSpeech:
         self._socket = socket
 
     def configure(self, **settings: object) -> None:
-        """Set how the next utterances are spoken: as PCM, sent while it is generated."""
+        """Set how the next utterances are spoken. `settings`: fields of the `session.config` event,
+        such as `seed`. The audio is always PCM, sent while it is generated.
+        """
         self._send("session.config", response_format="pcm", stream_audio=True, **settings)
 
     def add(self, text: str) -> None:
@@ -65,7 +67,7 @@ class GrowingSpeech:
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield the PCM16 of the utterance until it is spoken. Raises: SpeechRefused for an error
-        event; TimeoutError; ConnectionClosed.
+        event; TimeoutError after `SILENT_S` without a frame; ConnectionClosed.
         """
         while True:
             message = self._socket.recv(SILENT_S)

@@ -136,7 +136,7 @@ class RealtimeSession:
 
     def speak(self, pcm: bytes, from_s: float) -> float:
         """Send `pcm` in blocks, each at the time at which a microphone would have recorded it.
-        `from_s`: start of the speech. Return the time of its end.
+        `from_s`: time at which the speech begins. Return the time at which the speech ends.
 
         Units: seconds on `time.perf_counter`.
         """

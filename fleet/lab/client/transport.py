@@ -18,7 +18,7 @@ TIMEOUT_S = 600.0
 
 
 class ErrorMessage(msgspec.Struct, frozen=True):
-    """The field of the API's error object that messages show."""
+    """The error object of the API, reduced to the field that error messages of this client show."""
 
     message: str = "no reason given"
 
@@ -142,8 +142,8 @@ class Transport:
         )
 
     def _small_socket(self, timeout_s: float) -> socket.socket:
-        """Return a connected socket with a small receive buffer. Its segments are small too, by
-        which the sender's kernel sizes its buffer.
+        """Return a connected socket with a small receive buffer and small TCP segments. The
+        gateway's kernel sizes its send buffer by the segment size.
         """
         try:
             family, *_, address = socket.getaddrinfo(

@@ -23,9 +23,10 @@ full scale. A different code frame differs by hundreds of times as much.
 class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer as a client received it.
 
-    `audio`: 16-bit little-endian mono PCM at 24 kHz. `chunks_s`: arrival of each chunk of audio, or
-    of text without audio, since the request. `stalled_s`: time for which playback from the first
-    chunk on had an empty buffer; None without audio.
+    `audio`: 16-bit little-endian mono PCM at 24 kHz. `chunks_s`: arrival times of the audio chunks,
+    or of the text chunks if the answer has no audio, in seconds since the request. `stalled_s`:
+    total time with an empty buffer in a playback that starts with the first chunk; None without
+    audio.
     """
 
     text: bytes

@@ -1,5 +1,5 @@
-"""Speech and transcription calls under faults. Such a call cannot be resumed, so its client sends
-the call again if its gateway is lost; the answer must equal the undisturbed one.
+"""Speech and transcription calls under faults. A client cannot resume such a call, and therefore
+repeats the call if its gateway is lost. The answer must equal the answer without faults.
 """
 
 import itertools
@@ -23,8 +23,8 @@ MAX_SPOKEN_CHARS = 60
 """Length of the prompts that are spoken: a clip of about four seconds at most."""
 NUM_CLIENTS = 2
 SILENCE_S = 20.0
-"""Read time-out of a call, after which its gateway counts as frozen. A transcript comes as a whole,
-so this is longer than the wait for a first event.
+"""Read time-out of a call, after which its gateway counts as frozen. The time-out is longer than
+for streamed answers, because a transcript arrives as a whole.
 """
 GIVE_UP_S = 180.0
 """Time after which a call that is sent again and again counts as lost."""
@@ -32,9 +32,9 @@ RETRY_S = 0.2
 
 
 class AudioOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A call and its outcome. `tries`: number of times it was sent. `lost`: reason why it was not
-    answered, else "". `different`: whether the answer differs from the undisturbed one. Units:
-    seconds since the phase began.
+    """A call and its outcome. `tries`: number of times that the call was sent, 0 if its answer did
+    not end. `lost`: reason why the call was not answered, else "". `different`: whether the answer
+    differs from the answer without faults. Units: seconds since the phase began.
     """
 
     kind: str
@@ -47,7 +47,9 @@ class AudioOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioCall:
-    """A text to speak, or a WAV file to transcribe. `seed`: keys the noise of the voice."""
+    """A text to speak, or a WAV file `clip` to transcribe; the other field is empty. `seed`: seed
+    of the random noise with which the voice is generated.
+    """
 
     text: str = ""
     clip: bytes = b""
@@ -80,7 +82,7 @@ def spoken_prompts(api: ApiClient, model: str) -> list[bytes]:
 
 
 def make_calls(clips: Sequence[bytes]) -> list[AudioCall]:
-    """Return a call for each clip, and as many texts to speak, in turn."""
+    """Return a transcription call for each clip, alternating with equally many speech calls."""
     calls: list[AudioCall] = []
     for seed, (clip, text) in enumerate(zip(clips, reversed(PROMPTS), strict=False)):
         calls += [AudioCall(clip=clip), AudioCall(text=text, seed=seed)]
@@ -130,7 +132,9 @@ class AudioLoad:
         return self._threads.running(count, run)
 
     def finish(self, timeout_s: float = GIVE_UP_S + SILENCE_S) -> tuple[AudioOutcome, ...]:
-        """Wait for the last answers and return all outcomes; a call without one is lost."""
+        """Wait for the last answers and return all outcomes. A call that has no answer after
+        `timeout_s` counts as lost.
+        """
         self._threads.join(timeout_s)
         self._threads.cancelled.set()
         with self._lock:
@@ -181,7 +185,7 @@ class AudioLoad:
 
 
 def _is_passing(error: ApiError) -> bool:
-    """Return True for an error that another gateway, or the same one later, may not have."""
+    """Return True if the call may succeed when it is repeated, at this gateway or at another."""
     if isinstance(error, ApiRefused):
         return error.http_status in (FULL, UNAVAILABLE)
     return isinstance(error, ApiUnreachable)

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 
 class ClientThreads:
-    """Threads of load clients; client `number` runs `run(number)`, for the numbers 0 to `count` -
-    1.
+    """Threads of load clients; client `number`, counted from 0, runs `run(number)`.
 
     `finishing`: set when clients shall begin nothing more. `cancelled`: set when clients shall stop
     immediately. `ended`: numbers of the clients that have returned without an error.

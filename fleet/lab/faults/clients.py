@@ -18,9 +18,9 @@ from fleet.lab.client.transport import TIMEOUT_S, OpenResponse
 UNREACHABLE_S = 30.0
 """Time for which a client keeps trying while no gateway serves."""
 NOT_FOUND, FULL, UNAVAILABLE = 404, 429, 503
-"""HTTP status for an unknown request; of a gateway whose fleet has no place for another request, as
-beside many slow readers; and of a gateway that cannot serve yet, for example while Redis is away.
-The Retry-After header of the last two says when to retry.
+"""HTTP statuses: unknown request; no place for another request in the fleet, for example beside
+many slow readers; gateway that cannot serve yet, for example while Redis is away. The Retry-After
+header of the last two says when to retry.
 """
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 """Default pause before the next try, and upper limit of the pause that a gateway asks for."""
@@ -31,11 +31,11 @@ BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 class ResumableStream:
     """The recorded stream of one answer, received over one or more connections.
 
-    `gateway_changes`: number of gateways lost during the answer. `refusals`: number of responses
-    with status `FULL` or `UNAVAILABLE`, each followed by another try. `silent`: connections that
-    timed out; closing such a connection would cancel the request, so they are closed once another
-    gateway has the answer. Units: `sent_s`, and `reached_s` (when a gateway last sent something),
-    on `time.perf_counter`; times in the pieces count from `sent_s`.
+    `gateway_changes`: number of gateways lost during the answer. `refusals`: number of refused
+    tries, each followed by another try. `silent`: connections that timed out; closing such a
+    connection would cancel the request, so they are closed once another gateway has the answer.
+    Units: `sent_s`, and `reached_s` (when a gateway last sent something), on `time.perf_counter`;
+    times in the pieces count from `sent_s`.
     """
 
     sent_s: float
@@ -84,11 +84,11 @@ class ResumableStream:
 
 
 class Gateways:
-    """Client of all gateways of a fleet, which takes them in turn for successive answers.
+    """Client of all gateways of a fleet; successive answers begin at successive gateways.
     Thread-safe.
 
     `silence_s`: read time-out of a connection, needed since a frozen gateway does not break its
-    connections; None for ten minutes.
+    connections; None for the default of ten minutes.
     """
 
     def __init__(
@@ -101,10 +101,11 @@ class Gateways:
     def receive(
         self, body: bytes, is_cancelled: Callable[[], bool], request_id: str = ""
     ) -> ResumableStream:
-        """Request an answer and receive it to its end. With `request_id`, receive the answer of
-        that request once more from its beginning.
+        """Request an answer and receive it to its end. With `request_id`, send no request: receive
+        the answer of that earlier request once more from its beginning.
 
-        Raises: ApiError in one line if the request is refused, or no gateway can be reached.
+        Once `is_cancelled()` is True, return the part received so far. Raises: ApiError in one line
+        if the request is refused, or no gateway can be reached.
         """
         now_s = time.perf_counter()
         stream = ResumableStream(sent_s=now_s, reached_s=now_s, request_id=request_id)

@@ -51,13 +51,14 @@ POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault that was injected, and its effect. `target`: id of the worker, gateway or leading
-    conductor. `requests`: ids of the requests with a task on the target.
+    conductor, or a description of the Redis server or the slow clients. `requests`: ids of the
+    affected requests; () for a fault in Redis.
 
     `moment`: event for which the fault waited; `in_moment`: whether that event, an unconfirmed
     hand-off or a save, was still under way when the signal was sent. Units: seconds since the phase
-    began; `until_s`: when a stopped process was resumed or Redis was repaired, else `at_s`.
-    `recovered_s`: time until the fleet was complete again, None if that took longer than
-    `RECOVERY_TIMEOUT_S`.
+    began; `until_s`: time at which a stopped process was resumed, Redis was repaired, or clients
+    stopped reading slowly, else `at_s`. `recovered_s`: duration from the fault until the fleet was
+    complete again, None if that took longer than `RECOVERY_TIMEOUT_S`.
     """
 
     role: str
@@ -73,7 +74,7 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal(self) -> str:
-        """Name of the fault in reports: the signal for a process, the kind of fault for Redis."""
+        """Name of the fault in reports: a signal such as "SIGKILL", or the kind of the fault."""
         return name_of(self.kind)
 
     @property
@@ -134,7 +135,7 @@ class FaultInjector:
     ) -> list[InjectedFault]:
         """Inject `faults` in order and return them with their effects. Stops early if the fleet
         does not recover. `now_s`: clock of the phase. `report`: called with each injected fault.
-        `slow`: the clients of a fault in clients.
+        `slow`: clients that read slowly; required if `faults` contains a fault in clients.
         """
         self._now_s = now_s
         injected: list[InjectedFault] = []
@@ -223,8 +224,9 @@ class FaultInjector:
         process: psutil.Process,
         stopped: Sequence[psutil.Process],
     ) -> bool:
-        """Wait for the effect of a fault whose signal was sent: until a paused process was resumed,
-        or a lost one is gone from the fleet. Return False if that takes too long.
+        """Wait for the effect of a fault whose signal was sent. A PAUSE ends when the process is
+        resumed; any other fault ends when the process has exited or was resumed, and has left the
+        fleet. Return False if that takes too long.
         """
         if fault.kind is FaultKind.PAUSE:
             try:
@@ -260,8 +262,9 @@ class FaultInjector:
         return _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
 
     def _in_save(self, stage: StageName, fault: Fault) -> _FaultTarget | None:
-        """Wait for the next save, and return the worker whose KV blocks it copies, or a span worker
-        that holds a part of them.
+        """Wait for the next save, and return a process of the fault's role that takes part in the
+        save: the worker whose KV blocks are copied, or a span worker of its route. Return None if
+        no save begins in time, or the process has ended.
         """
         save = self._saves.next_save(stage, share=fault.severity, timeout_s=MOMENT_TIMEOUT_S)
         workers = [] if save is None else save.workers_of(fault.role)
@@ -271,8 +274,8 @@ class FaultInjector:
         return _FaultTarget.of(worker, lambda: self._saves.is_open(save))
 
     def _busiest(self, role: str) -> _FaultTarget:
-        """Return the process of a role that has the most tasks, after a short wait for one with any
-        task.
+        """Return the process of a role that has the most tasks. If no process has a task, wait up
+        to `BUSY_TIMEOUT_S` for one.
 
         Raises: ChaosError if the role has no process.
         """
@@ -293,8 +296,9 @@ class FaultInjector:
             self._pause.wait(CHOOSE_POLL_S)
 
     def _resume(self, process: psutil.Process, member: Member) -> bool:
-        """Resume a frozen process once other workers own its tasks; a gateway, once its clients
-        have resumed at another gateway.
+        """Keep a frozen process stopped until its lease has lapsed and other workers own its tasks,
+        or until the clients of a gateway have resumed at another gateway; then resume the process.
+        Return False if the lease did not lapse in time.
         """
         try:
             lapsed = self._wait_until_gone(member)

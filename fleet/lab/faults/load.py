@@ -25,12 +25,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A request of the load and how it ended for its client.
 
     `lost`: reason why the request was not completely answered, else "". `id`: the fleet's request
-    id. `gateway_changes`: number of gateways lost during the answer. `refusals`: number of
-    refusals, each followed by another try. `unread`: whether a second reading of the answer failed
-    since Redis had lost or deleted it. Units: seconds; `sent_s` and `ended_s` since the phase
-    began, `chunks_s` since the request was sent. `stalled_s`: pauses of playback from the first
-    audio on. `difference`: difference from the reference answer. `changed`: difference between the
-    first and the second reading.
+    id. `request`: index of the request body. `gateway_changes`: number of gateways lost during the
+    answer. `refusals`: number of refusals, each followed by another try. `unread`: whether the
+    answer could not be read a second time, since Redis had lost or deleted it. Units: seconds;
+    `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent.
+    `stalled_s`: total time of playback with an empty buffer; None without audio. `difference`:
+    difference from the reference answer. `changed`: difference between the first and the second
+    reading.
     """
 
     request: int
@@ -99,10 +100,10 @@ class ChaosLoad(RequestLoad):
     """Load that repeats its requests in rounds until `finish` is called, or sends one round with
     `once`.
 
-    Without `expected` the answers become the reference. With `expected` each answer is compared,
-    and read once more from the fleet's log, which must still hold the bytes that were received.
-    `may_forget`: whether the log may lack an answer, since Redis lost writes or had to delete
-    retained audio.
+    Without `expected` the answers are kept in `answers`, as the reference. With `expected` each
+    answer is compared, and read once more from the fleet's log, which must still hold the bytes
+    that were received. `may_forget`: whether the log may lack an answer, since Redis lost writes or
+    had to delete retained audio.
     """
 
     def __init__(

@@ -61,8 +61,9 @@ V = TypeVar("V", Verdict, SoakVerdict)
 
 
 def run(options: ChaosOptions, command: tuple[str, ...]) -> int:
-    """Run the command and return its exit status: 0 if the run passed, or for a soak without
-    `check`. `command`: arguments as typed. Raises: ApiError, BenchError, ChaosError, ConfigError.
+    """Run the command and return its exit status: 0 if the run passed, 1 if it failed, 130 if it
+    was interrupted. A soak without `check` returns 0 even if it failed. `command`: arguments as
+    typed. Raises: ApiError, BenchError, ChaosError, ConfigError.
     """
     try:
         with interrupted_by_sigterm():
@@ -235,8 +236,8 @@ class ChaosRun:
             )
 
     def _clips(self, fleet: FleetUnderTest) -> list[bytes]:
-        """Return spoken questions as WAV files, if the graph has stages that hear and speak for
-        themselves; the fleet speaks them.
+        """Return questions as WAV files, spoken by the fleet itself; [] unless the graph recognises
+        speech and speaks texts in stages of their own.
         """
         if not has_audio_calls(self._config.graph_declaration()):
             return []
@@ -342,12 +343,12 @@ class ChaosRun:
         return lambda: None
 
     def _settle_s(self) -> float:
-        """Return the time to wait after the load: any state that remains longer was left by a
-        fault.
+        """Return the longest time for which state of ended requests may remain after the load.
+        State that remains longer was left by a fault.
 
-        A client whose gateway died before it sent the request's id sends the request again; the
-        first request waits for a gateway. Where a decode half on vLLM died, the prefill half holds
-        the blocks of its prompts for vLLM's lease.
+        A client whose gateway died before sending the request's id sends the request again, and the
+        first copy stays open until its gateway times out. Where a decode half on vLLM died, the
+        prefill half keeps the KV blocks of its prompts until vLLM's lease ends.
         """
         config, lease = self._config, self._config.lease
         on_vllm = any(

@@ -32,14 +32,18 @@ from fleet.lab.report.files import check_report_folders
 DEFAULT_REPLICAS, DEFAULT_SAVES = 2, 2
 MIN_SOAK_REQUESTS = 100
 TRAINING = (f"stages.{TRAINER}.replicas=1", f"stages.{TRAINER}.standby=1", "training.passes=1")
-"""Settings that add a trainer: one active trainer, and a standby to replace it."""
+"""Settings for a deployment that trains draft heads: an active trainer, a standby to replace it,
+and on average one training pass per sample.
+"""
 SHORT_CREDIT = "limits.max_unread_bytes=16384"
 SHORT_WAIT = "limits.max_wait_s=2"
-"""A bound on how long a request waits for a place, during which a gateway sends nothing: less than
-the silence after which a client takes its gateway for frozen.
+"""Setting for the longest wait of a request for a place. A gateway sends nothing during the wait,
+which must be shorter than the silence after which a client takes its gateway for frozen.
 """
 LONG_SESSIONS = "voice.max_session_s=86400"
-"""A bound that no run reaches: a session that ends for its age would count as lost."""
+"""Setting for the longest voice session, longer than any run: a session that the gateway ended for
+its age would count as lost.
+"""
 VOICE_TOKENS, VOICE_FRAMES = 24, 60
 """Length limits of a spoken answer: about five seconds."""
 
@@ -48,9 +52,9 @@ VOICE_TOKENS, VOICE_FRAMES = 24, 60
 class ChaosOptions:
     """Options of `fleet chaos` as typed; None and "" stand for their defaults.
 
-    `soak`: number of requests; if set, the fleet is loaded evenly over `minutes` instead of under
-    planned faults, and `check` makes a failed soak exit with 1. `minutes` limits the time in which
-    planned faults are injected too.
+    `soak`: number of requests of a soak, which loads the fleet evenly over `minutes` and injects no
+    planned faults; None for a run with planned faults. Without a soak, `minutes` limits the time in
+    which faults are injected. `check`: whether a failed soak exits with status 1.
     """
 
     config: Path | None = None
@@ -80,9 +84,9 @@ class ChaosPlan:
     Invariants: `roles` are roles of the deployment, the conductor or the gateway, each once;
     `kinds` are kinds of faults in processes of these roles, `redis_kinds` kinds of faults in Redis,
     each once. `moments`: event by role, for which every other fault in the role waits.
-    `num_faults`, `num_redis_faults`, `num_slow`: numbers of faults in processes and in Redis, and
-    of disturbances by `num_readers` slow readers each. `num_saved`:
-    number of conversations that are saved, at each of `saved_stages`.
+    `num_faults`, `num_redis_faults`: numbers of faults in processes and in Redis. `num_slow`:
+    number of disturbances by slow readers, each with `num_readers` clients. `num_saved`: number of
+    conversations that are saved, at each of `saved_stages`.
     """
 
     options: ChaosOptions
@@ -147,8 +151,9 @@ def chaos_overrides(
     """Return the overrides for a chaos run, followed by the user's `overrides`, which take
     precedence.
 
-    `voice`: whether to add overrides for voice sessions: short answers, and audio as it is in the
-    log. `slow`: whether to add a bound of what clients may leave unread that short answers exceed.
+    `voice`: whether to add overrides for voice sessions: short answers, sent exactly as logged.
+    `slow`: whether to limit the unread bytes of a client so far that even short answers reach the
+    limit.
     """
     return (
         "numerics=invariant",
@@ -176,7 +181,7 @@ def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:
 
 def _replica_keys(config: FleetConfig) -> list[str]:
     """Return the configuration keys of worker counts: one per stage, or one for each half of a
-    split stage. The number of span workers follows from the stage's.
+    split stage. Span workers have no key, since their number follows from the stage's replicas.
     """
     return [
         str(role.name).replace(".", ".split.") if _is_half(config, role) else str(role.name)
@@ -305,8 +310,9 @@ def _count_saved(options: ChaosOptions, config: FleetConfig, stages: Sequence[st
 
 
 def _num_readers(config: FleetConfig, concurrency: int) -> int:
-    """Return how many slow readers are more than the last stage has slots for, as far as the fleet
-    admits them beside the other clients.
+    """Return the number of slow readers: two more than the slots of the required role with the
+    fewest slots, but at most the number of requests that the fleet admits beside `concurrency`
+    others, and at least 1.
     """
     roles = [role for role in config.roles() if not (role.optional or role.hosts_spans)]
     slots = min(role.replicas * config.of_role(role).max_batch for role in roles)
@@ -316,9 +322,11 @@ def _num_readers(config: FleetConfig, concurrency: int) -> int:
 def _count_faults(
     options: ChaosOptions, in_processes: tuple[int, int], num_redis_kinds: int, num_slow: int
 ) -> tuple[int, int, int]:
-    """Return the numbers of faults in processes, in Redis, and in clients, from `--kills` (total)
-    or `--kills-per-role` (for each role, and for each kind of fault elsewhere); from `--minutes`
-    alone, more than fit. `in_processes`: numbers of roles and of kinds of faults in them.
+    """Return the numbers of faults in processes, in Redis, and in clients. `--kills` gives their
+    total, `--kills-per-role` the number for each role and for each other kind of fault. By default
+    each role has every kind of process fault once, and every other kind occurs once. With
+    `--minutes` alone, the total is larger than fits. `in_processes`: numbers of roles and of kinds
+    of process faults.
     """
     num_roles, num_kinds = in_processes
     kills = options.kills

@@ -39,12 +39,12 @@ class FaultGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     `detected`: way in which the loss was detected, as in `Recovery`. `alone`: whether the target
     was its role's only worker without a standby, so that the pause includes the loading of another
-    worker. `affected`: number of requests that had a task with the target, or, for a conductor and
-    for Redis, that were open; a request counts once per fault. Units: seconds. `pause_s`: the
-    longest gap between two chunks that was open between the fault and `IN_FLIGHT_S` after the last
-    of the target's tasks was claimed again. `gap_s`: the longest gap until the next fault,
-    including the load of starting another worker. `fenced_s`, `claimed_s`, `joined_s`: since the
-    fault, as in `Recovery`.
+    worker. `affected`: number of requests that had a task on the target. For a fault in a
+    conductor, Redis or clients: number of open requests. A request counts once per fault. Units:
+    seconds. `pause_s`: the longest gap between two chunks that was open between the fault and
+    `IN_FLIGHT_S` after the last of the target's tasks was claimed again. `gap_s`: the longest gap
+    until the next fault, including the load of starting another worker. `fenced_s`, `claimed_s`,
+    `joined_s`: since the fault, as in `Recovery`.
     """
 
     role: str
@@ -90,8 +90,8 @@ def longest_gap_within_s(outcome: Outcome, from_s: float, to_s: float) -> float 
 
 
 def _continued_s(fault: InjectedFault) -> float:
-    """Return the time at which the lost tasks ran again and chunks in flight had arrived, as far as
-    events record it.
+    """Return the time since the phase began at which the lost tasks ran again and chunks in flight
+    had arrived. Without a recorded recovery, only the end of the fault counts.
     """
     known_s = max(fault.recovery.fenced_s or 0.0, fault.recovery.claimed_s or 0.0)
     return max(fault.until_s, fault.at_s + known_s) + IN_FLIGHT_S
@@ -100,8 +100,8 @@ def _continued_s(fault: InjectedFault) -> float:
 def group_by_kind(
     outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]
 ) -> tuple[FaultGroup, ...]:
-    """Group the faults by role and signal, in order of the first fault. `alone`: roles with a
-    single worker.
+    """Group the faults by role, signal, detection and whether the role is in `alone`, in order of
+    the first fault. `alone`: roles with a single worker and no standby.
     """
     return _grouped(
         outcomes,
@@ -115,8 +115,8 @@ def group_by_kind(
 def group_by_detection(
     outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]
 ) -> tuple[FaultGroup, ...]:
-    """Group the faults by the way in which the loss was detected. `alone`: roles with a single
-    worker.
+    """Group the detected losses by the way of detection and by whether the role is in `alone`.
+    `alone`: roles with a single worker and no standby.
     """
     return _grouped(
         outcomes,

@@ -74,8 +74,9 @@ class ExtraProcesses:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], redis_url: str | None = None) -> None:
-        """Start `fleet ARGUMENTS`. `redis_url`: Redis address for this command and later starts of
-        the same command.
+        """Start `fleet ARGUMENTS`. `redis_url`: Redis address of this command, remembered for later
+        starts with equal arguments; None for the remembered address, if any, else the
+        constructor's.
         """
         url = self._redis_urls.get(tuple(arguments), redis_url)
         if url is not None:

@@ -60,8 +60,8 @@ def check_available(kinds: tuple[FaultKind, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeldFault:
-    """A fault that is in effect for `hold_s` and `more_s` together. `begin`: starts it with a
-    severity.
+    """A fault that stays in effect for `more_s` longer than the `hold_s` of `RedisFaults`. `begin`:
+    starts the fault; its last argument is the severity. `end`: repairs the fault.
     """
 
     begin: Callable[["RedisFaults", RedisServer, float], object]
@@ -71,8 +71,8 @@ class HeldFault:
 
 class RedisFaults:
     """Injects faults into one run's Redis servers and repairs them. `relay`: relay between a
-    gateway and Redis, None without partitions. `hold_s`: duration of a fault. `pause`: sleeps for a
-    number of seconds.
+    gateway and Redis, None without partitions. `hold_s`: duration of a fault in seconds. `pause`:
+    function that sleeps for a number of seconds.
     """
 
     def __init__(

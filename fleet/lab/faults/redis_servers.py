@@ -176,14 +176,18 @@ class RedisServers:
 
     @property
     def url(self) -> str:
-        """Address of the primary for the fleet's processes, with the password."""
+        """Address by which the fleet's processes find the primary, with the password: the
+        sentinel's address if there is a replica, else the primary's.
+        """
         login = f":{self.primary.password}@{HOST}"
         if self.replica is not None:
             return f"redis+sentinel://{login}:{self._sentinel_port}/{SERVICE}"
         return self.url_at(self.primary.port)
 
     def url_at(self, port: int) -> str:
-        """Return an address like `url`, but with the port of a relay to the primary."""
+        """Return the address of a relay to the primary, which listens on `port`, with the primary's
+        password.
+        """
         return f"redis://:{self.primary.password}@{HOST}:{port}"
 
     def fail_over(self) -> None:

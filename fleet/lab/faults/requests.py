@@ -26,15 +26,15 @@ TEMPERATURE = 0.9
 
 
 def is_sampled(request: int) -> bool:
-    """Return True if a request uses random sampling with its own seed, which every other request
-    does; the rest is greedy.
+    """Return True if a request uses random sampling with its own seed. Every second request does;
+    the others are greedy.
     """
     return request % 2 == 1
 
 
 def is_spoken(request: int) -> bool:
-    """Return True if a request asks aloud, where the run has clips: two of every four, one greedy
-    and one sampled.
+    """Return True if a request is a spoken question in a run that has clips: two of every four, one
+    greedy and one sampled.
     """
     return request % 4 >= 2
 
@@ -43,7 +43,8 @@ def make_bodies(
     model: str, config: FleetConfig, options: ChaosOptions, clips: Sequence[bytes] = ()
 ) -> list[bytes]:
     """Return the encoded request bodies of a run; answers have audio if the graph produces it.
-    `clips`: spoken questions as WAV files, which half of the requests then have.
+    `clips`: spoken questions as WAV files, used by half of the requests; () for typed questions
+    only.
     """
     return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES, clips)
 

@@ -18,12 +18,13 @@ NAMES = re.compile(r"[\w.]+@[\w.:-]+|(?:\d+\.)*\d+(?::\d+)?")
 
 
 class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the saves of a run. `struck`: number of saves during which a process of the save
-    received a signal or was stopped, or Redis had a fault; `struck_by`: this number by fault.
+    """Summary of the saves of a run. `struck`: number of saves during which Redis had a fault, or a
+    process of the save was the target of a fault. `struck_by`: number of struck saves by fault,
+    such as "SIGKILL talker"; a save counts once for each fault.
 
     `struck_failed`: number of struck saves that failed, by reason, without the names of workers and
     numbers. `unstruck_failed`: number of other saves that failed, by reason, for example since the
-    worker that cached the conversation had been lost before. `wrong`: a line for each mistake,
+    worker that cached the conversation had already been lost. `wrong`: a line for each mistake,
     which fails the run. Units: seconds; `whole_s`, `failed_s`: durations of completed and of failed
     saves.
     """
@@ -42,7 +43,9 @@ class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_struck(save: Save, fault: InjectedFault) -> bool:
-    """Return True if the fault occurred during the save and hit one of its processes or Redis."""
+    """Return True if the fault occurred during the save, and was a fault in Redis or had a process
+    of the save as its target.
+    """
     meets = save.began_s <= fault.until_s and save.ended_s >= fault.at_s
     return meets and (fault.role == REDIS or fault.target in save.processes)
 

@@ -40,10 +40,11 @@ ANNOUNCED_S = 10.0
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
     """A save of a conversation and its outcome. `processes`: ids of the worker that cached the
-    conversation, then of the span workers of its route; empty if no worker cached it.
+    conversation, then of the span workers of its route; empty if no worker cached the conversation.
+    `num_rows`: number of cached positions in the file, 0 if the save failed.
 
     `failed`: code and message of the error, "" if the save succeeded. `wrong`: mistake in the file
-    after the save, "" if none. Units: seconds since the phase began.
+    after the save, or excessive duration, "" if none. Units: seconds since the phase began.
     """
 
     conversation: int
@@ -68,8 +69,8 @@ class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTask:
-    """A conversation to save. `body`: request of its turn. `body_loaded`: request of the same turn
-    in the conversation named `loaded`, into which the file is loaded.
+    """A conversation to save. `body`: request that is sent as each turn. `loaded`: name under which
+    the file is loaded at the end. `body_loaded`: the same request for the conversation `loaded`.
     """
 
     name: str
@@ -147,8 +148,8 @@ class ConversationSaver:
                 )
 
     def run(self, step: Callable[[], None]) -> None:
-        """Take one turn after another, each followed by saves, until the run finishes. `step` is
-        called after each save.
+        """Take one turn after another, each followed by saves, until the run finishes or a turn is
+        lost. `step` is called after each save.
         """
         while not self._threads.finishing.is_set() and self._take_turn(self._task.body):
             for _ in range(SAVES_PER_TURN):
@@ -158,8 +159,8 @@ class ConversationSaver:
                     break
 
     def verify(self) -> None:
-        """Load the last file of the conversation under another name, continue it there with a turn,
-        save it, and compare.
+        """Load the last file of the conversation under another name, save that conversation again
+        and compare the two files, then continue it with a turn. Mistakes become part of `result()`.
         """
         task, around = self._task, self._around
         for stage in around.stages:
@@ -195,7 +196,9 @@ class ConversationSaver:
         return read_answer(stream.pieces)
 
     def _take_turn(self, body: bytes) -> bool:
-        """Send the request of a turn; return True if it was answered."""
+        """Send the request of a turn and return True if it was answered. A lost answer is recorded
+        as a mistake, and so is a different one if answers must be exact.
+        """
         self._num_turns += 1
         try:
             answer = self._answer(body)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 CONDUCTOR, GATEWAY, REDIS, CLIENTS = "conductor", "web", "redis", "clients"
-"""The roles besides the stages of the graph."""
+"""Values of `Fault.role` besides the roles of workers."""
 
 
 class FaultKind(StrEnum):
@@ -42,7 +42,7 @@ SIGNALS = {
     FaultKind.PAUSE: "SIGSTOP",
     FaultKind.HANG: "SIGSTOP",
 }
-"""Signal that each kind of fault in a process sends."""
+"""Signal with which each kind of process fault begins."""
 KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.TERM)
 """Kinds of faults in processes that a run has by default."""
 PROCESS_KINDS = tuple(SIGNALS)
@@ -91,7 +91,7 @@ class Fault:
 
 
 def name_of(kind: FaultKind) -> str:
-    """Return the name of a fault in reports: the signal where it says all, else the kind."""
+    """Return the name of a fault in reports: the signal for KILL, STOP and TERM, else the kind."""
     return SIGNALS[kind] if kind in KINDS else kind.value
 
 
@@ -106,10 +106,10 @@ def draw_faults(
     """Generate `count` process faults: rounds with every kind for every role, each round in random
     order, with pauses of 0.5 to 1.5 times `spacing_s`.
 
-    `moments`: event by role; every other fault of such a role waits for it. Invariants:
+    `moments`: event by role; every other fault of such a role waits for the event. Invariants:
     `len(roles)` successive faults of a round hit every role once; a whole round has every kind for
-    every role once. Of the pauses of a role, two successive ones are a short and a long one, and
-    four of a worker's also one of each with all workers.
+    every role once. Successive PAUSE faults of a role are alternately short and long; in a worker
+    role, two that stop one process alternate with two that stop all workers.
     """
     rng, moments = random.Random(seed), moments or {}
     pauses = {role: _draw_pauses(f"pauses {seed} {role}", role) for role in roles}
@@ -160,8 +160,9 @@ def mix(seed: int, *schedules: Sequence[Fault]) -> list[Fault]:
 
 
 def _draw_pauses(seed: str, role: str) -> Iterator[tuple[float, bool]]:
-    """Yield the duration in leases of each pause of a role, and whether it is one of all workers:
-    alternately short and long, and for a worker alternately two of one process and two of all.
+    """Yield (duration in leases, whether all workers are stopped) for each PAUSE fault of a role.
+    Short and long pauses alternate; in a worker role, two pauses of one process alternate with two
+    pauses of all workers.
     """
     rng = random.Random(seed)
     is_long, in_all_workers = rng.random() < 0.5, rng.random() < 0.5

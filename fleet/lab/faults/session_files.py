@@ -18,7 +18,7 @@ from fleet.worker.process.peers import read_peer_access
 from fleet.worker.sessions.client import SessionClient, SessionFile, named_outages
 
 PATIENCE_S = 2.0
-"""Time in which Redis must answer, as for `fleet session`."""
+"""Longest wait in seconds for an answer from Redis, as in `fleet session`."""
 
 
 class SessionFiles:

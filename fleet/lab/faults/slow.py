@@ -39,11 +39,11 @@ class SlowGateways(Gateways):
 
 
 class SlowReaders:
-    """A group of slow clients, as one disturbance of a chaos run. `outcomes`: how their answers
-    ended, of all disturbances so far.
+    """A group of slow clients, which can be used for several disturbances of a chaos run.
+    `outcomes`: outcomes of their requests in all disturbances so far.
 
     `count`: number of clients. `bodies`, `expected`: requests of the run and their reference
-    answers, of which the clients use the first ones.
+    answers; the clients use the first ones.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class SlowReaders:
         return len(self._bodies)
 
     def read(self, now_s: Callable[[], float], slow_s: float = SLOW_S) -> tuple[float, list[str]]:
-        """Read answers slowly for `slow_s`, then to their ends. `now_s`: clock of the phase. Return
-        when the clients began to hurry, and the ids of their requests.
+        """Send the requests, read the answers slowly for `slow_s`, then read the rest at full
+        speed. Adds to `outcomes`. `now_s`: clock of the phase. Return the time at which slow
+        reading ended, and the ids of the requests.
         """
         gateways, began_s = self._open_gateways(), now_s()
         load = ChaosLoad(
@@ -87,7 +88,9 @@ class SlowReaders:
         return hurry_s, [outcome.id for outcome in ended if outcome.id]
 
     def _in_phase(self, outcome: Outcome, began_s: float) -> Outcome:
-        """Return an outcome with the number of its request in the run, and the phase's times."""
+        """Return an outcome of this disturbance with the number of its request in the run, and with
+        times since the phase began. `began_s`: start of the disturbance on the clock of the phase.
+        """
         return msgspec.structs.replace(
             outcome,
             request=outcome.request % self._num_bodies,

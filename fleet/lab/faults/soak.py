@@ -139,8 +139,8 @@ class _Soak:
         return advance
 
     def _draw_kills(self, load: SoakLoad) -> Iterator[Fault]:
-        """Yield kills of workers and gateways alternately while requests are sent, except in the
-        `CALM` parts.
+        """Yield kills while requests are sent, except in the `CALM` parts. A round kills one worker
+        of every role and one gateway, in random order.
         """
         roles = (*(str(role.name) for role in self._target.config.roles()), GATEWAY)
         spacing_s = min(KILL_EVERY_S, self._duration_s / 20)

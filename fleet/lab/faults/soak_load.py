@@ -16,13 +16,14 @@ from fleet.lab.faults.load import RequestLoad
 ABORTED = 0.1
 """Share of clients that disconnect before the end of their answer."""
 ABORTED_AFTER = (1, 6)
-"""Range of the number of stream pieces after which such a client disconnects."""
+"""Range of the number of stream pieces after which an aborting client disconnects."""
 SHOWN_FAILURES = 8
 
 
 class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of requests by the way they ended. `different`: answers whose bytes differ from the
-    first answer to the same request.
+    """Numbers of requests by the way they ended. `different`: number of answers, included in
+    `answered`, whose bytes differ from the first answer to the same request. `first_failures`: a
+    line for each of the first lost or different answers.
     """
 
     answered: int = 0
@@ -39,8 +40,8 @@ COUNTED = SoakCounts.__struct_fields__[:-1]
 
 
 class SoakLoad(RequestLoad):
-    """Load of `total` requests, spread evenly over `duration_s`; slower if the clients do not
-    receive the answers in time.
+    """Load of `total` requests, spread evenly over `duration_s`. The load takes longer if all
+    clients still wait for answers when the next request is due.
     """
 
     def __init__(

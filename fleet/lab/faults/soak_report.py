@@ -26,7 +26,9 @@ CALM = ((0.15, 0.32), (0.83, 1.0))
 window is equally long.
 """
 MAX_GROWTH, MAX_GROWTH_COUNT = 0.03, 1
-"""Largest growth that passes: as a share, or for small counts as a number."""
+"""Largest growth that passes: as a share, or, for quantities without a unit such as threads, as a
+number.
+"""
 MIB = 1 << 20
 PANEL_INCHES = (5.5, 3.0)
 PER_PROCESS: tuple[tuple[str, str, Callable[[ProcessSample], float], bool], ...] = (

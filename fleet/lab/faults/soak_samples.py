@@ -33,10 +33,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
-    """What the fleet occupies at one moment. `sent`: requests sent until then. `history_keys`: the
-    part of `keys` that stores the fleet's own history, its time series and the records of processes
-    that have ended, which grows for hours and days. Units: `at_s` in seconds since the first
-    request.
+    """What the fleet occupies at one moment. `sent`: number of requests sent until then.
+    `history_keys`: number of those `keys` that store time series and records of ended processes,
+    whose number grows for hours and days. Units: `at_s` in seconds since the first request.
     """
 
     at_s: float
@@ -48,15 +47,15 @@ class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSampler:
-    """Takes samples of this process's descendants and their Redis on its own thread, every
-    `interval_s`, until it is stopped.
+    """Takes samples of this process's descendants and the fleet's Redis every `interval_s`, on its
+    own thread, from `start` to `stop`.
     """
 
     def __init__(
         self, redis_url: str, interval_s: float, progress: Callable[[], tuple[float, int]]
     ) -> None:
-        """Start sampling. `progress`: returns the time since the first request and the number of
-        requests sent.
+        """Connect to Redis; `start` begins to sample. `progress`: returns the time since the first
+        request and the number of requests sent.
         """
         self._redis = connect(redis_url)
         self._interval_s, self._progress = interval_s, progress

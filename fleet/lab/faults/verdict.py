@@ -35,9 +35,9 @@ class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     `began`: local time, ISO 8601. `replicas`, `standby`: numbers of workers by role. `requests`:
     number of different requests, each sent at least once under faults. `slow`: outcomes of clients
-    that read slowly for a while. `voice`: number of voice
-    sessions. `audio_calls`: speech and transcription calls, in a graph that has stages for them
-    alone. `faults_left`: number of faults that were not injected. `captures`: result of the
+    that read slowly for a while. `voice`: number of voice sessions. `audio_calls`: speech and
+    transcription calls; () unless the graph has separate stages for them. `faults_left`: number of
+    faults that were not injected although there was time for them. `captures`: result of the
     hidden-state samples for the trainer, None without a trainer.
     """
 
@@ -70,8 +70,8 @@ class Verdict(ChaosRecord, frozen=True, kw_only=True):
     `open_requests`: number of requests that were open when a signal was sent, or started while a
     process was stopped. `faults_by_role`: counts by role and signal. `aimed`: number of faults that
     waited for an event, by the event's name; `in_moment`: number of faults injected while that
-    event was under way. `refusals`: answers with status 429 or 503, after each of which the
-    client tried again. `saves`: report on saved conversations, None without any.
+    event was under way. `refusals`: number of refused tries, after each of which the client tried
+    again; slow readers do not count. `saves`: report on saved conversations, None without any.
     """
 
     passed: bool
@@ -159,7 +159,9 @@ def _is_recovered(record: ChaosRecord) -> bool:
 
 
 def _is_spoken(sessions: Sequence[ChaosSession]) -> bool:
-    """Return True if every voice session has all its turns."""
+    """Return True if no voice session lost a turn, received audio that differs from its log, or
+    forgot an item of its conversation.
+    """
     failed = [turn for session in sessions for turn in session.turns if turn.lost or turn.different]
     return not failed and not any(session.forgotten for session in sessions)
 

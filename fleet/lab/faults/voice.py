@@ -106,8 +106,8 @@ class _Turn:
         return self.status == REFUSED
 
     def ask_again(self) -> None:
-        """Reset the turn, since the session does not know its response, so that the question is
-        asked again.
+        """Reset the turn's answer, so that the question is asked again, because its response was
+        refused or is unknown to the session.
         """
         self.repeated += bool(self.response)
         self.response = ""
@@ -289,7 +289,9 @@ class VoiceConversation:
             self._catch_up(turn)
 
     def _catch_up(self, turn: _Turn) -> None:
-        """Find out what happened to the current turn while the client was disconnected."""
+        """Update the turn after the session was resumed: keep waiting for its response, receive the
+        rest of a response that has ended, or reset the turn if its response was lost.
+        """
         resumed = self._until(turn, "fleet.resumed")
         if turn.status or (turn.response and resumed.response_id == turn.response):
             return
@@ -355,9 +357,9 @@ class VoiceConversation:
             self._apply(turn, event)
 
     def _receive(self, turn: _Turn, *, errors: bool = False) -> RealtimeEvent:
-        """Return the next event, and record the time in the turn. `errors`: whether to return error
-        events too. Raises: ApiError for an error event otherwise; OSError after `SILENCE_S`;
-        WebSocketException.
+        """Return the next event, and record its arrival as the turn's progress. An error event is
+        returned if `errors` is True, else raised as ApiRefused. Raises: OSError after `SILENCE_S`;
+        WebSocketException; _Stopped if the run was aborted.
         """
         assert self._socket is not None, "connected before"
         if self._threads.cancelled.is_set():
@@ -397,8 +399,8 @@ class VoiceConversation:
         return None
 
     def _compare(self, turn: _Turn) -> ChaosTurn:
-        """Compare the received audio with the log and return the turn's result. Waits until the log
-        is complete, since workers recompute the part that Redis lost.
+        """Compare the received audio with the log and return the turn's result. Waits up to
+        `RECOMPUTED_S` until the log is complete, since workers recompute the part that Redis lost.
         """
         pause, deadline_s = threading.Event(), time.monotonic() + RECOMPUTED_S
         logged = self._logged_audio(turn)
@@ -431,7 +433,9 @@ class VoiceConversation:
         )
 
     def _forgotten(self) -> list[str]:
-        """Return descriptions of items that were said but are missing from the conversation."""
+        """Return a line for each item that was said, but is missing from the conversation or has
+        other words there.
+        """
         turn = _Turn(
             number=len(self._turns),
             question="",

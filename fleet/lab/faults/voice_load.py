@@ -12,7 +12,7 @@ from fleet.lab.faults.voice import GIVE_UP_S, ChaosSession, VoiceConversation
 
 class VoiceLoad:
     """Load of `count` voice sessions, each on its own thread. `clips`: spoken questions as WAV
-    files, if any question is asked aloud.
+    files; () if all questions are typed.
     """
 
     def __init__(

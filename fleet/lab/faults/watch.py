@@ -35,7 +35,7 @@ class Member:
 
     @staticmethod
     def of(worker: str) -> "Member":
-        """Return the member of a worker id."""
+        """Return the worker with the id `worker` as a member, without its requests."""
         return Member(id=worker, role=role_of(WorkerId(worker)), pid=place_of(WorkerId(worker))[1])
 
 
@@ -43,8 +43,9 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """State that remains after every request has ended: requests (`live`), grants (`queued`), tasks
     (`running`), slots and pages, as the workers last reported them.
 
-    `num_keys`: number of Redis keys that never expire; `keys`: the first ones. `busy`: a line for
-    each worker that reports tasks, with the requests that it owns according to Redis.
+    `num_keys`: number of Redis keys that never expire; `keys`: names and lifetimes of the first
+    ones. `busy`: a line for each worker that reports tasks, with the ids of the requests whose
+    tasks it owns according to Redis.
     """
 
     live: int = 0

@@ -20,8 +20,9 @@ class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrival times of one answer. `sent_s` counts from the start of the phase; `text` has the
-    arrival time of each text chunk.
+    """Arrival times of one answer. `prompt`: index of the prompt in its phase. `sent_s` counts from
+    the start of the phase; `text` has the arrival time of each text chunk. `num_samples`: number of
+    audio samples.
     """
 
     prompt: int

@@ -1,5 +1,5 @@
-"""Benchmark of a spoken assistant: ten questions and twenty sentences in a voice that is not its
-own, what it hears, answers and says, and how soon it speaks.
+"""Benchmark of a spoken assistant: what it hears of ten questions and twenty sentences, spoken in a
+voice that the fleet does not have, what it answers and says, and how soon it speaks.
 
 `fleet bench --voice --wav FOLDER` keeps every recording in the folder. What the fleet says is heard
 again by its own recogniser. Takes no stage names.
@@ -82,11 +82,11 @@ Item = TypeVar("Item")
 
 
 class AssistantResult(Result, frozen=True, kw_only=True):
-    """What an assistant heard, answered and said. `pairs`: turns of two speakers at one time.
+    """What an assistant heard, answered and said. `turns`: questions asked alone. `pairs`:
+    questions asked by two speakers at one time.
 
-    Texts are pairs of what was said and what was heard: of the `sentences` in the speaker's voice,
-    of the clips of a corpus (`clips`), of the fleet's answers (`answers`), and of the sentences in
-    the fleet's voice (`spoken`).
+    The other texts are pairs (said, heard): `sentences` in the speaker's voice, `clips` of a
+    corpus, `answers` of the fleet, and `spoken`, the sentences in the fleet's voice.
     """
 
     model: str
@@ -101,7 +101,7 @@ class AssistantResult(Result, frozen=True, kw_only=True):
 
     @property
     def heard(self) -> tuple[tuple[str, str], ...]:
-        """Return the questions and sentences in the speaker's voice."""
+        """Return pairs (said, heard) of the questions and sentences in the speaker's voice."""
         return tuple((turn.question, turn.heard) for turn in self.turns) + self.sentences
 
     @property
@@ -113,13 +113,17 @@ class AssistantResult(Result, frozen=True, kw_only=True):
         return sum(turn.underruns for turn in (*self.turns, *self.pairs))
 
     def part_ms(self, name: str) -> Summary | None:
-        """Summarise one part of the fleet's own report for the questions asked alone."""
+        """Summarise one part of the latency that the fleet itself reported, for the questions asked
+        alone. `name`: name of the `LatencyPart`. Return None if no report has this part.
+        """
         parts = (part for turn in self.turns for part in turn.parts)
         return summarise([part.ms for part in parts if part.name == name])
 
     @property
     def transcript_ms(self) -> Summary | None:
-        """Time from the end of a turn to its final transcript, for the questions asked alone."""
+        """Time from the end of the user's turn to its final transcript, for the questions asked
+        alone.
+        """
         return summarise([turn.transcript_ms for turn in self.turns])
 
     def tables(self) -> Iterator[Group]:
@@ -230,8 +234,8 @@ def speak_all(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One run of the benchmark. `folder`: place of the recordings. `step`: function that advances
-    the progress bar.
+    """A run of the benchmark. `folder`: place of the recordings. `step`: function that advances the
+    progress bar.
     """
 
     api: ApiClient

@@ -1,4 +1,4 @@
-"""One spoken question to an assistant and its answer, over `/v1/realtime`, with a simulated sound
+"""A spoken question to an assistant and its answer, over `/v1/realtime`, with a simulated sound
 card.
 
 Knows no stage. The times of a turn come from the card's recording.
@@ -39,12 +39,12 @@ COMPLETE = ("completed", "incomplete")
 
 class AssistantTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A spoken question and its answer. `heard`: transcript of the question. `answer`: text of the
-    answer.
+    answer. `answer_s`: duration of the answer's audio.
 
     `voice_to_voice_ms`: time in the recording from the microphone's last voiced sample to the
     loudspeaker's first one. `after_decision_ms`: time to the same sample from the arrival of the
     event that ends the user's turn. `transcript_ms`: time from that event's arrival to the arrival
-    of the final transcript. `parts`: the fleet's own report.
+    of the final transcript. `parts`: latency that the fleet itself reported, part by part.
     """
 
     question: str
@@ -105,8 +105,8 @@ class _Received:
                 pass
 
     def _end(self, event: RealtimeEvent) -> None:
-        """End the answer; a cancelled one, which the rest of the question interrupted, does not
-        count.
+        """End the answer. A cancelled answer, which the rest of the question interrupted, is
+        discarded.
         """
         self.card.end_answer()
         self.status, self.failure = event.response.status, event.response.failure

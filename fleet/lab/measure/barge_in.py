@@ -51,8 +51,8 @@ DETECTION = {
 
 
 class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one interruption: until speech was reported, the answer cancelled, all its tasks
-    ended, and its memory free.
+    """Times of one interruption, each from the first voiced sample sent: until speech was reported,
+    the answer was cancelled, all tasks had ended, and their memory was free.
     """
 
     detected_ms: float
@@ -110,7 +110,7 @@ class ResourceMonitor:
     )
 
     def read(self) -> None:
-        """Add a sample."""
+        """Add a sample. Adds none if the gateway cannot be read."""
         try:
             self.samples.append((time.perf_counter(), self.api.resources_in_use()))
         except ApiError:
@@ -119,8 +119,9 @@ class ResourceMonitor:
     def wait(
         self, after_s: float, reached: Callable[[ResourcesInUse], bool], failure: str
     ) -> tuple[float, ResourcesInUse]:
-        """Return the first sample after `after_s` for which `reached` is True. Raises: BenchError
-        with the text `failure` if there is none in time.
+        """Return the first sample after `after_s` for which `reached` is True. Another thread must
+        call `read` meanwhile. Raises: BenchError with the text `failure` if no such sample comes in
+        time.
         """
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:

@@ -66,10 +66,10 @@ def _from_json(kind: Any, value: Any) -> Any:
 class ProcessSettings:
     """Settings of a child process.
 
-    `env`: the whole environment, by default this process's. `num_threads`: number of OpenMP
-    threads, which torch reads at import. `command`: prefix of the command line. `core`: the only
-    core that the process may run on. `data_limit_bytes`: limit of its private writable memory
-    (RLIMIT_DATA). `pass_fds`: file descriptors that it inherits.
+    `env`: environment variables, by default this process's; `PASSIVE_WAIT` is added. `num_threads`:
+    number of OpenMP threads, which torch reads at import. `command`: prefix of the command line.
+    `core`: the only core that the process may run on. `data_limit_bytes`: limit of the process's
+    private writable memory (RLIMIT_DATA). `pass_fds`: inherited file descriptors.
     """
 
     env: Mapping[str, str] | None = None
@@ -96,10 +96,10 @@ PLAIN = ProcessSettings()
 
 
 class ProcessCall:
-    """Call of a function `module:function` in a child process, which runs for the duration of the
-    block.
+    """Call of a function `module:function` in a child process. The process starts with the
+    construction and ends with the `with` block.
 
-    `name`: prefix of error messages.
+    `name`: prefix of error messages, by default the module.
     """
 
     def __init__(
@@ -131,8 +131,9 @@ class ProcessCall:
             raise self._failure() from error
 
     def receive(self, kind: type[T], advance: Callable[[], None] = lambda: None) -> T:
-        """Return the next value, converted to `kind`; call `advance` for each line of progress.
-        Raises: BenchError if the function failed.
+        """Wait for the next value that the function sends or returns, and return it, converted to
+        `kind`. Calls `advance` for each line of progress meanwhile. Raises: BenchError if the
+        function failed.
         """
         while line := self._output.readline():
             received = msgspec.json.decode(line, type=CallLine)
@@ -238,8 +239,9 @@ class Caller(io.TextIOBase):
 
 
 def main(path: str) -> int:
-    """Run the function `path` with arguments from standard input; return the exit status. A
-    function with a parameter of type `Caller` exchanges messages with the caller.
+    """Run the function `path` (`module:function`) with arguments from standard input; return the
+    exit status. A function with a parameter of type `Caller` exchanges messages with the caller,
+    and its return value is not sent.
     """
     caller = Caller()
     sys.stdout = cast("TextIO", caller)

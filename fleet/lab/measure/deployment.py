@@ -36,10 +36,11 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFleet:
-    """A fleet to measure and its resolved configuration. `checkpoint` may still be "auto" in the
-    configuration of a fleet that was not started here.
+    """A fleet to measure and its resolved configuration. `config.checkpoint` may still be "auto" if
+    this process did not start the fleet.
 
-    `pid`: process that started all others, None if the fleet was not started here.
+    `pid`: process that started all other processes of the fleet, None if this process did not start
+    the fleet.
     """
 
     url: str
@@ -59,8 +60,8 @@ def resolve_config(config_file: Path | None, overrides: Sequence[str]) -> FleetC
 
 
 def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
-    """Return the running fleet at `url`, with the configuration that `fleet up` resolved, if found
-    on this machine with the same port, else with `config`.
+    """Return the running fleet at `url`. Its configuration is the one that `fleet up` left in the
+    data folder of `config`, if that has the same port and graph, else `config`.
     """
     file = config.data_dir / RESOLVED_NAME
     if file.is_file():

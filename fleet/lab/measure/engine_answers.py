@@ -10,8 +10,8 @@ Answers = list[list[int]]
 
 
 def answer(built: BuiltStage, specs: Sequence[RequestSpec], batch: int) -> Answers:
-    """Compute the answers to the requests, `batch` at a time; return the sampled tokens of each, in
-    order. Raises: FleetError if a request fails.
+    """Compute the answers to the requests, at most `batch` at a time, and return the sampled tokens
+    of each request, in order. Raises: FleetError if a request fails.
     """
     answers: dict[str, list[int]] = {spec.id: [] for spec in specs}
     waiting, num_open = iter(specs), 0

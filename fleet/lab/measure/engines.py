@@ -1,8 +1,9 @@
 """Engine benchmark: the torch engine and vLLM's `LLM.generate`, each in one process, and a fleet on
 vLLM.
 
-All use the same model, prompts and answer length, so that only the engine differs, and the overhead
-of a fleet around it. Takes the stages from the graph.
+The engines and the fleet use the same model, prompts and answer length. Differences are therefore
+due to the engine, or to the overhead of the fleet around its engine. Takes the stages from the
+graph.
 """
 
 from itertools import islice
@@ -43,7 +44,8 @@ TORCH_TARGET, FLEET_TARGET = 1.0, 0.9
 
 class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
     """Measured speed of an engine: runs with `batch` concurrent answers of `num_tokens` tokens in
-    total. `others_cores`: background load.
+    total. `seconds`: duration of each run. `others_cores`: mean number of CPU cores used by other
+    processes, None if not measured.
     """
 
     name: str

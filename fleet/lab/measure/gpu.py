@@ -48,7 +48,9 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
         return self.eager_ms / self.served_ms if self.eager_ms else None
 
     def bytes_time(self, copy_bytes_per_s: float) -> float | None:
-        """Return the step latency relative to the time in which a copy moves as many bytes."""
+        """Return the step latency divided by the time in which a copy moves as many bytes as the
+        step reads; None for a stage whose bytes are not counted.
+        """
         num_bytes = self.weight_bytes + self.kv_bytes
         return self.served_ms / (num_bytes / copy_bytes_per_s * MS) if num_bytes else None
 
@@ -93,10 +95,11 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuResult(Result, frozen=True, kw_only=True):
-    """Results of the device benchmark.
+    """Results of the device benchmark. `dtype`: weight type. `singles`: answers computed one at a
+    time. `together`: answers computed at the same time. `ratios`: results with their targets, () at
+    the small size.
 
-    Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: weight type. `ratios`:
-    numbers with a target.
+    Units: `copy_bytes_per_s` counts bytes read and bytes written.
     """
 
     model: str

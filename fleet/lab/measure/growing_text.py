@@ -3,8 +3,8 @@ first voiced sample, over each transport that the fleet serves.
 
 Speakers ask one after the other, each with a seed and connections of its own, and use the
 transports in turn. On the speech socket the rest of the text is sent only after the first sound. A
-speech call has its whole text, and a voice needs no more of it than the first clause. Knows no
-stage.
+speech call sends the whole text at once; a voice begins to speak once it has the first clause.
+Knows no stage.
 """
 
 import time
@@ -60,8 +60,8 @@ class FirstSound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrowingTextResult(Result, frozen=True, kw_only=True):
-    """First sounds over all transports. `refused`: reason of the fleet by transport that it does
-    not serve.
+    """First sounds over all transports. `refused`: transports that the fleet does not serve, each
+    with the reason that the fleet gave.
     """
 
     model: str
@@ -104,7 +104,9 @@ class GrowingTextResult(Result, frozen=True, kw_only=True):
 
 
 class _Arrival:
-    """Arrival of the first sound of one text, all of whose first clause was sent at `sent_s`."""
+    """Arrival of the first sound of one text. `sent_s`: time at which the last character of the
+    text's first clause was sent, on `time.perf_counter`.
+    """
 
     def __init__(self, sent_s: float) -> None:
         self._sent_s = sent_s
@@ -145,7 +147,7 @@ class _Arrival:
 def until_first_clause(text: str) -> tuple[str, str]:
     """Return the beginning of a text up to the character by which its first clause is complete, and
     that clause. The character is the space after a mark; where a long clause ends between two
-    words, it is the first letter of the next word.
+    words, it is the first letter of the next word. Raises: BenchError if the text has one clause.
     """
     cutter = ClauseCutter()
     for end, char in enumerate(text, 1):
@@ -197,8 +199,8 @@ TRANSPORTS: dict[str, TimeText] = {SOCKET: time_socket, CALL: time_call}
 
 
 def warm_up(api: ApiClient, model: str, text: str) -> dict[str, str]:
-    """Speak a text over each transport; return the reason for each one that the fleet refuses to
-    serve. Raises: ApiError, BenchError.
+    """Speak a text over each transport. Return the transports that the fleet does not serve, with
+    the reason that the fleet gave. Raises: ApiError, BenchError.
     """
     refused: dict[str, str] = {}
     for transport, time_text in TRANSPORTS.items():
@@ -214,8 +216,8 @@ def warm_up(api: ApiClient, model: str, text: str) -> dict[str, str]:
 def measure_growing_text(
     api: ApiClient, texts: Sequence[str], num_speakers: int, step: Callable[[], None]
 ) -> GrowingTextResult:
-    """Measure one text of each speaker over each served transport, after one of warm-up. Raises:
-    ApiError, BenchError.
+    """Measure one text of each speaker over each transport that the fleet serves, after a warm-up
+    text over each. Raises: ApiError, BenchError.
     """
     model = api.model()
     refused = warm_up(api, model, texts[0])

@@ -112,8 +112,8 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandOffResult(Result, frozen=True, kw_only=True):
-    """Hand-offs of each split stage. `others_cores`: background load. `pages`: speed of KV block
-    reads, None where it was not measured.
+    """Hand-offs of each split stage. `others_cores`: mean number of CPU cores used by other
+    processes. `pages`: speed of KV block reads, None if not measured.
     """
 
     stages: tuple[StageHandOffs, ...]

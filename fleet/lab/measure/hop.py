@@ -42,8 +42,8 @@ from fleet.worker.process.redis_link import RedisLink, TurnResult
 PAYLOAD_CODES = 16
 """Payload of a chunk: one frame of codes, as in most chunks of speech between stages."""
 PAUSE_S = 0.001
-"""Pause between the consumer's confirmation of a chunk and the next append, after which the
-consumer is blocked in Redis.
+"""Pause between the consumer's confirmation of a chunk and the next append. During the pause the
+consumer enters its blocking read in Redis.
 """
 READY = "ready"
 """Message with which the consumer confirms a chunk to the producer."""

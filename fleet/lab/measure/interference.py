@@ -43,8 +43,8 @@ LONG_TOKENS = 2
 UNDISTURBED_S = 5.0
 PROBE_CHARACTERS = 2000
 INTERVAL_FACTOR = 2.0
-"""Interval between long prompts, relative to the time of one alone. With 2, long prompts keep a
-worker half busy and never queue.
+"""Interval between long prompts, divided by the duration of one long prompt without other load.
+With 2, long prompts keep a worker half busy and never queue.
 """
 NUM_ALONE = 3
 COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
@@ -62,8 +62,8 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """A long prompt: time at which it was sent since the load began, and time until its first
-    text.
+    """A long prompt. `sent_s`: time of sending, since the load began. `first_text_s`: time from
+    sending to the first text of the answer. `num_tokens`: length of the prompt.
     """
 
     sent_s: float
@@ -72,8 +72,9 @@ class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one of the two fleets. `workers`: number of workers by role. `others_cores`:
-    background load.
+    """Results of one of the two fleets. `workers`: number of workers by role. `undisturbed`,
+    `disturbed`: gaps before and while long prompts arrived. `others_cores`: mean number of CPU
+    cores used by other processes.
     """
 
     name: str
@@ -118,8 +119,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interference(Result, frozen=True, kw_only=True):
-    """Results of both fleets. `interval_s`: time from one long prompt to the next. `num_tokens`:
-    length of each long prompt.
+    """Results of both fleets. `num_streams`: number of answers streamed at a time. `num_tokens`:
+    length of the longest long prompt. `interval_s`: time from one long prompt to the next.
     """
 
     num_streams: int
@@ -170,8 +171,8 @@ class Interference(Result, frozen=True, kw_only=True):
         return [side.others_cores for side in self._sides]
 
     def _draw_shares(self, axes: Axes) -> None:
-        """Plot, for each length, the share of longer gaps, since the tail is what a listener
-        notices.
+        """Plot the share of gaps that are longer than each length, since the tail is what a
+        listener notices.
         """
         for side in self._sides:
             for gaps, style, when in (

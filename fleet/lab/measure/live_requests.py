@@ -61,8 +61,9 @@ from fleet.worker.process.redis_link import RedisLink
 FEW_LIVE, FEW_WORKERS, MANY_WORKERS = 20, 10, 1000
 SMALL_LIVE, SMALL_WORKERS, SMALL_SECONDS = 200, 100, 1
 LIVE_RATIO, MOST_SHARE, SUBMIT_RATIO = 1.5, 0.05, 1.2
-"""Targets. `MOST_SHARE`: largest share of a core that the conductor may use beside many live
-requests.
+"""Targets. `LIVE_RATIO`: largest ratio of the conductor's CPU time beside many and beside few live
+requests. `MOST_SHARE`: largest share of a core that the conductor may use. `SUBMIT_RATIO`: largest
+ratio of a submission's time beside many and beside few workers.
 """
 BOUND = 1_000_000
 OPENED_AT_ONCE = 200
@@ -180,7 +181,9 @@ def measure_live_requests(context: Context) -> LiveRequestsResult:
 
 @contextmanager
 def _conductor(server: BareRedis, options: BenchOptions) -> Iterator[psutil.Process]:
-    """Run `fleet conductor` on a Redis; on entry it leads."""
+    """Run `fleet conductor` on a Redis for the duration of the block, which begins once the
+    conductor leads. Raises: BenchError if the conductor does not lead in time.
+    """
     command = [*processes.FLEET, "conductor"]
     command += ["--config", f"{options.config}"] if options.config else []
     command += [part for override in options.overrides for part in ("--set", override)]
@@ -198,7 +201,9 @@ def _conductor(server: BareRedis, options: BenchOptions) -> Iterator[psutil.Proc
 
 
 def _leads(server: BareRedis, status: Callable[[], int | None]) -> bool:
-    """Wait until a conductor leads; return False if its process ends before, or takes too long."""
+    """Wait until a conductor leads. Return False if its process ends first, or `START_S` passes.
+    `status`: returns the exit status of the process, None while it runs.
+    """
     deadline = time.monotonic() + START_S
     with connect(server.url) as client:
         while status() is None and time.monotonic() < deadline:
@@ -243,10 +248,10 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class _LiveRequests:
-    """Live requests of one edge, whose two tasks are owned by workers that this process acts as.
+    """Live requests of one edge. The two tasks of each request are owned by workers that this
+    process acts as.
 
-    `opened`: the requests with the epochs of their tasks, and the number of chunks that each has
-    had.
+    `opened`: the requests with the epochs of their tasks.
     """
 
     def __init__(self, url: str) -> None:
@@ -322,7 +327,7 @@ def _submission_costs(
 
 
 class _Listed:
-    """A Redis at `url` on which `count` workers of all roles are listed."""
+    """A Redis at `url` with `count` registered workers, in the roles of the fleet in turn."""
 
     def __init__(self, url: str, config: FleetConfig, count: int) -> None:
         self._client = connect(url, one_connection=True)
@@ -334,7 +339,9 @@ class _Listed:
         self._client.close()
 
     def mean_cost(self) -> tuple[float, float]:
-        """Return Redis's time (us) and commands of a submission, on average over a round."""
+        """Submit one round of requests. Return Redis's time (us) and number of commands per
+        submission.
+        """
         media = tuple(self._graph.media)
         used_us, num_commands = self._use()
         for _ in range(NUM_SUBMISSIONS):
@@ -353,8 +360,8 @@ class _Listed:
         return (later_us - used_us) / NUM_SUBMISSIONS, (later - num_commands) / NUM_SUBMISSIONS
 
     def _use(self) -> tuple[float, int]:
-        """Return the time of Redis in scripts (us), and the number of commands that it has run,
-        without the commands of this query.
+        """Return the time that Redis has spent in scripts (us), and the number of commands that
+        Redis has run without INFO, both since the server started.
         """
         stats: Any = self._client.info("commandstats")
         return stats.get("cmdstat_evalsha", {"usec": 0})["usec"], num_commands(stats)

@@ -29,8 +29,8 @@ Measured = TypeVar("Measured", bound=msgspec.Struct)
 class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
     """Results of a load phase with `concurrency` requests at a time, until all are answered.
 
-    `others_cores`: background load during the phase; None if the fleet was not started here, since
-    its processes then count as background load.
+    `others_cores`: mean number of CPU cores used by other processes during the phase; None if the
+    fleet was not started here, since its processes would count.
     """
 
     name: str
@@ -103,8 +103,9 @@ def run_phase(
 
 
 def with_background_load(started_here: bool, measure: Callable[[], Measured]) -> Measured:
-    """Run `measure` and set `others_cores` of its result if the fleet was started here. Otherwise
-    the fleet itself would count as background load.
+    """Run `measure` and return its result. `others_cores` of the result is set to the number of CPU
+    cores used by other processes meanwhile, or to None if the fleet was not started here, since the
+    fleet's own processes would count.
     """
     background_load = BackgroundLoad()
     result = measure()

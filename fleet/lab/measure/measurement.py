@@ -18,8 +18,8 @@ Advance = Callable[[], None]
 
 
 class BenchOptions(argparse.Namespace):
-    """Parsed arguments that all measurements share. Arguments of a single measurement are read by
-    name.
+    """Parsed arguments of `fleet bench`. Declared here are the arguments that all measurements
+    share; arguments of one measurement (`Measurement.arguments`) are further, untyped attributes.
 
     `chosen`: measurements to run, in order. Invariants: at most one of `url` and `up` is set;
     counts are positive.
@@ -72,7 +72,9 @@ class Context:
     progress: Meter
 
     def steps(self, label: str, total: int = 1) -> Advance:
-        """Begin a progress bar; the returned function advances it by one step."""
+        """Begin a progress bar of `total` steps. The returned function advances the bar by one
+        step.
+        """
         return self.progress.steps(label, total)
 
     def resolve(self, *own: str) -> FleetConfig:
@@ -91,12 +93,13 @@ class Measurement:
 
     `place`: position among all measurements. `key`: name in the JSON report. `run`: function that
     measures, or its name `module:function` where its module needs libraries that are slow to
-    import. `option`: option that requests the measurement, with its `help`; `is_requested`: further
-    condition. `about`: entries under "What is measured" in `--help`, by label. `arguments`: further
-    options. `has_small`: True if there is a small size (`--small`). `of_gateway`: True if the fleet
-    of `--url` or `--up` is measured. `is_default`: True if it runs when nothing is requested.
-    `conflict`: function that returns the error of options that exclude each other, "" without one;
-    asked whether or not the measurement runs.
+    import. `option`: option that requests the measurement, with its `help`. `is_requested`: returns
+    True if other options request the measurement too. `about`: entries under "What is measured" in
+    `--help`, by label. `arguments`: further options. `has_small`: True if there is a small size
+    (`--small`). `of_gateway`: True if the fleet of `--url` or `--up` is measured. `is_default`:
+    True if the measurement runs when nothing is requested. `conflict`: function that returns an
+    error message if options exclude each other, else ""; called even if the measurement does not
+    run.
     """
 
     place: int

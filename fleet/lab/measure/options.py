@@ -114,7 +114,9 @@ def measurements() -> tuple[Measurement, ...]:
 
 
 def _modules() -> Iterator[str]:
-    """Yield the names of modules that declare a measurement, found without an import."""
+    """Yield the names of modules that declare a measurement, found by their text, without importing
+    them.
+    """
     for package in PACKAGES:
         folders = map(Path, import_module(package).__path__)
         for file in (file for folder in folders for file in folder.glob("*.py")):

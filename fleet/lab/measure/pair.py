@@ -71,8 +71,8 @@ def bare_redis() -> Iterator[BareRedis]:
 def open_requests(
     call: RunScript, links: Mapping[StageName, RedisLink], count: int
 ) -> list[tuple[RequestId, Mapping[StageName, Epoch]]]:
-    """Submit `count` requests and claim the two tasks of each; return each request with the epochs
-    of its tasks.
+    """Register the gateway and the two workers, submit `count` requests, and claim both tasks of
+    each. Return each request with the epochs of its tasks.
     """
     register_workers(call, [(worker, RoleName(stage)) for stage, worker in WORKERS.items()])
     return [_open_request(call, links, count) for _ in range(count)]
@@ -92,7 +92,7 @@ def _open_request(
 
 
 def links_of(connect: Callable[[WorkerId, RoleName], RedisLink]) -> dict[StageName, RedisLink]:
-    """Return the links of the two workers to Redis, as `connect` makes them."""
+    """Return a link to Redis for each of the two workers, by stage. `connect`: makes a link."""
     return {stage: connect(worker, RoleName(stage)) for stage, worker in WORKERS.items()}
 
 
@@ -124,14 +124,14 @@ def claim_of(stage: StageName, grant: Grant) -> scripts.Call:
 
 
 def num_commands(stats: Mapping[str, Any]) -> int:
-    """Return the number of commands that Redis has run, also in scripts, from the reply `stats` of
-    `INFO commandstats`, without the commands of this query.
+    """Return the number of commands that Redis has run since its start, also in scripts, without
+    INFO. `stats`: reply of `INFO commandstats`.
     """
     return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")
 
 
 def ok(reply: Reply) -> None:
-    """Check that each result in a script's reply begins with "ok". Raises: AssertionError."""
+    """Check that the first result in a script's reply is "ok". Raises: AssertionError."""
     status = text(cast("list[Reply]", reply)[0])
     assert status == "ok", f"a script refused: {status}"
 
@@ -143,7 +143,9 @@ def append_of(
     tensors: Mapping[str, WireTensor],
     first_row: int = 0,
 ) -> scripts.Append:
-    """Return the script call that appends one chunk, with the present time as its timestamp."""
+    """Return the append of one chunk, for `scripts.append`, with the present time as its timestamp.
+    `first_row`: position of the chunk's first row in the edge.
+    """
     chunk = Chunk(
         request=request,
         edge=EDGE,
@@ -165,7 +167,7 @@ def append_of(
 
 
 def ack_of(request: RequestId, epoch: Epoch, consumed: int) -> scripts.Ack:
-    """Return the script call that acknowledges the first `consumed` chunks."""
+    """Return the acknowledgement of the first `consumed` chunks, for `scripts.ack`."""
     return scripts.Ack(
         request=request,
         stage=CONSUMER,

@@ -12,7 +12,8 @@ class PlaybackClock:
     """Simulated playback of one answer. Units: seconds on any one clock.
 
     `underruns`: number of times that the buffer was empty before more audio arrived. `late_s`:
-    arrival minus due time of each piece but the first; negative if early.
+    arrival time of each piece but the first, minus the time at which all earlier audio has been
+    played; negative if the piece arrived early.
     """
 
     def __init__(self, rate_hz: int, start_s: float = START_S) -> None:

@@ -34,8 +34,8 @@ TARGET_TOKENS_PER_S = 25.0
 
 
 class DecodeSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU time of answers to a prompt of `NUM_PROMPT` tokens: seconds until the first token, and
-    for each later one; the best of `NUM_RUNS`.
+    """CPU time of answers to a prompt of `NUM_PROMPT` tokens, the best of `NUM_RUNS`. `first_s`:
+    time until the first token. `token_s`: time for each later token.
     """
 
     name: str
@@ -93,7 +93,9 @@ def _measure(context: Context) -> PrecisionSpeeds:
 
 
 def write_model(folder: Path) -> int:
-    """Write a model of half a billion random weights; return its bytes."""
+    """Write a checkpoint with half a billion random weights into `folder`; return the size of its
+    weights in bytes.
+    """
     from fleet.models.causal_lm.sized import ModelSize, write_sized_checkpoint
 
     size = ModelSize(
@@ -152,7 +154,9 @@ def time_llama_cpp(gguf: Path) -> DecodeSpeed:
 
 
 def _time(name: str, run: Callable[[int, int], None]) -> DecodeSpeed:
-    """Time `run(number, tokens)`, which answers a prompt of its own with that many tokens."""
+    """Measure `run(number, num_tokens)`, which answers a different prompt for each `number` with
+    exactly `num_tokens` tokens.
+    """
     run(0, 2)
     first = min(_cpu_s(run, 1 + number, 1) for number in range(NUM_RUNS))
     whole = min(_cpu_s(run, 1 + NUM_RUNS + number, NUM_TOKENS) for number in range(NUM_RUNS))

@@ -93,7 +93,9 @@ def read_cpu(pid: int | None) -> CpuTimes:
 
 
 def _process_name(command: Sequence[str]) -> str:
-    """Return `worker ROLE` for `python -m fleet.cli worker ROLE --config ...`."""
+    """Return `worker ROLE` for `python -m fleet.cli worker ROLE --config ...`, and the name of the
+    program for other commands.
+    """
     if "fleet.cli" not in command:
         return Path(command[0]).name if command else "?"
     arguments = command[command.index("fleet.cli") + 1 :]

@@ -27,5 +27,7 @@ PROMPTS = (
 
 
 def pick(count: int) -> list[str]:
-    """Return `count` prompts in order; the list repeats if it is too short."""
+    """Return `count` prompts in order. The list starts again if `count` exceeds its length, so that
+    prompts then repeat.
+    """
     return [PROMPTS[index % len(PROMPTS)] for index in range(count)]

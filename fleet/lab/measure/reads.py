@@ -42,7 +42,7 @@ def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed
     """Pull tensors of `sizes` bytes from another process, each `num_repeats` times after one
     warm-up.
 
-    Raises: ConfigError where NIXL does not start, TransferError if a read fails.
+    Raises: ConfigError if NIXL does not start, TransferError if a read fails.
     """
     with (
         peer_process("fleet.lab.measure.reads", *map(str, sizes)) as (_, message),

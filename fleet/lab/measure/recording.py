@@ -38,13 +38,15 @@ from fleet.lab.report.stats import Ratio, at_least, at_most
 from fleet.lab.report.tables import table_of, titled
 
 KILLED_AT = (0.3, 0.7)
-"""Shares of the recording after which the worker is killed, in the second run."""
+"""Shares of the recording's text after which the busiest worker is killed, in the second run."""
 PAUSE_S = 0.4
 POLL_S = 1.0
 RECORDING = "recording.mp3"
 SEED = 1
 SETTLED = 0.5
-"""Share of the time after which memory must not grow any more."""
+"""Share of a run after which memory must hardly grow: the memory at this point is compared with the
+memory at the end.
+"""
 MIB = 1 << 20
 TARGET_SPEED, TARGET_GROWTH, TARGET_ERRORS_PERCENT = 8.0, 1.1, 5.0
 
@@ -52,7 +54,7 @@ Samples = NDArray[np.int16]
 
 
 class ResidentMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Resident memory of one process over a run, in MiB, half way and at the end. `name`: command
+    """Resident memory of one process half way through a run and at its end, in MiB. `name`: command
     of the process.
     """
 
@@ -66,8 +68,8 @@ class ResidentMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """A transcript of the recording. `pieces`: parts of the text in the order of arrival. `killed`:
-    ids of the workers that were killed meanwhile.
+    """Result of one transcription of the recording. `pieces`: parts of the transcript in the order
+    of arrival. `killed`: ids of the workers killed during this run; empty for the undisturbed run.
     """
 
     took_s: float
@@ -81,8 +83,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordingResult(Result, frozen=True, kw_only=True):
-    """A recording of `recorded_s` seconds and its transcripts: undisturbed, and with kills.
-    `errors`: word errors of the undisturbed run.
+    """Results for a recording of `recorded_s` seconds. `runs`: the undisturbed transcription, then
+    the one with kills. `errors`: word errors of the undisturbed transcription.
     """
 
     model: str
@@ -129,8 +131,9 @@ class Assembled(NamedTuple):
 
 
 def assemble(speaker: BenchSpeaker, minutes: int, step: Callable[[], None]) -> Assembled:
-    """Let the speaker speak each sentence once, and join them in random order until the recording
-    has the given length.
+    """Let the speaker speak each sentence once, and join all of them in random order, again and
+    again, until the recording lasts at least `minutes`. `step` is called after each spoken
+    sentence.
     """
     spoken: list[tuple[str, Samples]] = []
     for number, text in enumerate((*(text for text, _ in QUESTIONS), *SENTENCES), 1):
@@ -154,7 +157,7 @@ def assemble(speaker: BenchSpeaker, minutes: int, step: Callable[[], None]) -> A
 
 @dataclass(slots=True)
 class MemoryWatch:
-    """Readings of the resident memory of all processes that the process `pid` has started."""
+    """Readings of the resident memory of all descendants of the process `pid`."""
 
     pid: int
     readings: list[dict[tuple[int, str], int]] = field(
@@ -166,7 +169,9 @@ class MemoryWatch:
         self.readings.append(dict(self._sizes()))
 
     def uses(self) -> tuple[ResidentMemory, ...]:
-        """Return the use of each process that lived from half way to the end."""
+        """Return the memory of each process that lived from half way to the end; () without
+        readings.
+        """
         if not self.readings:
             return ()
         half, end = self.readings[round((len(self.readings) - 1) * SETTLED)], self.readings[-1]
@@ -201,8 +206,8 @@ class RecordingRun:
     recording: Assembled
 
     def write_down(self, step: Callable[[], None], killed_at: Sequence[float]) -> Written:
-        """Have the recording written down. `killed_at`: shares of its text after which the busiest
-        worker is killed.
+        """Have the recording transcribed. `killed_at`: shares of the recording's text after which
+        the busiest worker is killed; () to kill no worker.
         """
         watch, pieces, killed = MemoryWatch(self.pid), list[str](), list[str]()
         moments = [share * len(self.recording.said) for share in killed_at]

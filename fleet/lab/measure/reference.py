@@ -34,8 +34,8 @@ class ReferenceWork(msgspec.Struct, frozen=True, kw_only=True):
 class ReferenceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to one request. `first_audio_s`: time to first audio, None without audio.
 
-    `same_prompt`: whether the reference's own tokenisation of the chat gave the token ids of the
-    request.
+    `same_prompt`: True if the reference's own tokenisation of the chat gave the token ids of the
+    request; None if the implementation does not tokenise.
     """
 
     seconds: float
@@ -108,8 +108,8 @@ def run_reference(
     advance: Callable[[], None],
     num_threads: int | None = None,
 ) -> ReferenceResult:
-    """Run a function `module:function` in a child process and return its result. Every line that it
-    prints counts as one request done.
+    """Run a function `module:function` in a child process and return its result. `advance` is
+    called for each line that the function prints, which stands for one finished request.
 
     `num_threads`: number of OpenMP threads, which torch reads at import. Raises: BenchError.
     """

@@ -38,7 +38,7 @@ def batch_lines(model: str, num_lines: int, max_tokens: int) -> bytes:
 
 
 class RunningBatches:
-    """Batches of the same lines, one after the other."""
+    """Batches of the same lines, each started when the one before has ended."""
 
     def __init__(self, api: ApiClient, lines: bytes) -> None:
         self._api = api
@@ -48,8 +48,8 @@ class RunningBatches:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run batches during the block, which begins with the first answer; then cancel the last
-        one, and wait for its end. Raises: ApiError, BenchError.
+        """Keep a batch running during the block, which begins once a line has been answered; then
+        cancel the last batch and wait for its end. Raises: ApiError, BenchError.
         """
         self._stop.clear()
         self._start()
@@ -66,14 +66,16 @@ class RunningBatches:
             self._wait(lambda batch: batch.has_ended, "ended a cancelled batch")
 
     def num_answered(self) -> int:
-        """Return the number of answered lines of all batches."""
+        """Return the number of lines answered so far, in all batches since the construction."""
         return sum(self._api.batch(each).request_counts.completed for each in self._ids)
 
     def _start(self) -> None:
         self._ids.append(self._api.start_batch(self._lines, URL).id)
 
     def _latest(self) -> BatchState:
-        """Return the latest batch. Raises: BenchError if lines of it have failed."""
+        """Return the state of the batch started last. Raises: BenchError if lines of this batch
+        have failed.
+        """
         batch = self._api.batch(self._ids[-1])
         if batch.status != "cancelled" and (
             batch.request_counts.failed or batch.status in ("failed", "expired")

@@ -41,12 +41,12 @@ PROMPT_IDS = tuple(range(16))
 READY_S = 180.0
 POLL_S = 0.1
 SETTLE_S = 1.0
-"""Time from the first chunk of the last stream to the start of the measured window, in which that
-stream's later stages begin too.
+"""Time from the first chunk of the last stream to the start of the measured window, in which the
+later stages of the last stream begin to produce chunks.
 """
 SLACK_S = 4.0
-"""Smallest spare length of the streams. On a busy machine, the time that the workers took to start
-is used if longer.
+"""Smallest time by which streams last longer than needed. If the workers took longer to start, as
+on a busy machine, the start time is used instead.
 """
 OTHER_CONTENT = "its content differs from the expected one"
 JOIN_S = 5.0
@@ -57,7 +57,7 @@ time of the first workers is used if longer.
 
 def measure_scale(context: Context) -> ScaleResult:
     """Measure each number of streams on one fleet; then, on another fleet, a second worker that
-    joins a role with half of the slots; then costs without workers.
+    joins a role with slots for half of the streams; then costs without workers.
 
     Each window lasts `--scale-seconds`, and at least two leases, since workers report the ages of
     chunks once per lease.
@@ -140,7 +140,9 @@ def _with_slots(config: FleetConfig, stage: str, slots: int) -> FleetConfig:
 
 
 def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpec]:
-    """Return `count` requests, each with its own content, whose answers last for `seconds`."""
+    """Return `count` requests, each with its own content, whose answers last for `seconds` at the
+    pace of real time.
+    """
     graph = config.graph_declaration()
     rows = math.ceil(seconds * 1000 / STEP_MS)
     return [
@@ -159,8 +161,8 @@ def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpe
 async def _streams(
     fleet: ScaleFleet, count: int, seconds: Callable[[], float]
 ) -> AsyncIterator[StreamLoad]:
-    """Open `count` streams that last at least `seconds()` after the last one has begun, once the
-    fleet is ready. Yield their load, and receive the streams to their end.
+    """Wait until the fleet is ready, and open `count` streams that last at least `seconds()` after
+    the last stream has begun. Yield their load, and receive the streams to their end.
     """
     client = await _ready_client(fleet)
     load = StreamLoad(

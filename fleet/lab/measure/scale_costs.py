@@ -94,7 +94,9 @@ def _roles(config: FleetConfig) -> list[RoleName]:
 
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
     """Fence a gateway with `count` answers, wait until it has registered again with all of them,
-    then let a second gateway resume them. Return both times, and the number of expired leases.
+    then let a second gateway resume them.
+
+    Return both durations in seconds, and the number of lease checks that found a lease expired.
     """
     with bare_redis() as server, connect(server.url) as client:
         roles = _roles(config)
@@ -136,8 +138,8 @@ async def _resume(gateway: FleetClient, streams: Sequence[ClientStream]) -> None
 
 
 class _LeaseWatch:
-    """Thread that checks the lease of each listed gateway repeatedly, and counts the checks that
-    found it expired.
+    """Thread that checks the lease of each listed gateway repeatedly. `num_lapsed` counts the
+    checks that found a lease expired.
     """
 
     def __init__(self, url: str, gateways: Sequence[FleetClient]) -> None:
@@ -170,8 +172,8 @@ class _LeaseWatch:
 
 
 def _watch_ms(config: FleetConfig, waiting: int) -> float:
-    """Let a conductor check `waiting` grants that no worker claims; return the longest duration of
-    its loop meanwhile.
+    """Let a conductor check `waiting` grants that no worker claims; return the duration of the
+    longest pass of its loop meanwhile, in ms.
     """
     stages = len(config.graph_declaration().stages)
     with bare_redis() as server, connect(server.url) as client:

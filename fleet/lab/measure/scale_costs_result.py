@@ -21,11 +21,12 @@ CHUNKS_PER_STREAM_S = 12.5
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of the calls of many streams, made by one process. Units: per chunk.
+    """Mean cost of one chunk when one process makes the calls of many streams.
 
     `payload_bytes`: size of the chunk as appended; `tensor_bytes`: size of its tensors alone.
     `redis_us`: CPU time of Redis. `append_only_bytes`: bytes that Redis wrote to its append-only
-    file, acknowledgements included. `commands`: commands that Redis ran, also in its scripts.
+    file, acknowledgements included. `commands`: commands that Redis ran, including commands within
+    scripts.
     """
 
     streams: int
@@ -70,9 +71,9 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
 
     `rejoin_s`: time from the fencing of a gateway until it has all its answers again.
     `take_over_s`: time after that until 16 clients, which resume one answer after another, have
-    resumed all answers at another gateway. `lapsed_leases`: number of lease checks, meanwhile, that
-    found the lease of a gateway expired. `watch_ms`: longest duration of the conductor's loop while
-    it checks all waiting grants.
+    resumed all answers at another gateway. `lapsed_leases`: number of lease checks during both
+    times that found a lease expired. `watch_ms`: longest pass of the conductor's loop while it
+    checks all waiting grants.
     """
 
     sizes: Sizes

@@ -30,7 +30,7 @@ REDIS, CONDUCTOR = "redis", "conductor"
 
 class ScaleFleet:
     """Handle of the running processes, by name; workers of one role share a name. `ready_s`: time
-    until all roles were served.
+    from the start until all roles were served, 0 until `set_ready` is called.
     """
 
     def __init__(self, config: FleetConfig, folder: Path) -> None:

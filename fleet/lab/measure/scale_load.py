@@ -42,8 +42,8 @@ def spread_s(num_streams: int) -> float:
 
 @dataclass(slots=True)
 class Stream:
-    """A stream and what has been received of it: chunk counts and content digests by edge. `fault`:
-    the first fault, or "".
+    """A stream, with the number of received chunks and a digest of their content for each edge.
+    `fault`: the latest fault, "" if there is none.
     """
 
     spec: RequestSpec
@@ -65,7 +65,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counters:
-    """Values of all counters at one moment."""
+    """Values of all counters, which only grow, at one moment."""
 
     at_s: float
     chunks: int
@@ -131,8 +131,8 @@ class StreamLoad:
             await asyncio.sleep(POLL_S)
 
     async def window(self, seconds: float) -> Window:
-        """Measure during `seconds` and return the results. Raises: BenchError if a stream ends
-        before the window does.
+        """Measure for `seconds` and return the differences of all counters. Raises: BenchError if a
+        stream ends before the window does.
         """
         background_load = BackgroundLoad()
         before = await self._read_counters()

@@ -32,7 +32,9 @@ from fleet.lab.measure.scale_costs_result import Replay
 from fleet.worker.process.redis_link import RedisLink
 
 CODES_BYTES, AUDIO_BYTES = 64, 15_360
-"""Tensor sizes of a chunk: a frame of codes, and 0.32 s of audio as sent to clients."""
+"""Sizes in bytes of the tensors of two kinds of chunk: a frame of codes, and 0.32 s of audio as
+sent to clients.
+"""
 GROUP = 4
 """Number of chunks per call, as a worker of 300 streams sends them."""
 ACK_STRIDE = 4
@@ -97,8 +99,8 @@ def _replay(
 
 
 def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) -> int:
-    """Read the chunks that have arrived as the consumer, with an acknowledgement per stride; return
-    their number.
+    """Read the arrived chunks as their consumer, and acknowledge every `ACK_STRIDE` chunks; return
+    the number of chunks read.
     """
     acks = [
         ack_of(request, epochs[CONSUMER], index)
@@ -112,8 +114,8 @@ def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) ->
 
 
 def _logged_bytes(info: Callable[[str], Any]) -> int:
-    """Return the size of the append-only file, including data that Redis has yet to write: waits
-    for up to 2 s if the disk is busy.
+    """Return the size of the append-only file, including data that Redis has yet to write: Redis
+    delays writes for up to 2 s if the disk is busy.
     """
     persistence = info("persistence")
     return int(persistence["aof_current_size"]) + int(persistence["aof_buffer_length"])

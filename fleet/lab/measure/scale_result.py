@@ -13,8 +13,8 @@ from fleet.lab.report.tables import figure, table_of, titled
 
 HOP_P99_MS, COST_RATIO, JOIN_RATIO, REDIS_US = 50.0, 1.3, 1.5, 60.0
 PACE_RATIO = 0.97
-"""Smallest appended share of the real-time chunk rate; streams that fall further behind are a
-smaller load than the reported one.
+"""Smallest allowed ratio of the appended chunks to the chunks of real time. Streams that fall
+further behind are a smaller load than reported.
 """
 
 
@@ -22,7 +22,7 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
     """Distribution of the ages of chunks on arrival, from the producer's timestamp just before the
     append to the consumer.
 
-    Units: microseconds, at most 12 % too high (the bounds of `telemetry/hops.py`).
+    Units: microseconds, at most 12 % too high (the bounds of `telemetry/counts.py`).
     """
 
     count: int
@@ -33,10 +33,10 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements during a window in which every stream ran.
 
-    `chunks`: chunks appended on all edges together. `between_workers`: ages as counted by the
-    workers and reported when they renew their leases, so that their window is up to 1.5 s earlier.
-    `cpu_s`: CPU seconds by process name. `generator_cores`: mean CPU cores used by the load
-    generator.
+    `chunks`: chunks appended during the window on all edges together. `between_workers`: ages
+    counted by the workers, who report them once per lease, so that they are up to one lease older
+    than the window. `cpu_s`: CPU seconds by process name. `generator_cores`: mean CPU cores used by
+    the load generator.
     """
 
     seconds: float

@@ -35,7 +35,9 @@ ANSWER_MEDIA = frozenset({"text", "audio"})
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of the sequential and the concurrent phase, and the prompts they sent, by index."""
+    """Results of the sequential and of the concurrent phase. `prompts`: the prompts of both phases,
+    to which the results refer by index.
+    """
 
     url: str
     model: str
@@ -172,7 +174,7 @@ def prepare(
     num_threads: tuple[int, ...],
 ) -> tuple[ReferenceWork, Frontend]:
     """Prepare the measured prompts for the reference implementation as the gateway would; return
-    the work and the frontend that prepared it.
+    the requests and the frontend that prepared them.
 
     Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if the
     checkpoint lacks a file.

@@ -33,7 +33,9 @@ SETTLE_S, POLL_S = 120.0, 0.5
 READ_PERIOD_S = 1.0
 MOST_RATIO = 1.2
 UNREAD_BYTES = 65_536
-"""What a client may leave unread: short answers of slow readers exceed it, so that they wait."""
+"""Number of bytes that a client may leave unread. The limit is low, so that even short answers to
+slow readers exceed it and their tasks wait.
+"""
 
 
 class Listened(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +63,9 @@ class Listened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BesideSlowReaders(Result, frozen=True, kw_only=True):
-    """Results of both kinds of rounds. `num_waiting`: slow readers whose requests lived to the end;
-    `held`: tasks that workers still held for them before the listeners began.
+    """Results of the rounds without and with slow readers. `num_waiting`: slow readers whose
+    requests had not ended when the last round ended. `held`: largest number of tasks that workers
+    still ran for slow readers when the listeners of a round began.
     """
 
     num_listeners: int
@@ -145,7 +148,7 @@ class _Load:
         ]
 
     def listen(self) -> list[AnswerTiming]:
-        """Ask for all answers, `--concurrency` at a time, and read each as it arrives."""
+        """Send `--requests` chats, `--concurrency` at a time, and read every answer on arrival."""
         began_s, bodies = time.perf_counter(), self.bodies(self._options.requests)
         with ThreadPoolExecutor(max_workers=self._options.concurrency) as pool:
             recordings = list(pool.map(self._api.record_chat, bodies))
@@ -155,7 +158,9 @@ class _Load:
         return _Slow(self._api, self.bodies(count))
 
     def settle(self) -> int:
-        """Wait until workers hold no task, as far as they come; return how many they hold."""
+        """Wait until workers run no task, for at most `SETTLE_S`; return the number of tasks still
+        running.
+        """
         deadline_s, held = time.monotonic() + SETTLE_S, -1
         while time.monotonic() < deadline_s and held:
             time.sleep(POLL_S)
@@ -164,14 +169,14 @@ class _Load:
         return held
 
     def num_live(self, slow: _Slow) -> int:
-        """Return the number of slow readers whose requests live."""
+        """Return the number of slow readers whose requests have not ended."""
         requests = [self._api.traced_request(response.request_id) for response in slow.responses]
         return sum(not request.ended_us for request in requests)
 
 
 def measure_slow_readers(context: Context) -> BesideSlowReaders:
-    """Measure listeners alone and beside slow readers. Raises: BenchError if a slow reader has no
-    request any more, ApiError if a request fails.
+    """Measure listeners alone and beside slow readers, on a fleet started for this purpose. Raises:
+    BenchError if the request of a slow reader ended early, ApiError if a request fails.
     """
     options = context.options
     num_slow: int = options.slow

@@ -54,16 +54,22 @@ class SoundCard:
 
     @property
     def is_quiet(self) -> bool:
-        """Return True once all audio of an answer that has ended is played."""
+        """Return True if the answer has ended and all its audio is played, or if no answer has
+        begun.
+        """
         return self._has_ended and not len(self._buffer)
 
     def speak(self, speech: Samples) -> None:
-        """Let the microphone record `speech`, whose last sample ends a block."""
+        """Queue `speech` for the microphone, padded with silence at its start so that its last
+        sample ends a block.
+        """
         padded = np.concatenate([np.zeros(-len(speech) % BLOCK_LEN, np.int16), speech])
         self._speech.extend(padded.reshape(-1, BLOCK_LEN))
 
     def receive(self, pcm: bytes) -> None:
-        """Add samples of an answer to the loudspeaker's buffer."""
+        """Add samples of an answer to the loudspeaker's buffer. The answer lasts until
+        `end_answer`.
+        """
         self._has_ended = False
         self._buffer = np.concatenate([self._buffer, np.frombuffer(pcm, "<i2")])
 
@@ -71,7 +77,7 @@ class SoundCard:
         self._has_ended = True
 
     def flush(self) -> None:
-        """Drop the audio that is not played yet, as at an interruption."""
+        """Drop the audio that is not played yet, as at an interruption. Does not end the answer."""
         self._buffer = self._buffer[:0]
 
     def tick(self) -> bytes:
@@ -103,11 +109,12 @@ class SoundCard:
 
 
 def read_latency_s(path: Path, since_s: float = 0.0) -> tuple[float, float]:
-    """Read a recording of one question and its answer; return the times of the question's last and
-    of the answer's first voiced sample, in seconds of the recording. `since_s`: end of earlier
-    answers, which the question interrupted.
+    """Read a recording of one question and its answer; return the time of the question's last
+    voiced sample and the time of the answer's first one, in seconds of the recording. `since_s`:
+    end of earlier answers, which the question interrupted.
 
-    Raises: BenchError if one of them is silent, or the answer begins before the question ends.
+    Raises: BenchError if question or answer is silent, or the answer begins before the question
+    ends.
     """
     read, rate_hz = soundfile.read(path, dtype="int16", always_2d=True)
     question, answer = read.astype(np.int16).T

@@ -181,7 +181,7 @@ class SpanModelSize:
 class SpansPlan:
     """The random model and amounts of work. `works`: kinds of work, each with its number of rounds.
 
-    `num_hops`: steps per round in the measurement of communication, for each of `num_workers`.
+    `num_hops`: steps per round in the measurement of communication, made for each `num_workers`.
     """
 
     size: SpanModelSize
@@ -336,8 +336,8 @@ class _SpansBench:
 
 @dataclass(frozen=True, slots=True)
 class RoundSpeeds:
-    """Result of a round: tokens per second by arrangement, with ceilings. `same`: whether the
-    answers of each divided arrangement equal the answers of one process.
+    """Result of a round: tokens per second by arrangement, with ceilings. `same`: whether each
+    divided arrangement gave the answers of one process.
     """
 
     speeds: dict[str, float]
@@ -374,8 +374,8 @@ class Round:
         return reply.num_decoded / (reply.seconds - reply.prefill_s)
 
     def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
-        """Return the speed of computation alone: all processes compute the passes of `reply`, at
-        the same time if passes can overlap.
+        """Return the tokens per second without communication: all processes compute the steps of
+        `reply`, at the same time if steps can overlap, else in turn.
         """
         chosen = [
             number
@@ -425,10 +425,10 @@ def halves(num_layers: int) -> tuple[str, str]:
 
 
 def divisible_config(context: Context, *own: str) -> FleetConfig:
-    """Return the configuration of the options and of `own` overrides; if the options name no graph,
-    use a language model's.
+    """Return the configuration from the options and the additional overrides `own`, with a language
+    model's graph if neither names one.
 
-    Raises: ConfigError, BenchError.
+    Raises: ConfigError; BenchError for a graph whose layers cannot be divided.
     """
     given = (*context.options.overrides, *own)
     if context.options.config is None and not any(text.startswith("graph=") for text in given):
@@ -447,8 +447,8 @@ def divisible_config(context: Context, *own: str) -> FleetConfig:
 def arranged(
     base: FleetConfig, checkpoint: Path, *spans: str, kv_pages: int = KV_PAGES
 ) -> FleetConfig:
-    """Return a configuration with one thread per process. `spans`: spans of the anchor and the
-    workers; empty for an undivided model.
+    """Return a configuration with one thread per process. `spans`: span of the anchor, then the
+    span of each worker; empty for an undivided model.
     """
     stage = base.graph_declaration().stages[0].name
     own = base.stage(stage).model_dump(mode="json")

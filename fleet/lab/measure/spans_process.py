@@ -19,7 +19,9 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """Where a process runs: the prefix of its command line, and the address on which it listens."""
+    """Where a process runs. `command`: prefix of its command line, such as `ip netns exec NAME`;
+    empty for none. `host`: address on which the process listens.
+    """
 
     command: Sequence[str] = ()
     host: str = LOOPBACK
@@ -29,7 +31,7 @@ class SpanProcess(ProcessCall):
     """A child process that replies to commands in order."""
 
     def run(self, command: SpanCommand) -> SpanReply:
-        """Send a command and return its reply. Raises: BenchError if it failed."""
+        """Send a command and return its reply. Raises: BenchError if the command failed."""
         return self.ask(command, SpanReply)
 
 
@@ -56,7 +58,8 @@ def span_group(
     """Start the processes of a model, each on one of `cores` in turn; stop them at the end of the
     block.
 
-    `places`: command-line prefix and address of the anchor and of each worker. Raises: BenchError.
+    `data_limit_bytes`: RLIMIT_DATA of each process. `places`: places of the anchor and of each
+    worker; empty to run all of them on the loopback address. Raises: BenchError.
     """
     key = secrets.token_hex(KEY_BYTES)
     names = [name, *(f"{name}-worker-{number}" for number in range(1, num_workers + 1))]

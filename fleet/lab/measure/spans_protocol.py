@@ -16,8 +16,8 @@ class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Connect(SpanCommand, frozen=True, kw_only=True):
-    """Command with the addresses of span workers by name. An anchor receives its route, in order; a
-    worker receives the workers to which it may have to connect.
+    """Command with the addresses of all span workers by name. An anchor takes them as its route, in
+    this order; a span worker keeps them to connect to the next worker of a route.
     """
 
     addresses: dict[str, tuple[str, int]]
@@ -76,6 +76,7 @@ class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
     computation of the span workers. `sent_s`: time at which the anchor sent each step, on its own
     clock. `passes`: extents of each step that the anchor formed, with hidden states of width
     `row_width`. `draws`: flags by step and extent, True if a token is sampled after the extent.
+    `address`: address of a span worker, in its first reply. `memory`: result of `ReadMemory`.
     """
 
     seconds: float = 0.0

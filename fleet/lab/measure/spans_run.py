@@ -99,8 +99,8 @@ class MeasuredStage:
         return cast("SpanProgram[ProgramTask]", engine.program).layers
 
     def _connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
-        """Connect to the span workers, assign each its place in a route, and give the chain to the
-        engine. Raises: BenchError.
+        """Connect to the span workers in the order of `addresses`, which becomes the anchor's
+        route, and give the chain to the engine. Raises: BenchError.
         """
         spans, anchor = self._config.stage(self._stage).spans, self._options.anchor
         slot = self._built.route
@@ -180,7 +180,9 @@ class MeasuredStage:
 
 
 class NamedNeighbours:
-    """Connects a span worker to other span workers, by a table of their addresses."""
+    """Connects a span worker to other span workers. `addresses`: address of each worker by name,
+    empty until `Connect` arrives.
+    """
 
     def __init__(self, key: bytes, own_name: str, arrivals: SpanArrivals) -> None:
         self._key = key
@@ -264,8 +266,8 @@ class MeasuredSpanWorker:
 
 
 def host_stage(config: FleetConfig, name: str, key: str, host: str, caller: Caller) -> None:
-    """Execute commands in a process with all layers, or in an anchor. `host` is unused: neither
-    listens.
+    """Execute commands in a process with all layers, or in an anchor. The first reply, which is
+    empty, means that the stage is loaded. `host` is unused, since such processes do not listen.
     """
     stage = MeasuredStage(config, name, key)
     caller.send(SpanReply())
@@ -274,8 +276,8 @@ def host_stage(config: FleetConfig, name: str, key: str, host: str, caller: Call
 
 
 def host_span(config: FleetConfig, name: str, key: str, host: str, caller: Caller) -> None:
-    """Serve a span on the address `host` and execute commands; the first reply contains the
-    port.
+    """Serve a span on the address `host` and execute commands. The first reply, sent before any
+    command, contains the address with its port.
     """
     worker = MeasuredSpanWorker(config, name, key, host)
     assert not isinstance(worker.listener.address, Path), "a measurement of TCP"
@@ -316,7 +318,9 @@ def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) 
 
 
 def measure_memory(checkpoint: Path, layers: SpanLayers | None) -> SpanReply:
-    """Read every weight of the span, and return the process's memory."""
+    """Read every weight of the span, and return the process's memory. If `layers` is None, as in a
+    process with all layers, no weights are read or counted.
+    """
     weights = layers.weights() if layers is not None else {}
     for weight in weights.values():
         weight.sum()

@@ -38,8 +38,8 @@ Samples = NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSpeaker:
-    """A voice. `speak` returns the speech of a text, 16-bit PCM at 24 kHz, for the file of the
-    given name.
+    """A voice. `speak` takes a text and a file name, and returns the speech as 16-bit PCM at 24
+    kHz. A folder of recordings is read by the file name; a synthesizer uses the text alone.
     """
 
     name: str

@@ -49,8 +49,8 @@ head.
 
 
 class HeadWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of the head's training. `taught`: requests whose answers are trained on, for
-    `seconds`. `held_out`: requests whose answers only evaluate the head.
+    """Inputs of the head's training. `taught`: requests whose answers are trained on. `held_out`:
+    requests whose answers only evaluate the head. `seconds`: duration of the training.
     """
 
     taught: tuple[RequestSpec, ...]
@@ -59,8 +59,9 @@ class HeadWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of the head's training. `held_out`: mean number of successive correct draft tokens on
-    held-out samples.
+    """Outcome of the head's training. `windows`: windows trained on. `refused`: samples that did
+    not fit the head. `held_out`: mean number of successive correct draft tokens on held-out
+    samples.
     """
 
     windows: int
@@ -74,7 +75,7 @@ class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one process: `taught` are answered first, as earlier traffic; then each drafter
     answers `asked` in each round.
 
-    `num_rounds`: number of rounds at batch size 1.
+    `batches`: batch sizes. `num_rounds`: number of rounds at batch size 1.
     """
 
     taught: tuple[RequestSpec, ...]
@@ -91,10 +92,10 @@ class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
 
 class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """Answers with one drafter at one batch size. `tokens_per_s`: speed in each round.
-    `acceptance_length`: tokens of a request per step.
+    `acceptance_length`: mean number of tokens that a request gains per verification step.
 
     `shares`: accepted share of the draft tokens at each position. `num_equal`: number of answers
-    equal to those without speculation.
+    equal to the answers without speculation.
     """
 
     numerics: str
@@ -109,7 +110,7 @@ class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 class SpeculationResult(Result, frozen=True, kw_only=True):
     """Results of all drafters and batch sizes, and of the head's training. `others_cores`:
-    background load.
+    background load during the training, then during the runs with each kind of numerics.
     """
 
     model: str
@@ -118,8 +119,8 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
     others_cores: tuple[float | None, ...]
 
     def gain(self, run: DraftedRuns) -> float:
-        """Return the speed relative to no speculation, as the median of the ratios within each
-        round.
+        """Return the speed of `run` relative to no speculation at the same batch size, as the
+        median of the ratios within each round.
         """
         plain = next(
             one
@@ -258,7 +259,7 @@ SMALL = SpeculationPlan(
 
 
 def measure_speculation(context: Context) -> SpeculationResult:
-    """Measure the deployment's stage that verifies drafts, with any checkpoint.
+    """Measure the stage of the configured graph that verifies drafts, with any checkpoint.
 
     Raises: ConfigError; BenchError for a graph without such a stage.
     """

@@ -70,8 +70,8 @@ def train(config: FleetConfig, work: HeadWork, folder: Path) -> TrainedHead:
 
 
 def _train_on(trainer: Trainer, samples: Iterator[DraftSample]) -> int:
-    """Train on samples that a thread produces meanwhile; return the number of samples that did not
-    fit the head.
+    """Train on samples while a thread produces them; return the number of samples that did not fit
+    the head.
     """
     arrived: queue.Queue[DraftSample | None] = queue.Queue(2 * trainer.settings.window_samples)
     has_ended = threading.Event()
@@ -109,7 +109,9 @@ def _fit(trainer: Trainer, arrived: queue.Queue[DraftSample | None]) -> int:
 
 
 def _drain(arrived: queue.Queue[DraftSample | None], producing: Future[None]) -> None:
-    """Empty the queue until the producer, which may wait for room in it, has ended."""
+    """Empty the queue until the producer has ended, since the producer may be waiting for room in
+    the queue.
+    """
     while not producing.done():
         with contextlib.suppress(queue.Empty):
             arrived.get(timeout=POLL_S)

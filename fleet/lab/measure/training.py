@@ -57,9 +57,9 @@ class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
     """Speeds, in tokens/s, of alternating rounds without (`plain`) and with (`captured`)
     hidden-state samples.
 
-    `captures`: number of acknowledged samples; a round begins after the samples of the previous
-    one. `shed`: number of answers chosen for a sample but left out under load. `trains`: whether
-    the trainer computed meanwhile, on the same cores.
+    `captures`: number of samples acknowledged during all rounds; a round begins when all samples of
+    the round before are complete. `shed`: number of answers chosen for a sample but left out under
+    load. `trains`: whether the trainer computed meanwhile, on the same cores.
     """
 
     trains: bool
@@ -75,10 +75,11 @@ class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingCosts(Result, frozen=True, kw_only=True):
-    """Costs of hidden-state samples, and of exchanges of the draft head. `undisturbed_s`,
-    `exchanging_s`: gaps between text chunks of answers, without and with `exchanges` exchanges.
+    """Costs of hidden-state samples, and of exchanges of the draft head. `share`: share of the
+    answers that is sampled. `undisturbed_s`: gaps between text chunks of answers without exchanges;
+    `exchanging_s`: the same with `exchanges` exchanges.
 
-    `others_cores`: background load.
+    `others_cores`: background load on each of the two fleets.
     """
 
     share: float
@@ -230,7 +231,7 @@ def measure_training(context: Context) -> TrainingCosts:
 
 
 class RunCall(Protocol):
-    """Function that runs one call of a fleet client."""
+    """Function that runs one asynchronous call of a fleet client and returns the result."""
 
     def __call__(self, call: Callable[[FleetClient], Awaitable[T]]) -> T: ...
 
@@ -285,8 +286,8 @@ class _AnswerLoad:
     def exchange(
         self, plan: TrainingPlan, step: Callable[[], None]
     ) -> tuple[list[float], list[float]]:
-        """Train two versions of the head and exchange them once per second. Return the gaps between
-        text chunks without and with exchanges, in seconds.
+        """Train two versions of the head, then replace one by the other once per second. Return the
+        gaps between text chunks before and during these exchanges, in seconds.
         """
         for number in (1, 2):
             self._train(f"bench {number}")
@@ -369,7 +370,9 @@ def _await_captures(run: RunCall) -> None:
 
 @contextmanager
 def _fleet_client(target: TargetFleet) -> Iterator[RunCall]:
-    """Yield a function that runs calls of a client of the fleet, for the duration of the block."""
+    """Connect a client to the fleet during the block. Yield a function that runs calls of this
+    client.
+    """
     with asyncio.Runner() as runner:
         client = runner.run(
             FleetClient.connect(embedded_url(target.config.redis_data_dir), target.config)

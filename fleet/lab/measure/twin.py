@@ -43,8 +43,8 @@ class TwinChunk:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunker:
-    """Groups the items of a request's edge into chunks by the edge's policy. No chunk spans a
-    change of the consumer's walk.
+    """Groups the items of one request on one edge into chunks by the edge's policy. A change of the
+    consumer's walk ends a chunk.
     """
 
     edge: Edge
@@ -96,7 +96,8 @@ class SlowTwin:
     the fleet's answers are compared.
 
     `built`: the stages. The last stages of the graph may be missing; a run then ends at their input
-    edges. `errors`: errors by request; a failed request does not end the others.
+    edges. `errors`: errors by request, kept over all runs; a failed request does not end the
+    others.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class SlowTwin:
         self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None
     ) -> Answers:
         """Run every request to its end; return the chunks of each edge, without chunks that have no
-        arrays.
+        arrays. `blobs`: binary inputs such as audio, by request.
         """
         answers: Answers = {
             spec.id: {edge.name: [] for edge in self._edges(spec)} for spec in specs
@@ -125,7 +126,9 @@ class SlowTwin:
     def stream(
         self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None
     ) -> Iterator[TwinChunk]:
-        """Run every request, and yield the chunks as they are released."""
+        """Run every request, and yield the chunks as they are released. `blobs`: binary inputs such
+        as audio, by request.
+        """
         run = self._run = _TwinRun(
             adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter()
         )
@@ -138,7 +141,9 @@ class SlowTwin:
                     yield from self._deliver(run, name, output)
 
     def before_turn(self) -> None:
-        """Hook for subclasses, called before the stages take their next steps; empty here."""
+        """Do nothing. Subclasses override this hook, which is called before the stages take each
+        step.
+        """
 
     def abort(self, request: RequestId) -> None:
         """Abort a request of the running `stream` call in every stage, and close its edges."""

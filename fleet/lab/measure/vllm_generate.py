@@ -10,8 +10,8 @@ from fleet.stages.options import BuildOptions
 
 
 def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], list[list[int]]]:
-    """Load the model into vLLM, and return a function that computes the answers to requests
-    together.
+    """Load the model into vLLM, and return a function that computes the answers to a list of
+    requests together. Sets environment variables of vLLM in this process.
     """
     # one process, as the torch engine is; vLLM has no other switch
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -68,7 +68,7 @@ class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A spoken question and the latency of its answer.
 
     `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are measured on
-    this client's clock. `parts`: the fleet's report of its share of the voice-to-voice latency.
+    this client's clock. `parts`: parts of the latency that the fleet reports, on its own clock.
     """
 
     question: str
@@ -247,8 +247,9 @@ class EventReader:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def wait(self, event_type: str, remedy: str = "") -> tuple[float, RealtimeEvent]:
-        """Wait for the session's next event of a type; return it with its arrival time. `remedy`:
-        advice for the error message. Raises: ApiError, BenchError.
+        """Return the first event of a type that `take` has not returned yet, with its arrival time;
+        wait for the event if there is none. The event is not removed. `remedy`: advice for the
+        error message. Raises: ApiError, BenchError.
         """
         with self._more:
             self._more.wait_for(lambda: self._first(event_type) or self._ended, TIMEOUT_S)
@@ -259,7 +260,9 @@ class EventReader:
             return found
 
     def take(self) -> list[tuple[float, RealtimeEvent]]:
-        """Return the events, with arrival times, received since the last call. Raises: ApiError."""
+        """Remove and return the events received since the last call, with arrival times. Raises:
+        ApiError.
+        """
         with self._more:
             if self._error is not None:
                 raise self._error
@@ -368,15 +371,15 @@ def _measure(context: Context) -> VoiceResult:
 
 
 def recordings_folder(options: BenchOptions) -> Path | None:
-    """Return the folder named by `--wav`: an existing one, or a name without the ending of a
-    file.
+    """Return the folder named by `--wav`, which exists or whose name has no suffix such as `.wav`;
+    None if `--wav` names files only.
     """
     return next((path for path in options.wavs if path.is_dir() or not path.suffix), None)
 
 
 def _is_requested(options: BenchOptions) -> bool:
-    """Return True if one voice session is requested; `voice_sessions` measures several, also
-    `voice_beside_batch`, and `assistant` what they say.
+    """Return True if the options ask for the latency of a single voice session. The modules
+    `voice_sessions`, `voice_beside_batch` and `assistant` serve the other options about voice.
     """
     if recordings_folder(options) is not None or options.voice_beside_batch:
         return False

@@ -39,7 +39,7 @@ MOST_RATIO = 1.1
 
 
 class SpokenTurns(msgspec.Struct, frozen=True, kw_only=True):
-    """Voice sessions of all rounds of one kind."""
+    """Voice sessions of all rounds without a batch, or of all rounds beside a batch."""
 
     sessions: tuple[SessionResult, ...] = ()
 
@@ -66,7 +66,7 @@ class SpokenTurns(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def rows(self, kind: str) -> Iterator[tuple[str, Summary | None]]:
-        """Yield the rows of a table. `kind`: name of the rounds."""
+        """Yield the rows of a table. `kind`: label of the rounds, such as `alone`."""
         yield f"first voiced sample, {kind}", self.voiced_ms
         yield f"  first audio, voiced or not, {kind}", self.first_audio_ms
         for name in self.part_names:
@@ -74,8 +74,8 @@ class SpokenTurns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceBesideBatch(Result, frozen=True, kw_only=True):
-    """Spoken turns without a batch and beside one. `num_answered`: lines of batches answered while
-    the sessions of the rounds with a batch were open, in `beside_s`.
+    """Spoken turns without a batch (`alone`) and beside a batch (`beside`). `num_answered`: number
+    of batch lines answered during the `beside_s` seconds in which sessions ran beside a batch.
     """
 
     model: str
@@ -106,8 +106,8 @@ class VoiceBesideBatch(Result, frozen=True, kw_only=True):
         return [session.fault for session in sessions if session.fault]
 
     def targets(self) -> list[Ratio]:
-        """Compare the first sounds of both kinds of rounds; every question must be answered, and
-        the batch must go on beside them.
+        """Compare with targets: the time to the first sound beside a batch relative to the time
+        without, every question answered, and at least one batch line answered meanwhile.
         """
         num_turns = len(self.alone.turns) + len(self.beside.turns)
         ratios = [
@@ -175,8 +175,8 @@ class _BatchRounds:
 
 
 async def talk(new_client: NewClient, num_sessions: int, num_turns: int) -> Sequence[SessionResult]:
-    """Run voice sessions at one time and return their results. Raises: BenchError if a session
-    cannot be opened.
+    """Run voice sessions concurrently and return their results; an error within a session is part
+    of its result. Raises: BenchError if a session cannot be opened.
     """
     clients = [new_client(number) for number in range(num_sessions)]
     begin = asyncio.Event()
@@ -194,8 +194,8 @@ async def talk(new_client: NewClient, num_sessions: int, num_turns: int) -> Sequ
 
 
 def measure_voice_beside_batch(context: Context) -> VoiceBesideBatch:
-    """Measure voice sessions of a fleet of this run, without and with a batch. Raises: BenchError,
-    ApiError.
+    """Start a fleet, and measure its voice sessions without and with a batch. Sets a default for
+    `sessions` in the options. Raises: BenchError, ApiError.
     """
     options = context.options
     options.sessions = options.sessions or SESSIONS

@@ -36,7 +36,9 @@ from fleet.lab.measure.voice_format import VoiceFormat
 
 PACKET_MS = 20
 CLOCK_HZ = 48_000
-"""Clock of the timestamps of Opus, and rate of what is decoded. Source: RFC 7587 section 4.1."""
+"""Clock rate of the timestamps of Opus, and sample rate of decoded audio. Source: RFC 7587 section
+4.1.
+"""
 FRAME_SAMPLES, HEARD_SAMPLES = (rate * PACKET_MS // 1000 for rate in (PCM_RATE_HZ, CLOCK_HZ))
 SILENCE = b"\xf8\xff\xfe"
 """Packet of Opus with 20 ms of silence, which a gateway sends while it plays nothing."""
@@ -47,8 +49,8 @@ HEARD = VoiceFormat(type="", rate_hz=CLOCK_HZ, sample_bytes=BYTES_PER_SAMPLE)
 
 
 def opus_speech(questions: Sequence[SpokenQuestion]) -> EncodedSpeech:
-    """Encode background noise and questions as packets of Opus. The end of a question is the end of
-    its last packet.
+    """Encode background noise and questions as packets of Opus. Silence is put before a question,
+    so that its last sample ends a packet.
     """
     noise = np.random.default_rng(1).integers(-NOISE, NOISE, NOISE_BLOCKS * FRAME_SAMPLES)
     spoken = (question.samples for question in questions)
@@ -85,8 +87,8 @@ def _opus(mode: Literal["r", "w"], rate_hz: int) -> AudioCodecContext:
 
 
 class WebRtcClient(VoiceClient):
-    """Client of one call. Plays what it hears behind a buffer of 200 ms, as browsers have one, so
-    that a longer pause is an underrun.
+    """Client of one call. Playback has a buffer of 200 ms, as in browsers, and a longer pause in
+    the received audio is an underrun.
     """
 
     buffer_s: ClassVar = 0.2
@@ -118,7 +120,9 @@ class WebRtcClient(VoiceClient):
         return b"".join(frame.to_ndarray().astype("<i2").tobytes() for frame in frames)
 
     def _on_event(self, event: RealtimeEvent) -> None:
-        """A turn is done when its answer was played, or when there is nothing to play."""
+        """Handle an event. A turn is done when the whole answer was played, or when the response
+        ended without a complete answer.
+        """
         if event.type == "output_audio_buffer.stopped":
             self._done.set()
         elif event.type == "response.done" and event.response.status in COMPLETE:
@@ -146,8 +150,8 @@ class _CallConnection:
         setattr(receiver, JITTER_BUFFER, self)
 
     def add(self, packet: RtpPacket) -> tuple[bool, None]:
-        """Receive a packet of audio. Returns what aiortc's receiver expects of its jitter buffer:
-        no request for a picture, and nothing to decode.
+        """Take a received packet in place of aiortc's jitter buffer. The result tells aiortc not to
+        request a key frame, and that there is nothing to decode.
         """
         self._received.put_nowait(packet.payload)
         return False, None
@@ -179,7 +183,7 @@ class _CallConnection:
 
 
 class _Microphone(MediaStreamTrack):
-    """Track of the packets in `packets`, each of which is sent at once."""
+    """Audio track that sends each packet as soon as it is put into the queue `packets`."""
 
     kind = "audio"
 

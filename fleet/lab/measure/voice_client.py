@@ -54,7 +54,7 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     `first_audio_ms`: like `voice_to_voice_ms`, but to the first audio of the answer, voiced or not.
     `late_ms`: arrival minus due time of each piece of audio but the first; negative if early.
-    `parts`: the fleet's report of its share of the latency.
+    `parts`: parts of the latency that the fleet reports, on its own clock.
     """
 
     voice_to_voice_ms: float
@@ -66,8 +66,9 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one voice session. `fault`: error that ended it early, or "". `mic_late_ms`: delay
-    of each audio block that this client sent.
+    """Result of one voice session. `console`: whether the session used the console's socket.
+    `fault`: error that ended the session early, or "". `mic_late_ms`: delay of each audio block
+    that this client sent.
     """
 
     console: bool
@@ -254,8 +255,9 @@ class VoiceClient:
         self._parts = ()
 
     def _settings(self) -> str:
-        """Return the session settings that the Voice page sends on the console's socket, including
-        transcription of the user's speech; or those of a program, with its form of audio.
+        """Return the event with the session settings. A console client asks for a transcription of
+        the user's speech, as the Voice page does; other clients name their audio format if it is
+        not the default.
         """
         heard: dict[str, object] = {
             "turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS},

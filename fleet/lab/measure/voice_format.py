@@ -11,8 +11,9 @@ from fleet.processing import g711
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceFormat:
-    """`type`: the name of the format in a session's settings; "" for the default, PCM16 at 24 kHz.
-    `sample_bytes`: bytes of one sample.
+    """Audio format of a voice session. `type`: name of the format in the session's settings; "" for
+    the default, PCM16 at 24 kHz. Any other name stands for G.711 (mu-law). `sample_bytes`: bytes of
+    one sample.
     """
 
     type: str
@@ -20,7 +21,7 @@ class VoiceFormat:
     sample_bytes: int
 
     def encode(self, pcm: bytes) -> bytes:
-        """Return PCM16 at 24 kHz in this form."""
+        """Convert PCM16 at 24 kHz to this format."""
         if not self.type:
             return pcm
         samples = np.frombuffer(pcm, "<i2").astype(np.float32)
@@ -28,11 +29,13 @@ class VoiceFormat:
         return g711.encode(np.clip(np.rint(slower), -32768, 32767).astype(np.int16), "mu")
 
     def pcm(self, audio: bytes) -> bytes:
-        """Return audio in this form as PCM16 at its own rate."""
+        """Convert audio of this format to PCM16, without a change of the sample rate."""
         return g711.decode(audio, "mu").astype("<i2").tobytes() if self.type else audio
 
     def settings(self) -> dict[str, object]:
-        """Return the field `format` of a session's input and output, if it is not the default."""
+        """Return the field `format` for the settings of a session's input or output, or {} for the
+        default format.
+        """
         return {"format": {"type": self.type}} if self.type else {}
 
 

@@ -59,9 +59,9 @@ RECORDING = ("fleet.lab.pocket", "docs/spoken.wav")
 class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the session beyond the gateway's limit.
 
-    `position`: place in the queue, None if none was reported. `early`: whether it was admitted
-    before another session had left. `admitted_ms`: time from the first session's leave to the
-    admission, None if it was not admitted.
+    `position`: place in the queue, None if none was reported. `early`: whether the session was
+    admitted before another session had left. `admitted_ms`: time from the end of the first session
+    that left to the admission, None if the session was not admitted.
     """
 
     position: int | None
@@ -88,8 +88,10 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 class VoiceSessionsResult(Result, frozen=True, kw_only=True):
     """Results of all voice sessions. `cores`: mean CPU cores used by each process of the fleet
-    during `seconds` with all sessions active. `client_cores`: cores used by this process.
-    `telephone`: the sessions speak and hear G.711 at 8 kHz. `webrtc`: they are calls over WebRTC.
+    during `seconds` with all sessions active; empty for a fleet started elsewhere. `client_cores`:
+    cores used by this process. `telephone`: whether the sessions speak and hear G.711 at 8 kHz.
+    `webrtc`: whether they are calls over WebRTC. `queued`: the session beyond the limit, if there
+    was one.
     """
 
     model: str
@@ -239,8 +241,8 @@ def recorded_question() -> SpokenQuestion:
 
 
 def measure_voice_sessions(context: Context) -> VoiceSessionsResult:
-    """Run `--sessions` sessions; if the fleet is started here, and so admits no more, also one
-    session beyond the limit.
+    """Run `--sessions` sessions. If the fleet is started here, its limit is this number, and one
+    more session is opened beyond the limit; with `--webrtc` there is no additional session.
 
     Raises: BenchError if a session cannot be opened, or a call needs a package that is missing.
     """
@@ -345,8 +347,8 @@ class _SessionRun:
         return self._result(sessions, queued, before, after, others)
 
     async def _try_one_more(self, extra: VoiceClient) -> QueuedSession:
-        """Open a session beyond the limit and return what happened: it must be admitted once
-        another session has left, and then asks one question.
+        """Open a session beyond the limit, which should be admitted once another session has left,
+        and let it ask one question. Return what happened.
         """
         run = asyncio.create_task(extra.run(1, self._begin))
         leaving = [asyncio.create_task(client.left.wait()) for client in self._clients]

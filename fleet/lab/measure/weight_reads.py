@@ -16,8 +16,8 @@ GROUPED = "grouped_mm"
 
 
 class WeightReads(TorchDispatchMode):
-    """Dispatch mode that counts the weight bytes read by operations inside its `with` block. A
-    weight that is read twice counts twice, since large weights do not fit a cache.
+    """Dispatch mode that adds the weight bytes read by operations inside its `with` block to
+    `num_bytes`. A weight that is read twice counts twice, since large weights do not fit a cache.
 
     `is_weight`: returns True for weights and their views. The mode slows every operation, and
     synchronizes with the device.
@@ -56,8 +56,8 @@ class WeightReads(TorchDispatchMode):
 
 
 def _share_of_groups(tensors: Sequence[Tensor]) -> float:
-    """Return the share of the matrices in a grouped product that have rows. The last of `tensors`,
-    int32, has the end row of each group.
+    """Return the share of the matrices in a grouped product that have rows. The only int32 tensor
+    of `tensors` has the end row of each group.
     """
     (ends,) = (tensor for tensor in tensors if tensor.dtype == torch.int32)
     sizes = ends.diff(prepend=ends.new_zeros(1))

@@ -24,11 +24,11 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
     """Options of a recipe run. `folder`: folder of data and trained parts. `device`: torch device
-    of the trainings, such as cuda.
+    of the trainings, such as cuda. `threads`: torch threads. `workers`: processes that build data.
 
     `share`: factor on the number of steps of each training; a value below 1 tests the recipe, with
-    worse results. `start`: exported folder from whose weights the trainings start; it must have the
-    same shape and, for codec and Talker, the same codebook.
+    worse results. `start`: exported folder from whose weights the trainings start, None for random
+    weights; it must have the same shape and, for codec and Talker, the same codebook.
     """
 
     folder: Path = DEFAULT_FOLDER
@@ -69,8 +69,8 @@ class RecipeOptions:
         return schedule.scaled(self.share)
 
     def keep_start(self, name: str, *parts: str) -> None:
-        """Store the weights of `parts` in `start` as the result of the training `name`, unless the
-        training already has a result.
+        """Write the weights that `parts` have in the folder `start` as the result of the training
+        `name`. Does nothing without `start`, or if the training already has a result.
         """
         from safetensors.torch import save_file
 
@@ -97,7 +97,7 @@ class RecipeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of the recipe. `after`: steps whose results it reads."""
+    """A step of the recipe. `after`: steps whose results this step reads."""
 
     description: str
     run: Callable[[RecipeOptions], None]
@@ -154,8 +154,8 @@ def _hearing(work: RecipeOptions) -> None:
 
 
 def _joint(work: RecipeOptions) -> None:
-    """Train Thinker and audio tower together. A part that was not trained in this run has the
-    weights of `start`.
+    """Train Thinker and audio tower together. For a part without a training result in `folder`, the
+    weights of `start` are used.
     """
     from fleet.lab.pocket.train import joint
 
@@ -167,8 +167,8 @@ def _joint(work: RecipeOptions) -> None:
 
 
 def _telephone(work: RecipeOptions) -> None:
-    """Train the audio tower on telephone sound. Without a joint training in this run, it is the
-    tower of `start`.
+    """Train the audio tower on telephone sound. Without a result of the joint training in `folder`,
+    the tower of `start` is trained.
     """
     from fleet.lab.pocket.train import telephone
 
@@ -180,8 +180,9 @@ def _telephone(work: RecipeOptions) -> None:
 
 
 def _export(work: RecipeOptions) -> None:
-    """Export all parts to a checkpoint folder. A part that was not trained in this run has the
-    weights of `start`; a new Thinker needs a tower that was trained after it.
+    """Export all parts to a checkpoint folder. For a part without a training result in `folder`,
+    the weights of `start` are used; but a result of `joint` requires a result of `telephone`, which
+    is trained after it.
     """
     from fleet.lab.pocket.export import export
 
@@ -220,7 +221,8 @@ STEPS: Final[Mapping[str, Step]] = {
 
 
 def run_steps(work: RecipeOptions, names: Sequence[str] = ()) -> None:
-    """Run the steps `names`, or all steps if empty, in the order of the recipe.
+    """Run the steps `names`, or all steps if empty, in the order of the recipe. Steps that a named
+    step depends on are not run.
 
     Raises: BadInput for an unknown step; ConfigError if the result of an earlier step is missing.
     """

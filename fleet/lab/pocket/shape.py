@@ -70,7 +70,7 @@ HEAD_DIM: Final = 64
 ROPE_THETA: Final = 10_000.0
 CONTROL_IDS: Final = 1024
 """Number of ids at the end of the Talker's vocabulary that `generate` never samples, except the end
-of speech. Codes have the ids before.
+of speech. The ids below are codes.
 """
 
 

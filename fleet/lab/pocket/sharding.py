@@ -15,8 +15,9 @@ from tqdm import tqdm
 
 
 def build_missing(name: str, make: Callable[[int], None], files: list[Path], workers: int) -> None:
-    """Build each shard whose file is missing, in `workers` processes. `make`: builds the shard of a
-    number. `name`: label of the progress bar.
+    """Build each shard whose file is missing, in `workers` processes. `files`: file of each shard,
+    in the order of the shard numbers. `make`: builds the shard with the given number. `name`: label
+    of the progress bar.
     """
     missing = [shard for shard, file in enumerate(files) if not file.exists()]
     if not missing:

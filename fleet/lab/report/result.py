@@ -17,7 +17,9 @@ from fleet.lab.report.tables import print_line, ratio_table
 
 MS = 1e3
 FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
-"""Colours in the pictures."""
+"""Colours in the pictures: Fleet, many concurrent requests, another system, the slow twin, and
+audio as it is played. Pictures without these subjects use the colours for other lines.
+"""
 P95_ALPHA = 0.4
 NOISY_CORES = 0.2
 PANEL_INCHES = (6.0, 3.8)
@@ -97,7 +99,7 @@ class Report(msgspec.Struct, kw_only=True):
         draw_panels(panels, path, title, PANEL_INCHES)
 
     def write(self, path: Path, keys: Iterable[str] = ()) -> None:
-        """Write the JSON file. `keys`: keys that the file must have; those without a result are
+        """Write the JSON file. `keys`: keys that the file must have; a key without a result is
         null.
         """
         found: dict[str, object] = {}

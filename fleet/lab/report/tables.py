@@ -73,7 +73,9 @@ def ratio_table(ratios: Iterable[Ratio]) -> Group:
 
 
 def target_cells(target: float, unit: str, *, at_most: bool, met: bool | None) -> tuple[str, str]:
-    """Return two table cells: the target, and "met" or "missed"."""
+    """Return two table cells: the target, and "met" or "missed". `met` is None if nothing was
+    measured, which counts as missed.
+    """
     return (
         f"{'<=' if at_most else '>='} {target:g}{unit}",
         "[green]met[/]" if met else "[red]missed[/]",

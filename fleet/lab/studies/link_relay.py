@@ -37,7 +37,8 @@ class SetLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinkFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload bytes of one direction of a TCP connection, retransmissions included.
+    """Payload bytes of one direction of a TCP connection since the relay began, retransmissions
+    included. All other packets from `source` to `destination` are one flow with the ports 0.
 
     `source`, `destination`: numbers of the devices. `num_bytes`: delivered bytes. `num_lost_bytes`:
     bytes lost on a cut link.
@@ -94,8 +95,8 @@ class PacketRelay:
         self._lost: dict[FlowKey, int] = {}
 
     def run(self) -> None:
-        """Relay packets until the caller's input ends; answer each command with the flows counted
-        by then.
+        """Relay packets, and answer each command with the flows counted so far. Raises: EOFError
+        when the caller closes the input.
         """
         for device in self._devices:
             os.set_blocking(device, False)
@@ -144,8 +145,8 @@ class PacketRelay:
         counts[key] = counts.get(key, 0) + num_bytes
 
     def _follow_command(self) -> None:
-        """Receive a command, set the link that it names, if any, and reply with the flows. Raises:
-        EOFError at the end of the input.
+        """Receive a command, which is the new state of a link or None, apply the new state, and
+        reply with the flows. Raises: EOFError at the end of the input.
         """
         link: SetLink | None = self._caller.receive(SetLink | None)
         if link is not None:
@@ -167,8 +168,8 @@ class PacketRelay:
 
 
 def relay(devices: list[int], caller: Caller) -> None:
-    """Relay packets between TUN devices until the caller's input ends. `devices`: file descriptors;
-    device number N has the IP address that ends with N + 1.
+    """Relay packets between TUN devices. `devices`: file descriptors; device number N has the IP
+    address that ends with N + 1. Raises: EOFError when the caller closes the input.
     """
     caller.send(())
     PacketRelay(devices, caller).run()

@@ -95,8 +95,8 @@ class SpanHopsResult(Result, frozen=True, kw_only=True):
         return [each.table() for each in self.transports]
 
     def targets(self) -> Sequence[Ratio]:
-        """Return the gain of the ring at the block size from which it is used by default
-        (`spans.nixl_kib`).
+        """Return the gain of the ring in the host's memory, at the block size from which Fleet uses
+        the ring by default (`spans.nixl_kib`).
         """
         found = [
             hop
@@ -111,8 +111,8 @@ class SpanHopsResult(Result, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredHop:
-    """Round trip of one block. `received_cpu_us`: total CPU time of the receiving process after
-    it.
+    """Round trip of one block. `sent_cpu_us`: CPU time that the sending process used for the block.
+    `received_cpu_us`: CPU time of the receiving process from its start until the answer.
     """
 
     took_us: float
@@ -209,7 +209,9 @@ def measure_span_hops(context: Context) -> SpanHopsResult:
 
 
 def send(transport: str, sizes_kib: list[int]) -> list[HopSamples]:
-    """Send blocks of each size to a second process and measure its answers."""
+    """Start a second process, send blocks of each size to it, and return the times of the round
+    trips, a list entry for each size.
+    """
     key = secrets.token_bytes(KEY_BYTES)
     with ProcessCall("fleet.lab.studies.span_hops:receive", transport, key.hex()) as receiver:
         port = receiver.receive(int)
@@ -225,7 +227,9 @@ def send(transport: str, sizes_kib: list[int]) -> list[HopSamples]:
 
 
 def receive(transport: str, key: str, caller: Caller) -> None:
-    """Answer each block with this process's total CPU time, until the connections end."""
+    """Answer each block with the CPU time that this process has used so far, in microseconds, until
+    the connections end.
+    """
     arrivals = SpanArrivals(_blocks(transport))
     listener = SpanListener(ADDRESS, arrivals=arrivals, key=bytes.fromhex(key), own_name="receiver")
     assert isinstance(listener.address, tuple), "a measurement of TCP"

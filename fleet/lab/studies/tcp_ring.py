@@ -27,8 +27,8 @@ class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_rounds(place: RingPlace) -> list[float]:
-    """Take part in every round, and return the duration of each. Raises: OSError if a process does
-    not connect, or ends early.
+    """Take part in every round, and return the duration of each, the wait for the message included.
+    Raises: OSError if a process does not connect, or ends early.
     """
     message, buffer, times = bytes(place.num_sent), bytearray(place.num_received), list[float]()
     with socket.create_server(place.own) as server:

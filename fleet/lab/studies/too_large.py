@@ -49,8 +49,8 @@ BUFFER_BYTES = 432 * MIB
 (measured).
 """
 LEAST_LIMIT_BYTES = 2 * BUFFER_BYTES
-"""Least limit: a process of the small size is mostly libraries, and could not start with a share of
-its peak.
+"""Least memory limit. With `--small`, a process is mostly libraries, and could not start with
+`LIMIT_SHARE` of its peak.
 """
 KV_PAGES = 96
 LIMITS = ("limits.max_prompt_tokens=1024", "limits.max_answer_tokens=256")

@@ -36,8 +36,8 @@ LOAD_ERRORS = (
 def refusing(
     folder: Path, what: str, fix: str = "give a checkpoint of another architecture"
 ) -> Generator[None]:
-    """Convert errors of the model's own code to a ConfigError of one line; `what` names the failed
-    operation.
+    """Convert errors of the model's own code to a ConfigError of one line. `what`: failed
+    operation, `fix`: remedy, as the error names them.
     """
     try:
         yield
@@ -74,10 +74,11 @@ def load_model(
     model_class: type[PreTrainedModel] | None = None,
     config: PretrainedConfig | None = None,
 ) -> PreTrainedModel:
-    """Load the model of a checkpoint. With `model_class`, load an instance of that class instead,
-    from the folder `weights` that has a part of the checkpoint's weights.
+    """Load the model of the checkpoint `folder`. With `model_class`, load an instance of that class
+    instead, from the folder `weights`, which has a part of the checkpoint's weights.
 
-    Raises: ConfigError unless `transformers` supports the model and the folder has all its weights.
+    `kind`: architecture named in errors. `config`: configuration used instead of the checkpoint's
+    own. Raises: ConfigError unless `transformers` supports the model and finds each of its weights.
     """
     register()
     with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):

@@ -14,23 +14,25 @@ from fleet.models.causal_lm.quantized import int8_layer, widen_products
 FLOAT32, BFLOAT16, INT8, INT4 = "float32", "bfloat16", "int8", "int4"
 WEIGHT_BITS = {INT8: 8, INT4: 4}
 BUDGET_S, LIMIT_S = 0.15, 1.0
-"""CPU time of each measurement, and the time after which it ends on a busy machine."""
+"""Seconds of CPU time for each measurement, and seconds of wall time after which a measurement ends
+on a busy machine.
+"""
 MAX_NUMBERS = 1 << 22
-"""Numbers of a measured weight: 4 MiB in 8 bits."""
+"""Largest number of elements of a measured weight matrix: 4 MiB in 8 bits."""
 ALL_NUMBERS = 1 << 26
-"""Numbers of all measured weights, unless the model has fewer: more than caches hold, as a model's
-weights are read once per token.
+"""Largest number of elements of all measured weights together: more than caches hold, since a model
+reads each weight from memory once per token.
 """
 PROMPT_ROWS, NUM_TOKENS = 32, 16
-"""The measured answer: rows of its prompt, and tokens."""
+"""Numbers of prompt positions and of generated tokens in the short answer that is measured."""
 GAINS = {INT8: 1.25, BFLOAT16: 1.1}
-"""Speed over the next more exact precision from which the less exact one is worth it."""
+"""Least speedup for which a less exact precision is chosen instead of a more exact one."""
 
 
 def measure_precisions(folder: Path, threads: int) -> dict[str, float]:
-    """Return the time of a short answer's matrix products, of the size of a model's layers, for
-    each precision: milliseconds per layer. Takes seconds. Raises: ConfigError if the folder has no
-    configuration.
+    """Return the CPU time of one linear layer, of the size of the model's layers, in a short
+    answer: milliseconds by precision, divided by `threads`. Takes seconds, and sets the number of
+    torch's threads to `threads`. Raises: ConfigError if the folder has no configuration.
     """
     config = read_config(folder)
     width = int(config.hidden_size)
@@ -57,7 +59,9 @@ def measure_precisions(folder: Path, threads: int) -> dict[str, float]:
 
 
 def choose_precision(times_ms: Mapping[str, float]) -> str:
-    """Return the most exact precision that no other one beats by its gain in `GAINS`."""
+    """Return the precision to use: bfloat16 instead of float32, and then int8 instead of either,
+    each only if faster by its factor in `GAINS`. `times_ms`: result of `measure_precisions`.
+    """
     floating = FLOAT32
     if times_ms[BFLOAT16] * GAINS[BFLOAT16] < times_ms[FLOAT32]:
         floating = BFLOAT16

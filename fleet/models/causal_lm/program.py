@@ -184,8 +184,8 @@ class CausalLM(CausalProgram):
 
 class CausalAnchor(CausalProgram):
     """Program of a causal language model in an anchor, which has a span of the layers; span workers
-    have the rest. `with_head`: the anchor has the output head even if its span does not end with
-    it.
+    have the rest. `with_head`: the anchor has the output head even if its span ends before the
+    head.
 
     Raises: as `load_span`.
     """

@@ -33,11 +33,15 @@ more rows, as in a prompt, a product in 32 bits is faster although the weights a
 GROUP = 32
 """Inputs that share a scale and a zero in 4 bits, as in the usual files of 4-bit models."""
 OUTPUTS_PER_BLOCK = 16
-"""The kernel for 4 bits takes layers whose number of outputs is a multiple."""
+"""Number of outputs that the 4-bit kernel computes together; a layer's number of outputs must be a
+multiple.
+"""
 SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of layers that architectures of `transformers` apply to the same rows."""
+"""Names of sibling layers in `transformers` that are applied to the same rows, by group."""
 OUTPUTS_AT_ONCE = 1024
-"""Outputs whose weights are converted at once, as a head of 150,000 takes 0.5 GB in 32 bits."""
+"""Number of outputs whose weights are converted to 32 bits at once. All 150,000 outputs of an
+output head would take 0.5 GB.
+"""
 FEW_ROWS = 2
 """Largest number of rows for which `Bfloat16Linear` reads weights as they are."""
 _MAX_INT8, _MAX_INT4, _MIDDLE = 127, 15, 8
@@ -50,9 +54,9 @@ _LEAST_SCALE = 1e-12
 
 
 class Bfloat16Linear(nn.Module):
-    """A linear layer in bfloat16, for processors that multiply no matrices in 16 bits: `F.linear`
-    multiplies their rows one by one (AVX2, 576 inputs and 1,536 outputs: 1 row 0.15 ms, 32 rows 3.9
-    ms, after a conversion to 32 bits 1.2 ms).
+    """A linear layer in bfloat16, for processors without products of 16-bit matrices, where
+    `F.linear` multiplies rows one by one (AVX2, 576 inputs and 1,536 outputs: 1 row 0.15 ms, 32
+    rows 3.9 ms, after a conversion to 32 bits 1.2 ms).
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -70,8 +74,8 @@ class Bfloat16Linear(nn.Module):
 
 class Int8Linear(nn.Module):
     """A linear layer with the weights of `linear` rounded to 8 bits, with a scale for each output.
-    A row's inputs are written as integers of 21 bits, relative to the largest one, and their digits
-    in base 128 become three rows of one exact product in 8 bits.
+    Inputs are rounded to 21 bits, relative to the largest input of their row; the three digits in
+    base 128 of each row become three rows of one exact product in 8 bits.
 
     Reading weights takes most of the time. With 896 inputs and 4,864 outputs outside of the caches
     a product takes 0.46 ms with one row of digits and 0.51 with three (Xeon with AVX-512, other
@@ -103,7 +107,9 @@ class Int8Linear(nn.Module):
 
 
 class PortableInt8Linear(nn.Module):
-    """`Int8Linear` in bfloat16, for processors that have no fast product of two 8-bit matrices."""
+    """A linear layer with weights in 8 bits and activations in bfloat16, for processors that have
+    no fast product of two 8-bit matrices.
+    """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -148,8 +154,8 @@ class Int4Linear(nn.Module):
 
 
 def int8_layer(linear: nn.Linear) -> nn.Module:
-    """Return a linear layer in 8 bits, with the fastest kernel of this kind of processor. With AVX2
-    the portable one is: SmolLM2 (135M) 25 tokens per second of CPU time, with the other one 16.
+    """Return a linear layer in 8 bits with the faster kernel for this processor. With AVX2 that is
+    the portable kernel: SmolLM2 (135M) makes 25 tokens per second of CPU time, instead of 16.
     """
     return Int8Linear(linear) if multiplies_short_numbers() else PortableInt8Linear(linear)
 
@@ -161,8 +167,8 @@ def multiplies_short_numbers() -> bool:
 
 
 def widen_products(model: nn.Module) -> None:
-    """Let a model's linear layers in bfloat16 multiply several rows in 32 bits, where that is
-    faster.
+    """Replace the linear layers of a bfloat16 model by `Bfloat16Linear` if this processor has no
+    products of 16-bit matrices; otherwise leave the model unchanged.
     """
     if not multiplies_short_numbers():
         _replace_layers(model, Bfloat16Linear)
@@ -216,7 +222,9 @@ class JoinedLinear:
         self._outputs: dict[int, Tensor] = {}
 
     def take(self, number: int, rows: Tensor) -> Tensor:
-        """Return the output of layer `number` for `rows`. An output is kept until it is taken."""
+        """Return the output of layer `number` for `rows`. The first call for a tensor `rows`
+        computes all layers; each output is kept until it is taken, or another tensor comes.
+        """
         if rows is not self._rows or number not in self._outputs:
             outputs = self._layer(rows).split(self._sizes, -1)
             self._rows, self._outputs = rows, dict(enumerate(outputs))

@@ -65,7 +65,7 @@ class RopeScaling:
 
     def num_left(self, num_prompt: int, num_rows: int) -> int | None:
         """Return how many more tokens a text may get before all its positions are recomputed; None
-        if they never are.
+        if no recomputation lies ahead.
         """
         again = self.recomputed_above
         if again is None or num_rows > again:
@@ -144,8 +144,8 @@ class RowRotary(nn.Module):
     """
 
     def __init__(self, own: nn.Module, *, keeps_length: bool) -> None:
-        """Wrap the module `own`. `keeps_length`: `own` keeps the frequencies of a long text until a
-        short text follows.
+        """Wrap the module `own`. `keeps_length`: after a long text, `own` keeps using that text's
+        frequencies until its next call for a short text.
         """
         super().__init__()
         self._own, self._keeps_length = own, keeps_length

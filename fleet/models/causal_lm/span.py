@@ -166,7 +166,7 @@ class SpanModel(SpanLayers):
 
     def finish(self, rows_NH: Tensor) -> Tensor:
         """Apply what follows the last layer, the final norm: [N, H] -> [N, H]. The span must have
-        been loaded with it.
+        been loaded with the output head.
         """
         for number, layer in enumerate(self._skipped):
             self._layers[number] = layer
@@ -179,8 +179,8 @@ class SpanModel(SpanLayers):
                 self._layers[number] = layer
 
     def head(self, last_SH: Tensor) -> Tensor:
-        """Return the logits [S, V] of final hidden states [S, H]. The span must have the output
-        head.
+        """Return the logits [S, V] of final hidden states [S, H]. The span must have been loaded
+        with the output head.
         """
         return self.model(inputs_embeds=last_SH[None], use_cache=False).logits[0]
 

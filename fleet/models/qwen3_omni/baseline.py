@@ -31,9 +31,9 @@ class BaselineWork(msgspec.Struct, frozen=True, kw_only=True):
     benchmark.
 
     `messages`: chat of each request, from which its prompt is built again for comparison.
-    `warm_up`: uncounted runs of the first request. `num_threads`: candidates; the number that
-    answers a short request fastest is used, since too many threads slow small models down, and a
-    slow reference would make the comparison unfair.
+    `warm_up`: uncounted runs of the first request. `num_threads`: numbers of threads to try. The
+    number that answers a short request fastest is used, since too many threads slow small models
+    down, and a slow reference would make the comparison unfair.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -115,8 +115,8 @@ class Baseline:
 
 
 def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
-    """Return the fastest of `work.num_threads`, by the best time of a few short answers; runs are
-    interleaved, so that noise affects all numbers alike.
+    """Return the number in `work.num_threads` whose best time over a few short answers is lowest.
+    The runs are interleaved, so that noise affects all numbers alike.
     """
     if len(work.num_threads) == 1:
         return work.num_threads[0]

@@ -38,8 +38,8 @@ _DILATIONS = (1, 3, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """Decoder state of a request between two windows: the number of decoded frames, and the left
-    context of all layers as one flat tensor.
+    """Decoder state of a request between two windows. `num_frames`: number of decoded frames.
+    `carried`: left context of all layers as one flat tensor, None before the first window.
     """
 
     num_frames: int = 0
@@ -92,7 +92,7 @@ class Code2Wav:
     @property
     def settling_samples(self) -> int:
         """Number of samples after `skip` that are not exact, since the convolutions' left context
-        was not computed: whole frames.
+        was not computed. Always a multiple of the samples per frame.
         """
         return self._settling_frames * self.config.samples_per_frame
 
@@ -111,7 +111,7 @@ class Code2Wav:
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[StreamState], NDArray[np.float32]]:
         """Decode one window of each request of a group; return the next state of each request, and
-        the samples, B x samples. `states`: state of each request before the window.
+        the samples, B x samples, from -1 to 1. `states`: state of each request before the window.
         """
         window = WindowPass(self._carried(states), first=states[0].carried is None)
         wave_BT = self._decode(self._transform(states, codes_BTQ, window), window)

@@ -68,8 +68,8 @@ class WindowPass:
         self._state_BS = state_BS
 
     def extend(self, slot: StateSlot, x_BTC: Tensor) -> Tensor:
-        """Return `x_BTC` with the slot's left context before it, and keep its last positions for
-        the next window.
+        """Return `x_BTC` with the slot's left context in front, and store the last positions of the
+        result as the left context for the next window.
         """
         left = self._state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
         extended = torch.cat((left, x_BTC), 1)
@@ -220,8 +220,9 @@ class SnakeBeta:
     """
 
     _TILE_ROWS = 960
-    """Most positions that are joined to one row if there are few channels, for longer inner loops.
-    The number of joined positions divides both this number and the number of positions.
+    """Largest number of positions joined to one row in a layer with fewer than 64 channels, so that
+    inner loops are longer. The number of joined positions divides both this number and the number
+    of positions.
     """
 
     def __init__(self, weights: Weights, name: str) -> None:

@@ -35,7 +35,7 @@ greedy if the Talker's is.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDraw:
     """Parameters with which the residual codes of one frame are sampled. `salt`: constant of the
-    stage that enters its random numbers; `frame`: number of the frame.
+    stage, part of the key of random numbers; `frame`: number of the frame.
     """
 
     sampling: Sampling

@@ -46,8 +46,8 @@ def load_decoder(
     with_norm: bool = True,
 ) -> Decoder:
     """Load the layers of a decoder, or only a span of them. `prefix`: name of the layers' weights
-    up to the layer number; `num_positions`: positions in the rotary embedding table; `with_norm`:
-    load the final norm too.
+    up to the layer number; `experts`: function that computes mixture-of-experts layers;
+    `num_positions`: positions in the rotary embedding table; `with_norm`: load the final norm too.
     """
     shape = DecoderShape(
         num_heads=config.num_attention_heads,

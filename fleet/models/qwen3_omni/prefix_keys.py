@@ -25,8 +25,8 @@ def keys_of_clips(at_audio_A: NDArray[np.int64], clips_C: NDArray[np.int64]) -> 
     """Return the prefix cache keys [A] of audio positions, made from the clip, its number of
     positions (which depends on longer clips of the request), and the place in the clip.
 
-    `at_audio_A`: audio positions of the prompt. `clips_C`: content hash of each clip. Clips without
-    a gap between them, or without any position, are treated as one clip.
+    `at_audio_A`: audio positions of the prompt. `clips_C`: content hash of each clip. All clips are
+    treated as one clip if their number is not the number of runs of adjacent audio positions.
     """
     runs = np.split(at_audio_A, np.flatnonzero(np.diff(at_audio_A) > 1) + 1)
     if len(runs) != len(clips_C):

@@ -37,8 +37,8 @@ class TalkerPrompt:
 def talker_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> TalkerPrompt:
     """Find the positions of a prompt that the Talker reads.
 
-    The role of a position is the id after the last turn start at or before it; before any turn
-    start, it is the prompt's second id.
+    The role of a position is the id after the last turn start at or before the position. Positions
+    before any turn start have the prompt's second id as their role.
     """
     length = len(prompt_ids)
     at = np.arange(length)

@@ -105,7 +105,7 @@ class TalkerTask(GraphTask):
 
     @property
     def num_unread(self) -> int:
-        """Number of pieces of the answer whose text no row contains yet."""
+        """Number of pieces of the answer, fed so far, whose text is in no appended position yet."""
         return self._unread.count(len(self._text) + sum(map(len, self._text_ids)))
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
@@ -212,9 +212,9 @@ class TalkerTask(GraphTask):
         return (EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error),)
 
     def record_frame(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
-        """Record a sampled frame and return its output. `codes`: [1, Q]; `row_1H`: sum of the
-        frame's code embeddings, to which the next text's embedding is added to form the next
-        position.
+        """Record a sampled frame, append the next position if its text has arrived, and return the
+        frame's output. `codes`: [1, Q]; `row_1H`: sum of the frame's code embeddings, to which the
+        next text's embedding is added to form the next position.
         """
         output = self._take_frame(codes, row_1H)
         if not output.final:
@@ -252,8 +252,8 @@ class Talker:
     arrives as token ids.
 
     `span`: layers in this process, by default all. An anchor has a span, and its steps run through
-    `layers` and the span workers; it always has the output head, since the code predictor needs the
-    final hidden states.
+    `layers` and the span workers. An anchor always has the output head, since the code predictor
+    needs the final hidden states.
     """
 
     taps_elsewhere = False

@@ -107,7 +107,8 @@ def _experts(*, shared_intermediate_size: int) -> Json:
     """Return the settings of experts and of the multimodal rotary embedding, which Thinker and
     Talker have.
 
-    The embedding is interleaved: `interleaved` in the real config, `mrope_interleaved` to vLLM.
+    Two keys say that the embedding is interleaved: the real config has `interleaved`, and vLLM
+    reads `mrope_interleaved`.
     """
     scaling: Json = {
         "interleaved": True,
@@ -231,7 +232,9 @@ def _talker_config(ids: TokenIds) -> Json:
 
 
 def _codec_ids() -> Json:
-    """Special ids of the Talker's vocabulary, at the real checkpoint's distances from its codes."""
+    """Return the special ids of the Talker's vocabulary, which are as far above the codes as in the
+    real checkpoint.
+    """
     return {
         "codec_bos_id": CODEBOOK_SIZE + 101,
         "codec_eos_token_id": CODEBOOK_SIZE + 102,

@@ -184,8 +184,8 @@ def _fix_constant_channel(parameters: Mapping[str, Tensor]) -> None:
 def _shape_heads(
     parameters: Mapping[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int
 ) -> None:
-    """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's
-    offset.
+    """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the DC
+    offset of the sound.
     """
     head = parameters["thinker.lm_head.weight"]
     head[:, 0] = NEVER

@@ -10,16 +10,18 @@ from fleet.models.voices.phonemes import groups
 from fleet.models.voices.tempo import faster
 
 SpeakGroup = Callable[[Sequence[str], float], tuple[NDArray[np.float32], NDArray[np.float64]]]
-"""Function of the phonemes of some words and a speed of at most 1 that returns their samples, and
-the position at which each word ends.
+"""Function that speaks some words, given as phonemes, at a speed of at most 1. Returns the samples,
+and the position in the samples at which each word ends.
 """
 
 
 def speak_groups(words: Sequence[str], speed: float, rate_hz: int, speak: SpeakGroup) -> Speech:
-    """Speak words, given as phonemes, in one or more runs of a model.
+    """Speak words, given as phonemes, in one or more runs of a model. `speed`: any speed;
+    `rate_hz`: sample rate of the model.
 
-    Slower speech comes from the model's durations. Their lower bound would make faster speech take
-    longer than it should, so faster speech is made from samples.
+    At speeds below 1 the model itself speaks more slowly. A speed above 1 is made by shortening
+    samples at the same pitch, because the model's durations have a lower bound and would not shrink
+    enough.
     """
     model_speed, factor = min(speed, 1.0), max(speed, 1.0)
     parts, ends, length = [np.zeros(0, np.float32)], [np.zeros(0)], 0

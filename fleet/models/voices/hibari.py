@@ -82,7 +82,9 @@ def _entry(name: str) -> dict[str, str]:
 
 
 def _open(folder: Path, name: str) -> OnnxModel:
-    """Open the model of a voice, with its durations if it has them under the known name."""
+    """Open the model of a voice, with phoneme durations as another output if the model has the
+    tensor `DURATIONS`. Raises: ConfigError, also if the file is not the published one.
+    """
     path = _path(folder, name)
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != _entry(name)["sha256"]:

@@ -19,7 +19,9 @@ from fleet.models.voices.session import OnnxModel
 
 STYLE_WIDTH = 256
 LANGUAGES = {"a": "en-US", "b": "en-GB"}
-"""Language of a voice by the first letter of its name. Others have no pronunciation here."""
+"""Language of a voice by the first letter of its name. Voices with other first letters are refused,
+since their languages have no pronunciation here.
+"""
 
 
 class KokoroVoice(VoiceModel):

@@ -14,7 +14,9 @@ from hibari.g2p import G2P
 
 ASSETS = Path(hibari.__file__).parent / "assets"
 MAX_PHONEMES = 400
-"""Longest input of the models that they speak well; they accept 510."""
+"""Number of phonemes up to which the models speak an input well. Inputs of up to 510 phonemes are
+accepted.
+"""
 _UNREADABLE = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError)
 """Errors of the pronunciation for words that are no words, such as `2\u2082H`."""
 
@@ -67,7 +69,9 @@ def pronunciation(*, british: bool) -> Pronunciation:
 
 
 def groups(words: Sequence[str]) -> list[list[str]]:
-    """Divide the words of a clause into inputs of at most `MAX_PHONEMES`, spaces included."""
+    """Divide the words of a clause into inputs of at most `MAX_PHONEMES`, spaces included. A word
+    of more phonemes is cut.
+    """
     divided: list[list[str]] = []
     length = MAX_PHONEMES
     for word in (word[:MAX_PHONEMES] for word in words):
@@ -80,8 +84,8 @@ def groups(words: Sequence[str]) -> list[list[str]]:
 
 
 def phoneme_ids(words: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the model's input for words, and the index after each word's last phoneme in it. Words
-    without phonemes end where the word before them does.
+    """Return the model's input for words, and for each word the index in the input after the word's
+    last phoneme. A word without phonemes ends where the word before it ends.
     """
     known = vocabulary()
     ids, ends = [0], list[int]()

@@ -60,7 +60,9 @@ class OnnxModel:
         return {each.name for each in self._session.get_inputs()}
 
     def run(self, inputs: Mapping[str, NDArray[np.generic]]) -> list[NDArray[np.float32]]:
-        """Return all outputs. Raises: EngineError."""
+        """Run the model on `inputs`, arrays by input name, and return all outputs in the model's
+        order. Raises: EngineError if the run fails.
+        """
         try:
             return cast("list[NDArray[np.float32]]", self._session.run(None, dict(inputs)))
         except _errors() as error:

@@ -16,16 +16,18 @@ _BOTH, _NEXT_TOKEN, _NEXT_POSITION = 0, 1, 2
 
 
 PREDICTED_SHARE = 0.4
-"""Weight of the row that predicts a token in the place at which the token begins; the rest is the
-weight of the token's own row. The attention moves on as soon as a token is certain, so words begin
-too early by the first (135 ms on average) and too late by the second (126 ms), and the less so the
-shorter they are. `word_times.py` corrects what is left.
+"""Weight of the predicting row in the place at which a token begins; the token's own row has the
+rest. The predicting row, which precedes the token, finds the beginnings of words too early (135 ms
+on average), since the attention moves on as soon as a token is certain. The token's own row finds
+the beginnings too late (126 ms). The two errors are smaller for shorter words; `word_times.py`
+corrects what is left.
 """
 
 
 def token_begins(weights_HNA: Tensor, filter_width: int) -> NDArray[np.float64]:
     """Return the audio position at which each token begins: float64 [N - 1], ascending.
-    `weights_HNA`: attention of the tokens' own rows, and first of the row that predicts the first.
+    `weights_HNA`: attention of N rows, which are the row that predicts the first token, and then
+    the own row of each of the N - 1 tokens.
     """
     predicting = token_positions(weights_HNA[:, :-1], filter_width)
     own = token_positions(weights_HNA[:, 1:], filter_width)
@@ -33,7 +35,7 @@ def token_begins(weights_HNA: Tensor, filter_width: int) -> NDArray[np.float64]:
 
 
 def token_positions(weights_HNA: Tensor, filter_width: int) -> NDArray[np.int64]:
-    """Return the audio position that each token is aligned with first: int64 [N], ascending.
+    """Return the first audio position that each token is aligned with: int64 [N], ascending.
     `weights_HNA`: attention of one row per token to the positions that hold audio.
     """
     num_tokens = weights_HNA.shape[1]
@@ -46,7 +48,9 @@ def token_positions(weights_HNA: Tensor, filter_width: int) -> NDArray[np.int64]
 
 
 def median_filter(values: Tensor, width: int) -> Tensor:
-    """Return the medians of `width` neighbours along the last dimension, mirrored at its ends."""
+    """Return the medians of `width` neighbours along the last dimension, mirrored at its ends.
+    Values are returned unchanged if that dimension has at most `width // 2` values.
+    """
     half = width // 2
     if values.shape[-1] <= half:
         return values
@@ -57,8 +61,8 @@ def median_filter(values: Tensor, width: int) -> Tensor:
 def warp(cost_NA: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the position at which the cheapest path through `cost_NA` reaches each token.
 
-    Computed by anti-diagonals: the cells of one need only the two before it. Sums are kept in
-    float32, as in the source, so that ties are decided alike.
+    Computed by anti-diagonals, each from the two before it. Sums are kept in float32, as in the
+    source, so that ties are decided alike.
     """
     num_tokens, num_positions = cost_NA.shape
     steps = np.zeros((num_tokens + num_positions + 1, num_tokens + 1), np.int8)

@@ -11,10 +11,10 @@ from fleet.processing.template import read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhisperSizes:
-    """Sizes of the network. `audio_positions`: encoder positions of the longest window, 20 ms each;
-    `text_positions`: decoder positions of one window, its forced prefix included. `filter_width`,
-    `alignment_heads`: audio positions over which the attention is smoothed before tokens are
-    aligned with it, and the layer and number of each decoder head that follows the audio.
+    """Sizes of the network. `audio_positions`: encoder positions of the longest window, 20 ms each.
+    `text_positions`: decoder positions of one window, its forced prefix included. `filter_width`:
+    number of audio positions over which attention is smoothed before tokens are aligned with it.
+    `alignment_heads`: layer and number of each decoder head whose attention follows the audio.
     """
 
     width: int

@@ -79,7 +79,7 @@ class TranscriptDecoder:
         return len(self._embed_VW)
 
     def open(self, audio_AW: Tensor) -> WindowCache:
-        """Return the cache of a window with these encoder rows."""
+        """Return a new cache for a window with these encoder rows, without tokens."""
         layers, heads = self._sizes.decoder_layers, self._sizes.decoder_heads
         projected = F.linear(audio_AW, self._audio_weight, self._audio_bias)
         audio = projected.view(len(audio_AW), layers, 2, heads, -1).permute(1, 2, 3, 0, 4)
@@ -87,8 +87,8 @@ class TranscriptDecoder:
         return WindowCache(audio=audio.contiguous(), text=audio.new_empty(shape))
 
     def next_logits(self, caches: Sequence[WindowCache], tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Append tokens to each window; return the logits after the last one of each: float32
-        [windows, V]. Several tokens at once only begin a window.
+        """Append tokens to the cache of each window; return the logits after each window's last
+        token: float32 [windows, V]. Only a window without tokens takes several at once.
         """
         counts = [len(of_window) for of_window in tokens]
         ids = [one for of_window in tokens for one in of_window]
@@ -108,8 +108,9 @@ class TranscriptDecoder:
     def attention(
         self, cache: WindowCache, tokens: Sequence[int], heads: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
-        """Compute a window's tokens again, all at once. Return the logits after each of them
-        (float32 [N, V]) and the attention of its row to the audio (float32 [heads, N, A]).
+        """Compute a window's tokens again, all at once, which overwrites the text in its cache.
+        Return the logits after each token (float32 [N, V]) and the attention of each token's row to
+        the audio (float32 [heads, N, A]).
 
         `heads`: layer and number of each head.
         """
@@ -166,7 +167,9 @@ class _DecoderLayer:
     def add_text(
         self, x_NW: Tensor, caches: Sequence[WindowCache], counts: Sequence[int], number: int
     ) -> Tensor:
-        """Add what the rows attend to in their windows' text, and append them to the caches."""
+        """Return `x_NW` plus each row's attention to the text of its window; write the rows' keys
+        and values to the caches. `counts`: rows of each window. `number`: number of this layer.
+        """
         own = self._own(self._own_norm(x_NW)).split(list(counts))
         mixed = [
             self._attend_text(rows, cache, number) for rows, cache in zip(own, caches, strict=True)
@@ -176,7 +179,9 @@ class _DecoderLayer:
     def add_audio(
         self, x_NW: Tensor, caches: Sequence[WindowCache], counts: Sequence[int], number: int
     ) -> Tensor:
-        """Add what the rows attend to in their windows' audio, and the layer's MLP."""
+        """Return `x_NW` plus each row's attention to the audio of its window, plus the layer's MLP.
+        Parameters as in `add_text`.
+        """
         queries = self._query(self._audio_norm(x_NW)).split(list(counts))
         mixed = [
             self._attend_audio(rows, cache, number)

@@ -34,15 +34,17 @@ CONVERTED = "ctranslate2"
 """
 COMPUTE_TYPES = ("int8", "float32", "bfloat16", "float16", "int8_float32", "int8_bfloat16", "int16")
 LATE_POSITIONS = 8
-"""Positions by which words begin later than the rows that predict them say (see `alignment.py`), as
-measured together with `word_times.py`; the tokens' own rows cannot be read here.
+"""Number of audio positions added to the beginnings of tokens that CTranslate2 finds. Its alignment
+reads the rows that predict the tokens, which find beginnings too early (see `alignment.py`), and
+cannot read the tokens' own rows. Measured together with `word_times.py`.
 """
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConvertedWindow:
-    """State of a window. `audio_AW`: encoder rows. `sampled`: all its tokens after the known ones,
-    once they are sampled; `tokens` are those that were revealed.
+    """State of a window. `audio_AW`: encoder rows. `tokens`: the known tokens, and the sampled
+    tokens that were revealed. `num_forced`: 1 if `tokens` begins with the detected language, else
+    0. `sampled`: all tokens after the known ones, revealed or not; None before they are sampled.
     """
 
     job: WindowJob
@@ -77,8 +79,9 @@ class ConvertedRecognizer(WhisperTranscriber[ConvertedWindow]):
         self._limit = sizes.text_positions
 
     def check_request(self, params: Mapping[str, str]) -> None:
-        """Raise BadInput as for any engine, and for a language that must be detected with a small
-        vocabulary, as of a tiny checkpoint.
+        """Check a request as for any engine. A request without a language is also refused if
+        CTranslate2 cannot detect one, because the vocabulary is small, as in a tiny checkpoint.
+        Raises: BadInput.
         """
         super().check_request(params)
         if self._tokens.languages and not params.get(LANGUAGE) and not self._model.is_multilingual:
@@ -178,8 +181,9 @@ class ConvertedRecognizer(WhisperTranscriber[ConvertedWindow]):
 def _begins(
     pairs: Sequence[tuple[int, int]], places: Sequence[int], num_tokens: int
 ) -> NDArray[np.float64]:
-    """Return the first audio position of each token; tokens that are no text begin with the next
-    text, and the last ones where the text ends. `pairs`: text index and position, ascending.
+    """Return the first audio position of each token. A token that is no text begins with the next
+    text token, or where the text ends. `pairs`: (index of a text token, audio position), ascending.
+    `places`: index of each text token among all tokens.
     """
     reached: dict[int, int] = {}
     for index, position in pairs:

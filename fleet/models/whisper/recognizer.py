@@ -35,7 +35,7 @@ from fleet.models.whisper.transcriber import (
 from fleet.processing.whisper_tokens import WhisperTokens
 
 SALT = zlib.crc32(b"asr")
-"""Number of this stage in sampling noise."""
+"""Constant of this stage, part of the key of sampling noise."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -49,9 +49,12 @@ class WhisperWindow:
     tokens: list[int]
     logits: Tensor | None = None
     num_forced: int = 0
-    """Number of tokens at the head of `tokens` that belong to the prefix: the language."""
+    """1 if `tokens` begins with the detected language, which belongs to `prefix` too; otherwise 0.
+    """
     prefix: tuple[int, ...] = ()
-    """Tokens before the sampled ones, from the prompt on."""
+    """Tokens that the decoder reads before the sampled tokens: the request's prompt, and the tokens
+    for start, language, task and timestamps.
+    """
 
     @property
     def sampled(self) -> list[int]:
@@ -151,7 +154,9 @@ class WhisperRecognizer(WhisperTranscriber[WhisperWindow]):
         return int(ids[logits_V[ids].argmax()])
 
     def _mask(self, logits_V: Tensor, job: WindowJob, sampled: Sequence[int]) -> None:
-        """Set the logits of tokens that may not follow to -inf."""
+        """Set the logits of tokens that may not follow to -inf, in place. `sampled`: tokens of the
+        window so far, without its prefix.
+        """
         logits_V += self._suppressed_V
         if not sampled:
             logits_V[list(self._tokens.suppressed_first)] = -torch.inf
@@ -165,8 +170,9 @@ class WhisperRecognizer(WhisperTranscriber[WhisperWindow]):
 
 
 def mask_timestamps(logits_V: Tensor, sampled: Sequence[int], tokens: WhisperTokens) -> None:
-    """Set the logits of tokens that break the order of timestamps to -inf: they come in pairs, do
-    not decrease, and come first; and one is sampled if all together are likelier than any text.
+    """Set the logits of tokens that break the order of timestamps to -inf, in place. Timestamps
+    come in pairs, do not decrease, and begin a window. A timestamp must follow if all timestamps
+    together are likelier than any text token.
     """
     first = tokens.timestamp_begin
     logits_V[tokens.no_timestamps] = -torch.inf

@@ -32,8 +32,9 @@ a fifth of one of 30 s, with the same transcript (20 sentences, WER 0.6 instead 
 """
 SAMPLES_PER_POSITION = 2 * HOP_SAMPLES
 MIN_ADVANCE_S = 1.0
-"""Shortest part of a timed window that counts. A window whose last timestamp lies before is taken
-as heard to its end, so that a clip takes a bounded number of windows.
+"""Shortest part of a timed window, in seconds, after which another window may begin. A window whose
+last pair of timestamps is earlier counts as heard to its end, so that a clip takes a bounded number
+of windows.
 """
 
 
@@ -63,8 +64,8 @@ class WhisperTranscriber(RecognizerModel[WindowT]):
         return self._tokens.end
 
     def check_request(self, params: Mapping[str, str]) -> None:
-        """Raise BadInput for a language that the checkpoint does not know, or a prompt if it has no
-        token for one.
+        """Check a request's language and prompt. Raises: BadInput for a language that the
+        checkpoint does not know, or for a prompt if the checkpoint has no token that begins one.
         """
         if params.get(LANGUAGE):
             self._tokens.language_id(params[LANGUAGE])
@@ -79,8 +80,10 @@ class WhisperTranscriber(RecognizerModel[WindowT]):
         return self._positions - len(self._prompt(job)) - len(self._prefix(0, timed=False))
 
     def hear(self, job: WindowJob, tokens: Sequence[int]) -> HeardWindow:
-        """Return a window's tokens. In a timed window, tokens after the last pair of timestamps
-        belong to a sentence that the window cut; the next window begins at the first of the pair.
+        """Return a window's tokens and the number of samples that they cover. In a timed window
+        that does not end with a single timestamp, tokens after the last pair of timestamps belong
+        to a cut sentence, and are dropped; the next window begins at the first timestamp of that
+        pair.
         """
         end, first = self._tokens.end, self._tokens.timestamp_begin
         kept = list(tokens[:-1] if tokens and tokens[-1] == end else tokens)
@@ -99,9 +102,9 @@ class WhisperTranscriber(RecognizerModel[WindowT]):
     def _word_times(
         self, job: WindowJob, tokens: Sequence[int], begins_N: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the word of each token begins and ends in the window, ascending. A token of
-        no word stands where the word before it ends. `begins_N`: place at which the attention finds
-        each token.
+        """Return the samples of the window at which the word of each token begins and ends,
+        ascending. A token outside of words begins and ends where the word before it ends.
+        `begins_N`: sample at which the attention finds each token.
         """
         decode, language = self._tokenizer.decode, job.language or self.language_of(tokens)
         words = [
@@ -127,7 +130,9 @@ class WhisperTranscriber(RecognizerModel[WindowT]):
         return times_2N[0], times_2N[1]
 
     def _prompt(self, job: WindowJob) -> list[int]:
-        """Return the tokens of the request's prompt: its end, if it is too long."""
+        """Return the tokens of the request's prompt, only the last ones if the prompt is too long;
+        [] without a prompt.
+        """
         text, start = job.params.get(PROMPT, "").strip(), self._tokens.start_of_previous
         if not text or start is None:
             return []

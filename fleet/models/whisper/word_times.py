@@ -18,24 +18,27 @@ from fleet.models.whisper.features import RATE_HZ
 Times = NDArray[np.float64]
 HOP = RATE_HZ // 100
 QUIET_DB, LOUD_HOPS, MIN_PAUSE_HOPS = 35.0, 20, 10
-"""A hop is quiet if it is `QUIET_DB` below the level that `LOUD_HOPS` hops reach; `MIN_PAUSE_HOPS`
-quiet hops are a pause. The closure of a stop consonant is shorter.
+"""A hop (10 ms) is quiet if it is more than `QUIET_DB` below the level of the `LOUD_HOPS`-th
+loudest hop. At least `MIN_PAUSE_HOPS` quiet hops in a row are a pause; the closure of a stop
+consonant is shorter.
 """
 NEAR, NEAR_CLAUSE_END, NEAR_EDGE = 0.1 * RATE_HZ, 0.3 * RATE_HZ, 0.35 * RATE_HZ
-"""Largest distance of a pause from the border of words that it belongs to; from a border with
-punctuation; and of the silence around all words from the first and the last border.
+"""Largest distance between a pause and the word border that it is assigned to: for a border between
+words, for a border after punctuation, and for the first and the last border.
 """
 CROSSED = 0.15 * RATE_HZ
-"""A pause that another border lies in so deeply is soft speech."""
+"""A pause is taken for soft speech if another border is inside it by more than this distance."""
 STIFFNESS = 2.0
-"""Weight of a word's expected duration against the attention's, for a word of one letter."""
+"""Weight of the expected duration of a word of one letter, relative to the weight of a border that
+the attention finds. The weight decreases with the number of letters.
+"""
 EXTRA_LETTERS = 2.0
-"""Letters by which a word before a pause is longer."""
+"""Letters added to the length of a word before a pause, which is spoken more slowly."""
 MAX_SHIFT = 0.1 * RATE_HZ
-"""Largest shift of a border that is at no pause."""
+"""Largest shift of a border that no pause determines."""
 LINGER, GAP = 0.3 * RATE_HZ, 0.05 * RATE_HZ
-"""Time after a pause's beginning at which the word before it ends, and time by which a word ends
-before the next one begins without a pause: as the voices count.
+"""A word before a pause ends `LINGER` after the pause begins; any other word ends `GAP` before the
+next word begins. Chosen to agree with the word times that the voices report.
 """
 FIXED = 1e6
 
@@ -84,8 +87,8 @@ def find_pauses(samples: Samples) -> NDArray[np.int64]:
 def _silences(
     pauses: NDArray[np.int64], words: FoundWords, num_samples: int
 ) -> tuple[Times, NDArray[np.bool_]]:
-    """Return the silence at each border, empty where there is none: float64 [B, 2]; and whether the
-    border is certain.
+    """Return the silence at each border, float64 [B, 2], of length 0 at a border without a pause;
+    and whether each border is certain, as the first, the last and any border at a pause are.
     """
     borders_B = words.borders_B
     silence_B2 = np.stack([borders_B, borders_B], axis=1)
@@ -110,8 +113,9 @@ def _silences(
 
 
 def _shared_by_letters(words: FoundWords, silence_B2: Times, fixed_B: NDArray[np.bool_]) -> Times:
-    """Return the borders, of which those that are not certain are moved to where the durations of
-    words, between certain borders, agree best with their numbers of letters: least squares.
+    """Return the borders. Every border that is not certain is moved, by at most `MAX_SHIFT`, so
+    that the durations of words between certain borders agree with the numbers of letters (least
+    squares).
     """
     before_B, pause_B = silence_B2[:, 0], silence_B2[:, 1] - silence_B2[:, 0]
     letters_W = words.num_letters_W + EXTRA_LETTERS * (pause_B[1:] > 0)

@@ -13,8 +13,8 @@ from fleet.processing.spoken.abbreviations import AMBIGUOUS, NEVER_LAST, WEAK_WO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """A part of the text. `starts_line`, `ends_line`: whether it begins, or ends, a line.
-    `is_code`: the part belongs to a fenced code block, fences included.
+    """A part of the text. `starts_line`, `ends_line`: True if a line begins, or ends, with this
+    part. `is_code`: True if the part belongs to a fenced code block, fences included.
     """
 
     text: str
@@ -39,11 +39,11 @@ RAMP = (
     ClauseLengths(sentence=12, comma=50, space=100),
     ClauseLengths(sentence=12, comma=120, space=200),
 )
-"""Lengths of the first clause, which is short for an early sound, of the second, which is spoken
-while that plays, and of all later ones.
+"""Lengths of the first clause, which is short so that sound begins early; of the second, which is
+synthesised while the first plays; and of all later clauses.
 """
 MAX_CLAUSE_CHARS = 300
-"""Length at which a clause ends anywhere."""
+"""Length in characters at which a clause is cut even within a sentence, at a space if possible."""
 _MAX_OPEN_CHARS = 120
 """Length up to which an open code span or link is expected to close."""
 _MAX_LINE_START_CHARS = 100
@@ -101,7 +101,9 @@ class ClauseCutter:
         return clauses or self._cut_at(char, before)
 
     def _cut_at(self, char: str, before: str) -> list[Clause]:
-        """Return the clause that ends with `char`, or before it, if any."""
+        """Return the clause that ends with `char`, or just before `char`; empty if none ends.
+        `before`: text that belongs to no clause yet, without `char`.
+        """
         if char in _WIDE_ENDS:
             return self._cut(len(self._text))
         if before and not self._is_inside():
@@ -112,7 +114,9 @@ class ClauseCutter:
         return self._cut_long(is_code=False)
 
     def _end_line(self) -> list[Clause]:
-        """Return the clauses that end with a line: all, unless the sentence may go on."""
+        """Return the clauses that end with the current line; empty if the sentence may continue on
+        the next line, or the text so far is blank.
+        """
         line, self._line = self._line, ""
         if self._fence or _FENCE.match(line):
             return self._end_code_line(line)

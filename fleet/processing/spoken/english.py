@@ -16,7 +16,9 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def _rule(pattern: str, say: Callable[..., str | None]) -> Rule:
-    """Return a rule that says `say(*groups)`, absent groups as "", or the match itself for None."""
+    """Return a rule that speaks the result of `say`, or the matched text if the result is None.
+    `say` is called with the pattern's groups; a group that did not match is "".
+    """
 
     def said(match: re.Match[str], _speak: Speak) -> str:
         words = say(*(group or "" for group in match.groups()))
@@ -26,7 +28,7 @@ def _rule(pattern: str, say: Callable[..., str | None]) -> Rule:
 
 
 _FREE = r"(?<![\w.,:/-])"
-"""Before a number that is not part of something longer."""
+"""Lookbehind for the start of a number that is not part of a longer number, word or path."""
 _MINUS = r"(?<![\w.,)%-])[-−](?=[\d$€£])"
 _DOMAIN = (
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+"

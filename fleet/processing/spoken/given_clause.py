@@ -6,14 +6,14 @@ _FIELDS = ("starts_line", "ends_line", "is_code")
 
 
 def place_of(clause: Clause) -> str:
-    """Return what a clause's text does not tell of it, for `GivenClause`: the names of its fields
-    that are true, such as `starts_line,ends_line`.
+    """Return the names of the clause's fields that are true, such as `starts_line,ends_line`, from
+    which `GivenClause` restores the clause together with the text.
     """
     return ",".join(name for name in _FIELDS if getattr(clause, name))
 
 
 class GivenClause:
-    """Cutter of a text that is one clause. `place`: the clause's `place_of`."""
+    """Cutter of a text that is a single clause. `place`: result of `place_of` for the clause."""
 
     def __init__(self, place: str) -> None:
         self._place = place.split(",")
@@ -24,7 +24,7 @@ class GivenClause:
         return []
 
     def finish(self) -> list[Clause]:
-        """Return the clause, which ends here."""
+        """Return the whole text that was fed as the only clause."""
         starts_line, ends_line, is_code = (name in self._place for name in _FIELDS)
         return [
             Clause(text=self._text, starts_line=starts_line, ends_line=ends_line, is_code=is_code)

@@ -22,8 +22,8 @@ _MARKS = _ENDS + "\"'“”‘’«»()[]{}*-–—¿¡"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenWord:
-    """A word of the text with the white space around it. `num_spoken`: number of words of the
-    spoken clause that have been said at its end.
+    """A word of the written text with the white space around it. `num_spoken`: number of words of
+    the spoken clause that have been said when this word ends.
     """
 
     text: str
@@ -42,7 +42,7 @@ class SpokenWords:
 
 @dataclass(slots=True, kw_only=True)
 class _Word:
-    """Spoken word in progress. `end`: position in the clause up to which it is written."""
+    """Spoken word in progress. `end`: position in the clause at which its written form ends."""
 
     text: str
     end: int

@@ -13,8 +13,8 @@ Speak = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`pattern`: what the rule reads. `say`: what is spoken for a match; it may call the second
-    argument to read parts of the match.
+    """Rule for speaking a part of a text. `pattern`: regular expression of the part. `say`: returns
+    what is spoken for a match; the second argument speaks parts of the match by all rules.
     """
 
     pattern: str

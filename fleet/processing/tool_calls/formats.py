@@ -13,7 +13,9 @@ _JSON = (
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"NAME"\s*'
     r'(?:,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)|(?P<bare>\}))'
 )
-"""A call as a JSON object, up to the value of its arguments. `bare`: the object has none."""
+"""Pattern of a call as a JSON object, up to the value of its arguments. The group `bare` matches if
+the object has no arguments.
+"""
 _TAG = r"<tool_call>\s*(?:\[\s*)?"
 _MISTRAL = (
     rf"\[TOOL_CALLS\]\s*(?:\[\s*{_JSON}|"
@@ -140,8 +142,8 @@ _UNREAD = (
 
 
 def format_of(template: str) -> str:
-    """Return the name of the form in which a model writes calls whose chat template writes tools;
-    "" for a form that is not read. `template`: the template's source.
+    """Return the name of the form in which a model writes calls, found from the source of a chat
+    template that writes tools: "json" if no form shows, "" for a form that is not read.
     """
     if any(sign in template for sign in _UNREAD):
         return ""

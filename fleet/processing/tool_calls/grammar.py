@@ -25,8 +25,8 @@ NO_CALL = r"/[^\s<{\[`](.|\n)*/"
 class CallGrammar:
     """Builder of the grammar of one request.
 
-    `tokens`: ids of the tokenizer's added tokens by their texts. `spoken`: ids of those that may be
-    part of ordinary text.
+    `tokens`: ids of the tokenizer's added tokens by their texts. `spoken`: ids of the added tokens
+    that may be part of ordinary text.
     """
 
     def __init__(
@@ -38,16 +38,17 @@ class CallGrammar:
         self._rules: list[str] = []
 
     def required(self, tools: Sequence[FunctionTool], max_calls: int) -> Constraint:
-        """Return the rule of an answer that calls one of `tools`, and at most `max_calls` times; 0
-        for any number.
+        """Return the rule of an answer that calls `tools` at least once and at most `max_calls`
+        times; 0 allows `MAX_CALLS` calls, or one call if the form cannot write several.
         """
         return self._rule(self._calls(tools, max_calls))
 
     def optional(
         self, tools: Sequence[FunctionTool], max_calls: int, schema: object = None
     ) -> Constraint:
-        """Return the rule of an answer that may call `tools`. Without calls it is JSON of `schema`;
-        None for any text, which may also precede the calls.
+        """Return the rule of an answer that may call `tools`. `max_calls`: as in `required`.
+        `schema`: JSON schema of an answer without calls; None allows any text, which may also
+        precede the calls if these begin with a control token.
         """
         calls = self._calls(tools, max_calls)
         if schema is not None:
@@ -93,8 +94,8 @@ class CallGrammar:
         )
 
     def _keywords(self, schema: Mapping[str, object]) -> str:
-        """Return the terms of keyword arguments: the required ones in their order, then any of the
-        others in theirs. The values are JSON, which the parser reads too.
+        """Return the terms of keyword arguments: the required ones in the order of `required`, then
+        any others in the order of `properties`. The values are JSON, which the parser reads too.
         """
         named, wanted = schema.get("properties"), schema.get("required")
         names = cast("list[object]", wanted) if isinstance(wanted, list) else []

@@ -41,7 +41,9 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """The arguments of a call are complete. A call that was cut does not end."""
+    """The arguments of a call are complete. A call that is cut off by the answer's end has no such
+    event.
+    """
 
     index: int
 
@@ -60,8 +62,8 @@ class _Brackets:
         self._is_escaped = False
 
     def end_in(self, text: str) -> int | None:
-        """Return the position after the closing bracket in the next part of the text; None if it is
-        not in it.
+        """Read the next part of the text; return the position after the closing bracket in this
+        part, or None if the bracket is still open at the part's end.
         """
         for place, char in enumerate(text):
             if self._quote:

@@ -36,8 +36,8 @@ For each function call, return a json object with function name and arguments wi
 def calls_for_template(
     calls: Sequence[FunctionCall], form: str
 ) -> dict[str, list[Mapping[str, object]]]:
-    """Return the field of an assistant's message with its calls. Arguments become an object where
-    they are one, as templates expect.
+    """Return the field `tool_calls` of an assistant's message; {} without calls. Arguments that are
+    a JSON object become a dict, as templates expect; other arguments stay text.
     """
     if not calls:
         return {}
@@ -54,7 +54,7 @@ def calls_for_template(
 
 
 def shown_id(call_id: str, form: str) -> str:
-    """Return a call's id as the templates of a form take it."""
+    """Return a call's id, hashed to nine letters and digits if the form takes only short ids."""
     if not FORMATS[form].has_short_ids:
         return call_id
     digest = blake2b(call_id.encode(errors="surrogatepass"), digest_size=_SHORT_LEN).digest()

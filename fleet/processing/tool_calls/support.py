@@ -28,7 +28,7 @@ class ToolSupport:
 
     @property
     def control_tokens(self) -> tuple[tuple[str, int], ...]:
-        """The tokens that a grammar may name, `<...>`, with their ids."""
+        """(text, id) of each added token of the form `<...>`, which a grammar may name."""
         return tuple(
             (name, number)
             for name, number in self._tokens.items()
@@ -42,16 +42,16 @@ class ToolSupport:
         return self._found if wanted == AUTO else "" if wanted == "none" else wanted
 
     def required(self, form: str, tools: Sequence[FunctionTool], max_calls: int) -> Constraint:
-        """Return the rule of an answer that has to call one of `tools`, in the form `form`.
-        `max_calls`: most calls, 0 for any number.
+        """Return the rule of an answer that calls `tools` at least once, in the form `form`.
+        `max_calls`: most calls; 0 for the default limit (see `CallGrammar.required`).
         """
         return self._grammar(FORMATS[form]).required(tools, max_calls)
 
     def optional(
         self, form: str, tools: Sequence[FunctionTool], max_calls: int, schema: object = None
     ) -> Constraint:
-        """Return the rule of an answer that may call `tools`, each by its schema. `schema`: JSON
-        schema of an answer without calls, None for any text.
+        """Return the rule of an answer that may call `tools`, each by its schema. `max_calls`: as
+        in `required`. `schema`: JSON schema of an answer without calls; None for any text.
         """
         return self._grammar(FORMATS[form]).optional(tools, max_calls, schema)
 

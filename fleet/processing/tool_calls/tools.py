@@ -12,7 +12,7 @@ NO_OTHERS: Mapping[str, object] = {**NO_ARGUMENTS, "additionalProperties": False
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTool:
     """A function that the model may call. `parameters`: JSON schema of the object of its arguments;
-    None for a function without arguments. `is_strict`: every call keeps the schema.
+    None for a function without arguments. `is_strict`: True if every call must match the schema.
     """
 
     name: str

@@ -32,8 +32,8 @@ class SpanCopy:
     `keys`: a 64-bit key of each row to copy. `layers`: bytes to store, one array per layer of the
     model; None if the copy fetches the span workers' layers. `before`: hash of the copied rows.
     `layer_bytes`: size of one layer's rows. `after`: number of the step that must end before the
-    copy begins. `num_missing`: answers still expected from span workers. `wanted`: layers still to
-    be fetched. `since_s`: time of the request, by `time.monotonic`.
+    copy begins. `num_missing`: messages still expected from span workers. `wanted`: layers still to
+    be fetched. `since_s`: time at which the copy was added to `SpanCopies` (`time.monotonic`).
     """
 
     number: int
@@ -64,7 +64,7 @@ class SpanCopies:
         return bool(self._copies)
 
     def append(self, copy: SpanCopy, *, after: int) -> None:
-        """Add a copy, which begins once step `after` has ended."""
+        """Add a copy, which begins once step `after` has ended; start the time limit `COPY_S`."""
         copy.after, copy.since_s = after, self._clock()
         self._copies[copy.number] = copy
 
@@ -103,8 +103,8 @@ class SpanCopies:
                 )
 
     def take_ended(self, chain: SpanChain | None, completed: int) -> list[CopiedRows]:
-        """Begin the copies whose steps have ended; return and forget the copies that are complete,
-        or have failed. What arrives for a forgotten copy has no effect.
+        """Begin the copies whose steps have ended; remove and return the copies that are complete,
+        or have failed. Messages that arrive later for a removed copy are ignored.
 
         `completed`: number of the last completed step.
         """

@@ -239,7 +239,7 @@ class SpanPasses(PassQueue[TaskT]):
 
     def _resume(self, chain: SpanChain) -> None:
         """Continue running steps on a new chain: the anchor and each worker resend what the next
-        lacks.
+        process lacks.
         """
         if self._chain is not None:
             self._chain.close()
@@ -280,8 +280,8 @@ class SpanPasses(PassQueue[TaskT]):
         )
 
     def max_requests(self, num_open: int) -> int:
-        """Return the most requests of one step: an equal share per process, so that all have a step
-        to compute. Rounded up to whole tiles where rows are computed in tiles.
+        """Return the most requests of one step: an equal share of `num_open` requests per process,
+        so that all processes have a step to compute; with tiles, a multiple of `TILE_ROWS`.
         """
         share = -(-num_open // (self._chain.num_hops + 1 if self._chain is not None else 1))
         return max(1, -(-share // TILE_ROWS) * TILE_ROWS if self._options.tiled else share)
@@ -436,8 +436,8 @@ class SpanPasses(PassQueue[TaskT]):
             return PassFailure(error=error)
 
     def _count(self, running: RunningStep[TaskT], continued_s: float) -> None:
-        """Add an ended step to the statistics. `continued_s`: when computation from its result
-        began.
+        """Add an ended step to the statistics. `continued_s`: time at which the anchor began to
+        compute from the step's result.
         """
         ended_s = time.monotonic()
         computed_s = running.sent_s - running.began_s + ended_s - continued_s

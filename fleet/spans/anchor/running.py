@@ -83,8 +83,8 @@ class RunningStep(Generic[TaskT]):
 
     @property
     def is_complete(self) -> bool:
-        """True if the step can end: the result has arrived, and all tapped hidden states that can
-        arrive.
+        """True if the step can end: the result has arrived and is an error, or no message with
+        tapped hidden states is still expected.
         """
         return self.result is not None and (
             self.result.error is not None or self.tapped is not None or not self.lacks_taps

@@ -131,7 +131,9 @@ class SpanHost:
             self._used_pages = kept
 
     def advance(self, work: SpanPass) -> None:
-        """Apply the pool changes that a step carries, and count the step as computed."""
+        """Zero the pages and close the tables that a step names, and set `last_number` to the
+        number of the step.
+        """
         assert work.number > self.last_number, f"pass {work.number} after {self.last_number}"
         self.last_number = work.number
         self._pool.apply(PoolChanges(zeroed=list(work.zeroed)))

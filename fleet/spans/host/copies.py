@@ -21,8 +21,8 @@ from fleet.spans.protocol.messages import (
 def copy_rows(
     host: SpanHost, anchor: SpanConnection, message: SpanFetch | SpanStore, payload: memoryview
 ) -> None:
-    """Send the rows that an anchor fetches, or store the rows that it sends in `payload`, and
-    answer.
+    """Send the anchor the rows that a `SpanFetch` names; or store `payload` as the rows of a
+    `SpanStore`, and report an error or the end of the copy to the anchor.
     """
     if isinstance(message, SpanFetch):
         _send_rows(host, anchor, message)

@@ -94,8 +94,8 @@ class SpanHosting:
         neighbours: Neighbours,
         when_loading: Callable[[], None],
     ) -> None:
-        """Take a dialer as `neighbours`, and `when_loading`, which is called before a route's span
-        is loaded, which may take minutes.
+        """Begin without a route. `neighbours`: dialer for connections to other span workers.
+        `when_loading`: called before a route's span is loaded, which may take minutes.
         """
         self._where = where
         self._spans = spans
@@ -132,8 +132,8 @@ class SpanHosting:
         return self._is_open and (is_end or is_hop)
 
     def handle(self, arrival: Arrival) -> None:
-        """Handle an arrival. A message of a closed connection has no effect, since its route ends;
-        the next route asks for what it lacks.
+        """Handle an arrival. A message from a closed connection is ignored, since its route has
+        ended; missing steps and results are sent again in the next route.
         """
         match arrival:
             case ConnectionOpened(connection=connection, purpose=purpose):
@@ -431,8 +431,8 @@ class SpanHosting:
         rows: memoryview,
         when_sent: Callable[[], None] | None,
     ) -> None:
-        """Send the hidden states of a step to the next worker, or its result to the anchor. `rows`:
-        bytes of `done.rows`.
+        """Send the hidden states of a step to the next worker, or the step's result to the anchor;
+        tapped hidden states go to the anchor in any case. `rows`: bytes of `done.rows`.
         """
         tables = tuple(extent.table for extent in work.extents)
         if done.tapped_NH is not None or (work.error is not None and route.host.has_tapped_layer):
@@ -463,8 +463,8 @@ class SpanHosting:
         payload: memoryview,
         when_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send a result to the anchor unless the anchor has it; keep it until the anchor reports
-        so.
+        """Send a result to the anchor unless the anchor already has it, and keep the result until
+        the anchor reports the step as completed.
         """
         if work.number > work.completed:
             route.results.setdefault(work.number, []).append((result, payload))

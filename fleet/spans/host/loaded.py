@@ -64,8 +64,8 @@ class LoadedSpans:
         return span in self._built
 
     def prepare(self, span: str, when_prepared: WhenPrepared, *, beside_used: bool) -> None:
-        """Load a span in a thread of its own, and call `when_prepared`. `beside_used`: True to keep
-        the span in use loaded; all other spans are dropped first.
+        """Begin to load a span in a thread of its own, which then calls `when_prepared`. All other
+        spans are dropped first, except the span in use if `beside_used` is True.
         """
         kept = (self._used, span) if beside_used else (span,)
         threading.Thread(

@@ -196,8 +196,8 @@ class SpanWorkerProcess(RegisteredProcess):
     def _serve(
         self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals
     ) -> None:
-        """Handle arrivals and operators' orders until the process may end or its lease is lost.
-        Between two steps nothing has to wait for the rest of the backlog.
+        """Handle arrivals and operators' orders until the process may end or its lease is lost. The
+        lease and the orders are looked after between any two arrivals of a long backlog.
         """
         hosting, link = self._hosting, RedisLink(client, worker, self.role)
         assert hosting is not None
@@ -223,7 +223,8 @@ class SpanWorkerProcess(RegisteredProcess):
 
     def _may_end(self, worker: WorkerId, client: redis.Redis, hosting: SpanHosting) -> bool:
         """Return True if the process is to stop, and has left its route or waited `DRAIN_S` for its
-        anchor.
+        anchor. Sets `stop` if an order or a stuck NIXL agent demands it, and then drains the worker
+        in Redis, once.
         """
         if self._agents.stuck or self._availability.may_leave(holds_anything=hosting.is_in_route):
             self.stop.set()

@@ -266,12 +266,12 @@ class SpanConnection:
 
     @property
     def num_bytes_sent(self) -> int:
-        """Bytes of frames that the kernel has taken, and of blocks written for the peer to read."""
+        """Total bytes of frames that the kernel has taken, and of blocks written for the peer."""
         return self._unsent.num_bytes_sent + self._num_block_bytes_sent
 
     @property
     def num_bytes_received(self) -> int:
-        """Bytes of the frames that arrived, and of the blocks that were read."""
+        """Total bytes of the frames that arrived, and of the blocks that were read."""
         return self._num_bytes_received + self._num_block_bytes_received
 
     @property
@@ -293,9 +293,9 @@ class SpanConnection:
         peer; any thread may call this.
 
         The buffers are C-contiguous, and must not change while `backlog_bytes` counts them. On a
-        closed connection this does nothing: its `ConnectionClosed` arrives. `when_sent` is called
-        once the kernel has taken all bytes, by this thread or the writer; it must not block.
-        Raises: TypeError if a buffer is not C-contiguous.
+        closed connection the frame is dropped without an error. `when_sent` is called once the
+        kernel has taken all bytes, by this thread or the writer, and must not block; never called
+        for a dropped frame. Raises: TypeError if a buffer is not C-contiguous.
         """
         blocks, views = self._blocks, [flat_view(buffer) for buffer in buffers]
         num_bytes = sum(view.nbytes for view in views)
@@ -336,8 +336,8 @@ class SpanConnection:
         """Close the connection and wait until its threads have ended; `ConnectionClosed` has then
         arrived.
 
-        The peer may lose what it has not read yet: send a last frame and wait for an answer where
-        that matters.
+        Frames that the peer has not read yet may be lost. To be certain of delivery, wait for the
+        peer's reply before closing.
         """
         with self._lock:
             self._stop(CLOSED_HERE)

@@ -58,7 +58,7 @@ class HandshakeMessage:
 @dataclass(frozen=True, slots=True)
 class ProvenPeer:
     """The peer of a connection after a successful handshake. `purpose`: text that the dialer
-    announced, on both sides.
+    announced; on the dialer's side its own text.
     """
 
     name: str

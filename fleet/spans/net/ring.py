@@ -153,8 +153,8 @@ class BlockPort:
     """Block transfer at one end of a connection: ring, read buffer and NIXL agent, created on first
     use.
 
-    `writing` is held while a block is written and sent, so that its frame follows the ring's
-    metadata. Any thread may write; only the connection's reader thread reads.
+    `writing`: lock to hold while a block is written and sent, so that the ring's metadata is sent
+    before the first block. Any thread may write; only the connection's reader thread reads.
     """
 
     def __init__(self, options: BlockReads, is_over: Callable[[], bool]) -> None:
@@ -185,10 +185,10 @@ class BlockPort:
     def write(
         self, buffers: Sequence[memoryview], num_bytes: int
     ) -> tuple[bytes, bytes | None] | None:
-        """Write a block into the ring; None if the ring is full or cannot be created.
+        """Write a block into the ring. The caller holds `writing`.
 
-        Returns: the block's place (`BLOCK`) to send, and before the first block also the ring's
-        metadata, else None. Needs `writing`.
+        Returns: the block's place, packed as `BLOCK`, and the ring's metadata to send before it, or
+        None after the first block. None for both if the ring is full or cannot be created.
         """
         metadata = None
         if self._ring is None:
@@ -301,7 +301,7 @@ class BlockPort:
 
     def close(self) -> None:
         """Close the NIXL agent: no read of this end can write to memory any more, and the peer
-        cannot begin a read. After `AGENT_CLOSE_S` it continues to close in the background.
+        cannot begin a read. Waits up to `AGENT_CLOSE_S`; a slower close ends in the background.
         """
         with self.writing, self._lock:
             self._is_closed = True

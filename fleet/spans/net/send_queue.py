@@ -51,7 +51,7 @@ class SendQueue:
         return ended
 
     def clear(self) -> None:
-        """Drop all bytes, since the connection is closed."""
+        """Drop all bytes of a closed connection, and the callbacks without calling them."""
         self._parts.clear()
         self._ends.clear()
         self.num_bytes = 0

@@ -172,7 +172,9 @@ class RouteSlot:
         self._outage: FleetError | None = None
 
     def offer(self, chain: SpanChain) -> None:
-        """Store a chain for the engine, closing a stored chain that the engine has not taken."""
+        """Store a chain for the engine, close a stored chain that the engine has not taken, and end
+        the reported outage.
+        """
         with self._lock:
             replaced, self._next = self._next, chain
             self._outage = None

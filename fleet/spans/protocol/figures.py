@@ -73,10 +73,10 @@ class SpanPart(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a divided model that one worker (anchor or span worker) has.
 
     `span`: the worker's layers, for example `0:13`; "" for a span worker without any. `anchor`: the
-    anchor that claimed a span worker last, "" without one. The other fields are an anchor's:
-    `worker_spans`: spans of its route in the order of the layers, or the configured spans while
-    there is no route; `hops`: span workers of its route, in the same order; `gap`: why the anchor
-    cannot compute, "" if it can.
+    anchor that last claimed this span worker; "" for none. Only an anchor has `worker_spans`: spans
+    of its route in the order of the layers, or the configured spans while there is no route;
+    `hops`: span workers of its route, in the same order; and `gap`: why the anchor cannot compute,
+    "" if it can.
     """
 
     is_anchor: bool

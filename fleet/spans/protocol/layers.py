@@ -213,8 +213,8 @@ def _usable(
     *,
     forbids_head: bool,
 ) -> tuple[list[Hop], dict[WorkerId, str]]:
-    """Return the workers whose layers all lie within `low` to `high`, and of each other worker why
-    it cannot be used.
+    """Return the workers whose layers all lie within `low` to `high`, and for each other worker the
+    reason why it is unusable.
     """
     usable: list[Hop] = []
     unused: dict[WorkerId, str] = {}

@@ -207,8 +207,8 @@ class SpanFetch(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanFetched(SpanMessage, frozen=True, kw_only=True):
-    """Answer to `SpanFetch`, once for each layer: the layer's keys and values follow. `error`: why
-    no layer follows; None on success.
+    """Answer to `SpanFetch`: one message for each layer, followed by the layer's keys and values;
+    `error` is None. A worker that fails sends one message with `error`, and -1 as `layer`.
     """
 
     copy: Number
@@ -232,8 +232,8 @@ class SpanStore(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStored(SpanMessage, frozen=True, kw_only=True):
-    """Answer to the last `SpanStore` of a copy: all layers are stored. `error`: why they could not
-    be stored; None on success.
+    """Answer to the last `SpanStore` of a copy, and to each earlier one that fails. `error`: reason
+    why the layer could not be stored; None on success.
     """
 
     copy: Number

@@ -28,7 +28,7 @@ class KeptRows:
     rows: memoryview
 
     def cut(self, stop: int) -> "KeptRows":
-        """Return a copy without the rows from position `stop` on; no token is sampled after it."""
+        """Return a copy without the rows from position `stop` on, and with `draws` False."""
         extent, num_rows = self.extent, self.extent.stop - self.extent.start
         left = stop - extent.start
         cut = msgspec.structs.replace(extent, stop=stop, keys=extent.keys[: 8 * left], draws=False)
@@ -51,7 +51,9 @@ class KeptTable:
         return sum(len(one.rows) for one in self._kept)
 
     def add(self, added: KeptRows, completed: int) -> int:
-        """Add rows; return how many bytes of completed steps' rows were replaced and freed."""
+        """Add the rows of a step, which replace rows of completed steps from the same position on;
+        return the bytes of the replaced rows.
+        """
         num_replaced, extent = 0, added.extent
         while (
             self._kept
@@ -105,7 +107,9 @@ class SpanLog:
         return len(self._tables)
 
     def add(self, work: SpanPass, rows: memoryview) -> None:
-        """Record a step that is sent, with its rows; the rows must not change later."""
+        """Record a step that is sent, with its rows, which must not change later. Drops the tables
+        that the step closes, and all rows of completed steps if the log exceeds `keep_bytes`.
+        """
         self.close(work.closed)
         self.complete(work.completed)
         if work.number > self._completed:
@@ -135,7 +139,9 @@ class SpanLog:
         self.close(set(self._tables) - set(tables))
 
     def complete(self, number: int) -> None:
-        """Record that every process has computed the steps up to `number`."""
+        """Record that every process has computed the steps up to `number`. The steps' rows are kept
+        until their tables are closed, or the log exceeds `keep_bytes`.
+        """
         for old in [old for old in self._passes if old <= number]:
             del self._passes[old]
         self._completed = max(self._completed, number)

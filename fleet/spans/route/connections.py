@@ -58,8 +58,8 @@ class ConnectedChain(SpanChain):
         return self.is_broken and not self._expects_end
 
     def expect_end(self) -> None:
-        """Record that the route will end without a worker's death, unless it is already broken. Any
-        thread may call this.
+        """Record that the route is about to end without a worker's death, so that `is_lost` stays
+        False. Has no effect on a route that is already broken. Any thread may call this.
         """
         self._expects_end = self._expects_end or not self.is_broken
 

@@ -41,10 +41,10 @@ class RouteGap(RouteFailure):
 class RouteWorker:
     """A span worker as an anchor sees it: where it listens, and what it has loaded.
 
-    `key`: key that proves the fleet's secret on connections. `span`: span that the worker has
-    loaded or is to load, such as `0:13`; "" for none. `anchor`: anchor of the worker's route, ""
-    without one. `stands_by`: True for a standby worker, which replaces lost workers only. `memory`:
-    bytes that the worker may occupy.
+    `key`: key that authenticates connections to the worker. `span`: span that the worker has loaded
+    or is to load, such as `0:13`; "" for none. `anchor`: anchor of the worker's route, "" without
+    one. `stands_by`: True for a standby worker, which replaces lost workers only. `memory`: bytes
+    that the worker may occupy.
     """
 
     worker: WorkerId
@@ -60,8 +60,9 @@ class RouteWorker:
 class Candidates:
     """Span workers that an anchor may use for its route.
 
-    `free`: workers of no other anchor: workers of this anchor's last route first, standby workers
-    last. `limit`: most workers that this anchor may use, so that other anchors get their share.
+    `free`: workers that no other anchor uses: workers of this anchor's last route, then further
+    workers, then standby workers. `limit`: most workers that this anchor may use, so that other
+    anchors get their share.
     """
 
     free: Sequence[RouteWorker]
@@ -85,17 +86,18 @@ class RouteDivision(Protocol):
         ...
 
     def better(self, candidates: Candidates, *, is_leaving: bool) -> Placed:
-        """Return the division to which the present, complete route should change; empty if it
-        should stay.
+        """Return the division to which the present, complete route should change; empty if the
+        route should stay as it is.
 
-        `is_leaving`: True if a worker of the route is about to leave and is not among the
-        candidates. Raises: RouteGap if no other worker can take its layers.
+        `is_leaving`: True if a worker of the route is about to leave; this worker is not among the
+        candidates. Raises: RouteGap if no other worker can take the layers of the leaving worker.
         """
         ...
 
     def losses(self, candidates: Candidates) -> Mapping[WorkerId, str] | None:
-        """Return the workers of the present route that cannot leave, each with the reason; None if
-        any worker can leave only when an unused worker takes its place.
+        """Return the workers of the present route whose layers no other worker can take, each with
+        the reason; empty if any one may leave. A fixed division returns None: a worker can leave
+        only when an unused worker takes its place.
         """
         ...
 

@@ -56,8 +56,8 @@ class AnchorRoute:
     ) -> None:
         """Read the stage's spans, and the layer sizes if spans are chosen automatically.
 
-        `slot`: hand-over of finished routes to the engine. `access`: secret and network of
-        connections. Raises: ConfigError if the sizes cannot be read from the checkpoint.
+        `slot`: slot through which the engine receives finished routes. `access`: fleet secret and
+        network of connections. Raises: ConfigError if the sizes cannot be read from the checkpoint.
         """
         spans, anchor = config.stage(options.stage).spans, options.anchor
         assert spans is not None and anchor is not None, "a route without span workers"
@@ -80,8 +80,8 @@ class AnchorRoute:
         }
 
     def open(self, worker: WorkerId, is_needed: Callable[[], bool]) -> RouteKeeper:
-        """Return the route keeper of one incarnation, named `worker`. `is_needed`: see
-        `RouteKeeper`.
+        """Return a route keeper for the worker's incarnation with the id `worker`; the caller
+        starts the keeper. `is_needed`: see `RouteKeeper`.
         """
         division = (
             GivenDivision(self._stage, self._spans, self._slot.num_layers)

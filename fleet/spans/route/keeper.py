@@ -100,9 +100,9 @@ class RouteKeeper:
     ) -> None:
         """Prepare the thread.
 
-        `slot`: hand-over of finished routes to the engine. `is_needed`: function that returns True
-        while the anchor computes or accepts tasks; otherwise its span workers are released for
-        other anchors.
+        `slot`: slot through which the engine receives finished routes. `is_needed`: function that
+        returns True while the anchor computes or accepts tasks; otherwise its span workers are
+        released for other anchors.
         """
         self._redis_url = redis_url
         self._settings = settings
@@ -179,8 +179,8 @@ class RouteKeeper:
             self._has_claims = False
 
     def _wait(self) -> None:
-        """Wait until the next check of the route, which comes early if the route is broken, since
-        requests wait for the next one.
+        """Wait until the route is checked again: `CHECK_S`, or `POLL_S` if there is no complete
+        route, since requests wait for one.
         """
         until_s = time.monotonic() + CHECK_S
         while not self._stopping.wait(POLL_S) and time.monotonic() < until_s:
@@ -355,8 +355,9 @@ class RouteKeeper:
         return int(more[0])
 
     def _follow_gap(self, client: redis.Redis, records: SpanRecords, gap: str) -> None:
-        """Record why there is no route. After `HAND_OVER_S`, give the tasks to another anchor that
-        has all layers; if there is none, let requests fail after `no_worker_timeout_s`.
+        """Record why there is no route. After `HAND_OVER_S`, if another anchor has all layers,
+        fence this worker if it has tasks, which then continue there; without such an anchor, let
+        requests fail after `no_worker_timeout_s`.
         """
         settings, now_s = self._settings, time.monotonic()
         if self._gap_since_s is None:

@@ -37,8 +37,8 @@ def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteWorker]) ->
 
 
 class StandbySpans:
-    """Loads the route's spans into unused workers, by a thread of its own. Another single thread
-    calls the methods.
+    """Loads the route's spans into unused workers, in a thread of its own. The methods are called
+    by one other thread.
     """
 
     def __init__(self, anchor: WorkerId, is_stopping: Callable[[], bool]) -> None:
@@ -49,8 +49,9 @@ class StandbySpans:
         self._retry_s = 0.0
 
     def follow(self, spans: Sequence[str], unused: Sequence[RouteWorker]) -> list[RouteWorker]:
-        """Return the workers that have loaded a span since the last call; begin to load what unused
-        workers lack, unless some still load.
+        """Return the workers that have loaded a span since the last call, with `span` set to the
+        loaded span. If there are none, begin to load spans into the unused workers that have no
+        span of the route, unless workers still load or loading has failed within `RETRY_S`.
 
         `spans`, `unused`: see `choose_standby_spans`.
         """

@@ -56,7 +56,7 @@ class PrefixHashes:
         return int(self._hashes[start]) if start <= self._length else None
 
     def extend(self, start: int, keys: Keys) -> None:
-        """Set the keys of the rows from `start` on; later rows that were set before are dropped."""
+        """Set the keys of the rows from `start` on. Rows after the last given key are dropped."""
         assert start <= self._length, f"row {start} of {self._length}"
         stop = start + len(keys)
         if stop >= len(self._hashes):

@@ -10,8 +10,9 @@ from fleet.engine.torch.build import DTYPES
 def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
     """Return hidden states in dtype `wire_dtype` as bytes.
 
-    The bytes share the tensor's memory if it is host memory of this dtype that holds nothing else,
-    so that kept bytes keep no other memory alive.
+    The bytes share the tensor's memory if the tensor is in host memory, has this dtype and fills
+    its storage contiguously; otherwise they are a copy. So bytes that are kept keep no other memory
+    alive.
     """
     host_NH = rows_NH.to(device="cpu", dtype=DTYPES[wire_dtype]).contiguous()
     if host_NH.untyped_storage().nbytes() > host_NH.nbytes:

@@ -121,8 +121,9 @@ def _window_sizes_s(options: BuildOptions) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What an adapter knows of the recogniser: the text of tokens, the id from which tokens are no
-    text, the rate of its audio, and the language that the first window of a clip names.
+    """What an adapter knows of the recogniser. `decode`: converts tokens to text. `end`: first
+    token id that is not text. `rate_hz`: sample rate of the model's input. `language_of`: returns
+    the language that the tokens of a clip's first window name, "" if they name none.
     """
 
     decode: Callable[[Sequence[int]], str]
@@ -205,8 +206,9 @@ class RecognizerTask(TaskAdapter):
         }
 
     def _report(self, output: EngineOutput, clip: int) -> dict[str, np.ndarray]:
-        """Return the report of a window, if the request asks for times. A window that an earlier
-        owner recognised has no details; its report was sent.
+        """Return the report of a window as an array; no array if the request asks for no times. The
+        report of a window that an earlier owner recognised has no segments, since that owner has
+        sent them.
         """
         if TIMES_PARAM not in self._spec.params:
             return {}
@@ -226,8 +228,8 @@ class RecognizerTask(TaskAdapter):
 
 
 def recognition_sampling(spec: RequestSpec) -> Sampling:
-    """Return the sampling of a request's transcripts, at the temperature that the request gives for
-    its recognition.
+    """Return the sampling of a request's transcripts. A temperature that the request gives for
+    recognition replaces the temperature of the stage's sampling.
     """
     given = spec.params.get(TEMPERATURE_PARAM)
     sampling = sampling_of(spec, CASCADE, ASR)

@@ -72,7 +72,7 @@ class SpokenChatAdapter(TextAdapter):
 
     def prompt_ids(self) -> Sequence[int]:
         """Return the prompt with the transcripts in the place of the clips. Raises:
-        ContextLengthExceeded if it is longer than the deployment's limit.
+        ContextLengthExceeded if this prompt is longer than the deployment's limit.
         """
         if self._prompt is None:
             self._prompt = insert_transcripts(
@@ -143,8 +143,8 @@ class SpokenText:
         return self._calls is not None and self._calls.num_calls > 0
 
     def add(self, token: int, *, is_last: bool) -> str:
-        """Add the answer's next token; return the text that no later token can change, or all that
-        is left after the last one.
+        """Add the answer's next token; return the new text that no later token can change, or with
+        `is_last` all remaining text.
         """
         text = self._shown(token, is_last=is_last)
         if self._calls is None:

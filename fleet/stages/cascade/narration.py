@@ -25,7 +25,9 @@ class ClauseSpeaker(Speaker):
         self._voice = voice
 
     def check(self, params: Mapping[str, str]) -> None:
-        """Raise BadInput if the parameters name no voice, or a speed that no voice has."""
+        """Raise BadInput if the parameters name an unknown voice or an invalid speed. Without a
+        voice or a speed in the parameters, the default is used.
+        """
         find_voice(self._voice.voices(), params.get(VOICE_PARAM, ""))
         read_speed(params)
 
@@ -80,7 +82,9 @@ class ClauseNarration(Narration):
 
 
 def read_speed(params: Mapping[str, str]) -> float:
-    """Return the speed that parameters ask for. Raises: BadInput."""
+    """Return the speed that parameters ask for, 1 by default. Raises: BadInput if the speed is not
+    a number from `MIN_SPEED` to `MAX_SPEED`.
+    """
     given = params.get(SPEED_PARAM, "1")
     try:
         speed = float(given)

@@ -37,7 +37,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class VoiceTask(TaskAdapter):
-    """Adapter of a request's task: speaks the text that it is given, or the answer's as it
+    """Adapter of a request's task: speaks the text in the request, or else the answer's text as it
     arrives, and cuts the speech into pieces of at most half a second.
     """
 
@@ -90,8 +90,8 @@ def _text_input(text: np.ndarray, *, final: bool) -> EngineInput:
 
 
 def pieces_of(arrays: Arrays, begin: int) -> Iterator[Arrays]:
-    """Yield the pieces of one engine output, each with the words that end in it. `begin`: position
-    in the answer of its first sample.
+    """Yield the pieces of one engine output, each with the words that end in it. `begin`: number of
+    samples of the answer before this output.
     """
     wave, ends = arrays[voice.WAVE], arrays[voice.WORD_ENDS]
     words = arrays[voice.WORDS].tobytes().split(b"\0")[:-1]

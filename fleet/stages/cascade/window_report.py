@@ -15,8 +15,9 @@ FRAMES_PER_S = 100
 
 
 class WindowReader(msgspec.Struct, frozen=True, kw_only=True):
-    """Reader of the windows of one request. `end`: id from which tokens are no text. `rate_hz`:
-    rate of the samples that places count.
+    """Reader of the windows of one request. `end`: first token id that is not text. `rate_hz`:
+    sample rate in which positions in `arrays` are counted. `temperature`: sampling temperature that
+    the reports state.
     """
 
     decode: Decode

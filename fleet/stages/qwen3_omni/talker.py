@@ -146,8 +146,8 @@ class TalkerAdapter(TaskAdapter):
         return fed
 
     def _opening(self, ids: np.ndarray) -> Arrays:
-        """Return the last assistant header, and the ids after it: those the prompt already has of
-        the answer, then the first answer tokens `ids`.
+        """Return the last assistant header, and the ids after it: the tokens with which the prompt
+        begins the answer, then the first answer tokens `ids`.
         """
         assert self._prompt.header_at is not None
         text_at = self._prompt.header_at + HEADER_LEN

@@ -147,8 +147,8 @@ class ThinkerAdapter(TaskAdapter):
     """Adapter of a request's Thinker task. Edges that the request does not use get no items.
 
     `blob`: samples of the prompt's audio, float32 mono. `features`: function that computes mel
-    features of clips. `compile_rule`: compiles the rule of an answer. `speech`: which tokens the
-    Talker gets of an answer that may call functions.
+    features of clips. `compile_rule`: function that compiles the rule for an answer. `speech`:
+    filter of the answer tokens that the Talker gets; None if the answer may not call functions.
     """
 
     def __init__(

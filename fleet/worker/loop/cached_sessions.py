@@ -44,7 +44,8 @@ class CachedSessions:
 
     def join(self, request: EngineRequest, session: str) -> EngineRequest:
         """Return the request with its session's name set, so that the engine reuses and caches the
-        conversation. The session's time to live starts again, even if this turn is aborted later.
+        conversation; unchanged if this worker caches nothing. The session's time to live starts
+        again, even if this turn is aborted later.
         """
         if session in self._until:
             self._until[session] = self._clock() + self._keep_s
@@ -65,8 +66,8 @@ class CachedSessions:
         return session in self._until
 
     def on_turn_ended(self, task: Task) -> None:
-        """Announce in Redis what the engine cached for a task that ended normally. Call while this
-        worker still has the right to write for the task.
+        """Queue the announcement in Redis of what the engine cached for a task that ended normally.
+        Redis must run the queued call (`take_calls`) while this worker still owns the task.
         """
         session = task.spec.session
         if not session or not self.is_on:
@@ -89,7 +90,9 @@ class CachedSessions:
         self._drop_oldest()
 
     def adopt(self, stage: StageName, session: str) -> None:
-        """Announce in Redis a saved session that was loaded into the engine's cache."""
+        """Queue the announcement in Redis of a saved session that was loaded into the engine's
+        cache.
+        """
         call = scripts.adopt_prefix(self._worker, stage, session, keep_s=self._keep_s)
         self._calls.append((call, partial(self._settle, session, was_announced=False)))
         self._until.pop(session, None)

@@ -82,11 +82,11 @@ class GrantIntake:
         """Claim grants and open their tasks. `deliver`: function that handles notices which arrive
         with the claims.
 
-        Suspects wait until nothing else runs here, and meanwhile nothing new is claimed; grants in
-        this worker's inbox are left, and granted to another worker when overdue. The waiting grants
-        are reserved in this worker's name, and so are the others of their group. Without the
-        reservation they would become overdue and be granted to a second worker, which would have to
-        wait as well.
+        A suspect waits until nothing else runs here. Until then, grants already read from the
+        role's stream are still claimed, but grants in this worker's inbox are not, and go to
+        another worker when overdue. The waiting grants are reserved in this worker's name, with the
+        others of their group. Without the reservation they would become overdue and be granted to a
+        second worker, which would have to wait as well.
         """
         to_reserve = [grant for grant in grants if grant.group]
         due = [

@@ -39,8 +39,9 @@ METADATA = "hand_off"
 
 @dataclass(slots=True, kw_only=True)
 class _PendingHandOff:
-    """Hand-off that is not written yet. `awaited`: number of offered copies of which one must end,
-    so that there is room for this one's; 0 if there may be room.
+    """Hand-off that is not written yet. `awaited`: number of copies on offer when there was no room
+    for this task's copy; the hand-off is tried again once fewer are on offer. 0 before the first
+    try.
     """
 
     task: Task

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Delivers the notices of this worker's inbox to its tasks. Notices for tasks that this worker
-    does not hold are ignored: they were meant for an earlier owner.
+    """Delivers the notices in a worker's inbox to the worker's tasks. A notice about a task that
+    this worker no longer owns is ignored.
     """
 
     def __init__(self, worker: WorkerId, parts: WorkerParts) -> None:
@@ -70,8 +70,8 @@ class Inbox:
         return task.inbound.get(edge) if task is not None else None
 
     def _release_redelivered(self, notice: TakenNotice) -> None:
-        """End a task here that an operator has redelivered: its next owner continues it from its
-        log.
+        """End a task in this worker after an operator has redelivered the task; the next owner
+        continues from the logs.
         """
         task = self._tasks.get(notice.request)
         if task is not None and task.stage == notice.stage and task.epoch < notice.epoch:

@@ -42,7 +42,9 @@ AWAIT_PASS_S = 0.05
 
 
 class LoopObserver(Protocol):
-    """Observer of a loop's progress, as `Lease` is."""
+    """Receiver of a loop's progress reports. `Lease` implements this protocol, and is no longer
+    renewed if the reports stop.
+    """
 
     def progress(self) -> None: ...
     def begin_step(self, longest_step_s: float) -> None: ...
@@ -97,7 +99,9 @@ class WorkerLoop:
         return self.availability.may_leave(holds_anything=self.tasks.holds_anything())
 
     def is_stuck(self) -> bool:
-        """Return True if the process must start again, since NIXL in it is beyond repair."""
+        """Return True if the process must be restarted, because a NIXL agent in this process has
+        made no progress for too long.
+        """
         return bool(self.maintenance.agents.stuck)
 
     def computes(self) -> bool:
@@ -147,8 +151,8 @@ class WorkerLoop:
             self._observer.progress()
 
     def _suspect(self, requests: Sequence[RequestId]) -> None:
-        """Record that another process may have died over these tasks, before the process that
-        replaces it gets their steps.
+        """Record in Redis that another process died while it computed steps of these tasks. The
+        process that replaces the dead one gets the steps only after this call.
         """
         suspects = [task for request in requests if (task := self.tasks.get(request)) is not None]
         calls = [scripts.suspect_task(task.request, task.stage, task.epoch) for task in suspects]
@@ -158,7 +162,9 @@ class WorkerLoop:
         self.intake.accept(result.grants, self._inbox.deliver)
 
     def _fail_all_in_outage(self) -> None:
-        """Fail every task whose layers have been missing for too long."""
+        """Fail every task of this worker if layers that other processes hold have been missing for
+        too long.
+        """
         error = self.engine.remote.outage() if self.engine.remote is not None else None
         if error is not None:
             for task in list(self.tasks.values()):
@@ -207,8 +213,9 @@ class WorkerLoop:
                 self.hand_offs.start_if_due(task, output, ended_us)
 
     def _release_held(self) -> None:
-        """Release chunks that were held back for their edge's rate and are due; release all held
-        chunks if the engine is not ready, since no further output would release them.
+        """Release the chunks that the rate limit of their edge's chunk policy held back and that
+        are due; release all held chunks if the engine is not ready, since no further output would
+        release them.
         """
         num_answers = len(self.tasks) if self.engine.is_ready() else 1
         for task in self.tasks.values():
@@ -271,7 +278,9 @@ class WorkerLoop:
         return 0
 
     def _feed(self, task: Task) -> None:
-        """Move arrived chunks into the engine, and pause or resume its request."""
+        """Move a task's arrived chunks into the engine, start the task's request there once the
+        adapter allows it, and pause or resume the request by the task's credit.
+        """
         task.dirty = False
         for edge, walk, arrays, final in self.parts.receiver.advance(task):
             pieces = task.adapter.consume(edge, walk, arrays, final=final)

@@ -25,8 +25,8 @@ listed.
 
 
 class Maintenance:
-    """Periodic work of a worker's loop. `vitals`: the worker's statistics, for the lease thread to
-    publish; read in the loop's thread, to which the engine belongs.
+    """Periodic work of a worker's loop. `vitals`: the worker's latest statistics, read from the
+    engine in the loop's thread and published by the lease thread.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Maintenance:
         )
 
     def _find_consumers(self) -> None:
-        """Find tasks that wait for credit from a consumer that is queued for a slot, and let them
-        produce without credit.
+        """For every edge without credit, read from Redis whether the consumer is queued for a slot,
+        and set `consumer_queued`: while the consumer is queued, the task produces without credit.
         """
         waiting = [
             (task, name)

@@ -17,8 +17,8 @@ from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, statistics_calls
 
 URGENT = {"confirm", "fail"}
-"""Names of scripts for which the next read from Redis must not block, since their reply or their
-reader is waited for.
+"""Names of scripts whose round trip reads from Redis without blocking: this worker waits for the
+reply of `confirm`, and a client for the error that `fail` writes.
 """
 
 

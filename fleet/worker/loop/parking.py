@@ -20,9 +20,9 @@ Progress = tuple[int, ...]
 
 
 class Parking:
-    """Parks tasks that have been without credit for `lease.park_after_s`, and tasks that wait as
-    long for input from a parked one: a reader who is slower than the stages of an answer holds none
-    of their slots.
+    """Parks tasks that have been without credit for `lease.park_after_s`, and tasks that have
+    waited as long for input from a parked task. An answer with a slow reader then holds no slot of
+    any stage.
     """
 
     def __init__(self, context: WorkerContext, parts: WorkerParts) -> None:
@@ -76,8 +76,8 @@ class Parking:
         self._end(task, text(reply))
 
     def _end(self, task: Task, answer: str) -> None:
-        """End a task here if it is parked, or is another worker's. If it is neither, wait as long
-        again.
+        """Act on `answer`, the reply to a park call: end the task here if it is parked or no longer
+        this worker's; otherwise measure its waiting time from the beginning again.
         """
         self._since.pop(task.request, None)
         if self._tasks.get(task.request) is not task:

@@ -7,8 +7,9 @@ from fleet.worker.task.task import Task
 
 
 def start_request(task: Task, engine: Engine, cached_sessions: CachedSessions) -> None:
-    """Submit a task's request to the engine and feed it what its adapter knows. Raises: FleetError
-    if the adapter or the engine refuses the request.
+    """Submit a task's request to the engine, and feed the engine the inputs that the adapter has at
+    the start. The request begins paused if the task is. Raises: FleetError if the adapter or the
+    engine refuses the request.
     """
     request, pieces = task.adapter.open(task.written)
     engine.submit(cached_sessions.join(request, task.spec.session))

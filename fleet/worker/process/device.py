@@ -37,8 +37,8 @@ class DeviceMonitor:
             ).start()
 
     def read(self) -> Vitals:
-        """Return `cpu_percent`, the CPU use since the last call in percent of one core, and the
-        GPU's name, utilisation and memory (total, used, own) if there is one.
+        """Return `cpu_percent`, the CPU use since the previous call in percent of one core, and the
+        GPU's name, utilisation and memory (total, used, used by this process) if there is a GPU.
         """
         return {"cpu_percent": round(self._process.cpu_percent()), **self._on_device}
 

@@ -33,16 +33,20 @@ log = logging.getLogger(__name__)
 
 STUCK_S = 6.0
 STEP_FACTOR = 4.0
-"""Bound of a step that waits, as a multiple of the longest step so far."""
+"""Longest time that an engine step may wait for a GPU or another process before the lease is no
+longer renewed, as a multiple of the longest step so far.
+"""
 FIRST_STEP_S = 30.0
-"""Bound of the first step if it waits, for example while a program for a GPU is compiled."""
+"""Longest time that the first engine step may wait, for example while a program for a GPU is
+compiled.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _LoopProgress:
-    """The last progress of a loop. `count`: number of times that it has made progress. `bound_s`:
-    longest time until the next one; `computing_s`: the same while the loop's thread computes.
-    `thread`: native id of that thread.
+    """The last progress that a loop has reported. `count`: number of reports so far. `bound_s`:
+    longest time until the next report in which the loop's thread waits; `computing_s`: longest time
+    until the next report in all. `thread`: native id of the loop's thread.
     """
 
     count: int
@@ -147,8 +151,9 @@ class Lease:
             self.lost.set()
 
     def _changed_vitals(self) -> dict[str, int | str]:
-        """Return the statistics that changed since they were last written. At all renewals but one
-        per lease the result is empty, since writing costs more than the renewal.
+        """Return the statistics that changed since they were last written. Writing costs more than
+        the renewal, so only one renewal per lease duration writes statistics; at the others the
+        result is empty.
         """
         if self._num_renewals % RENEWALS:
             return {}

@@ -57,9 +57,9 @@ TRIM_AFTER = 64
 as much as a read.
 """
 ASK_AGAIN_S = 0.005
-"""How long a waiting worker relies on the answer that its role's streams are empty. In between, a
-worker that receives chunk after chunk would ask as often as it receives: a fifth of what Redis
-computes for a chunk.
+"""Time after seeing its role's streams empty in which a waiting worker does not ask for grants
+again, but waits to be woken. Without this pause, a worker that receives chunk after chunk would ask
+as often as it receives: a fifth of what Redis computes for a chunk.
 """
 
 

@@ -42,8 +42,9 @@ class RegisteredProcess:
 
     @property
     def has_joined(self) -> bool:
-        """True once an incarnation has registered. From then on, an error of Redis ends the
-        incarnation and begins another, instead of ending the process.
+        """True once the first incarnation has begun (in `WorkerProcess`, once one has registered).
+        From then on, an error of Redis ends the incarnation and begins another, instead of ending
+        the process.
         """
         return self.last_id is not None
 

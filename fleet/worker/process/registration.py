@@ -75,7 +75,7 @@ def _shared_settings(
     config: FleetConfig, stage: StageName, device: str, dtype: str
 ) -> dict[str, str]:
     """Return the settings that must be equal in all workers of a stage which read each other's keys
-    and values or hidden states.
+    and values or hidden states; empty if the stage is neither split nor divided into spans.
     """
     own, engine = config.stage(stage), config.engine_of(stage)
     if own.spans is not None:

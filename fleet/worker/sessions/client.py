@@ -160,7 +160,8 @@ class SessionClient:
 
     def save(self, stage: StageName, session: str, name: str) -> SessionFile:
         """Return a cached session, copied from its worker. `name`: the conversation's name in
-        errors. Raises: NotFound if no worker caches the session; the worker's error.
+        errors. Raises: NotFound if no worker caches the session; SessionInterrupted if the copy is
+        lost or damaged; the error that the worker reports.
         """
         return self.save_from(self.worker_of(stage, session, name), session)
 
@@ -181,8 +182,8 @@ class SessionClient:
         return WorkerId(worker)
 
     def save_from(self, worker: WorkerId, session: str) -> SessionFile:
-        """Return a session cached by `worker`. Raises: NotFound if the worker has left; the
-        worker's error; SessionInterrupted if the copy is damaged.
+        """Return a session cached by `worker`. Raises: NotFound if the worker has left;
+        SessionInterrupted if the copy is lost or damaged; the error that the worker reports.
         """
         connection, arrivals = self._connect(worker)
         connection.send(encode_session_message(SaveSession(session=session)))
@@ -199,7 +200,8 @@ class SessionClient:
 
     def load(self, stage: StageName, session: str, file: SessionFile) -> None:
         """Load a saved session into the cache of the stage's worker with the fewest tasks. Raises:
-        NoWorker if no worker runs; the worker's error.
+        NoWorker if no worker of the stage accepts tasks; SessionInterrupted if the connection is
+        lost; the error that the worker reports.
         """
         connection, arrivals = self._connect(self._choose(stage))
         connection.send(encode_session_message(LoadSession(session=session, info=file.info)))
@@ -260,8 +262,9 @@ def _session_of(received: "list[tuple[AnySessionMessage, memoryview]]") -> Sessi
 
 
 def _received(arrivals: SpanArrivals) -> "list[tuple[AnySessionMessage, memoryview]]":
-    """Return all messages of a worker's answer. Raises: the worker's error; SessionInterrupted if
-    the connection is lost or the worker is silent.
+    """Return all messages of a worker's reply except for the last, which only marks the end.
+    Raises: the error that the worker reports; SessionInterrupted if the connection is lost or the
+    worker is silent.
     """
     received: list[tuple[AnySessionMessage, memoryview]] = []
     while arrived := arrivals.take(TIMEOUT_S):

@@ -135,7 +135,9 @@ class SessionService:
 
     @property
     def fields(self) -> dict[str, str | bytes]:
-        """The part of the worker's record by which `fleet session` connects."""
+        """Fields of the worker's record in Redis, address and token, with which `fleet session`
+        connects.
+        """
         return endpoint_fields("session", self._listener.address, self._token)
 
     def close(self) -> None:

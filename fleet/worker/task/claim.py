@@ -17,11 +17,12 @@ from fleet.worker.task.hand_off import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLogs:
-    """What the logs held when a task was claimed: its inputs from index 0, and what earlier owners
-    wrote to its output edges.
+    """What Redis held when a task was claimed: the chunks of its inputs from index 0, and the
+    chunks that earlier owners wrote to its output edges.
 
     `consumed`: per output edge, the number of chunks that its consumer has acknowledged (unbounded
-    once the consumer has ended).
+    once the consumer has ended). `blob`: binary part of the request, None without one. `offer`: KV
+    blocks that an earlier owner offers, None without an offer.
     """
 
     inputs: dict[EdgeName, list[tuple[Chunk, Location]]]

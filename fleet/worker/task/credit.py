@@ -43,8 +43,9 @@ class EdgeCredit:
         return self._num_bytes - read_bytes >= most.num_bytes
 
     def enough(self) -> int:
-        """Return the number of chunks that must be acknowledged until half of the credits is free
-        again. A task that waits for so many is not resumed for each chunk that is read.
+        """Return the number of acknowledged chunks, counted from the edge's first chunk, at which
+        half of the credits is free again. A waiting task resumes at this number instead of at each
+        acknowledged chunk.
         """
         most, enough = self._credits, 0
         if most.chunks is not None:

@@ -117,13 +117,14 @@ class Offers:
         return len(self._open) - len(self._lent)
 
     def has_room(self) -> bool:
-        """Return False while blocks on offer leave the pool too few pages for further requests."""
+        """Return False while lent pages leave the pool too few pages for further requests."""
         pages = self._kv.pages if self._kv is not None and self._lent else None
         return pages is None or pages.may_lend()
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
         """End a request in the engine and return its computed keys and values: the pages themselves
-        if they can be lent, else a copy; None if nothing is computed or neither is possible.
+        if they can be lent, else a copy; None if there is nothing to hand off or the engine fails.
+        Pass the result to `publish` or `free_blocks`.
         """
         blocks: KVBlocks | KVPages | None = None
         try:
@@ -149,8 +150,8 @@ class Offers:
             pages_of(self._kv).free(blocks)
 
     def publish(self, request: RequestId, blocks: KVBlocks | KVPages | None) -> Offer | None:
-        """Offer blocks to the next owner; return None if there are no blocks, or no room for a
-        copy.
+        """Offer blocks to the request's next owner, in place of an earlier offer. Return None if
+        there are no blocks, or no room for a copy.
         """
         if blocks is None:
             return None

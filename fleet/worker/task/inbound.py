@@ -34,8 +34,8 @@ class InboundEdge:
             self._held[chunk.index] = (chunk, location)
 
     def relocate(self, index: int, location: Location) -> None:
-        """Set a new location for the tensors of a waiting chunk, which were recomputed
-        elsewhere.
+        """Set a new location for the tensors of a held chunk, after another worker has recomputed
+        the tensors. A chunk that is not held is ignored.
         """
         if index in self._held:
             self._held[index] = (self._held[index][0], location)
@@ -88,13 +88,15 @@ class Reading:
         """Per chunk that is not read: its edge, and the chunks and pieces up to its end."""
 
     def add(self, edge: EdgeName, num_chunks: int, num_pieces: int) -> None:
-        """Record a chunk that was fed as `num_pieces`, after which `num_chunks` of the edge are
-        consumed.
+        """Record that a chunk of `edge` was fed to the engine as `num_pieces` inputs. `num_chunks`:
+        number of the edge's chunks consumed so far, with this chunk.
         """
         self._num_pieces += num_pieces
         self._fed.append((edge, num_chunks, self._num_pieces))
 
     def follow(self, num_unread: int) -> None:
-        """Count the chunks that are read. `num_unread`: number of the last pieces that are not."""
+        """Update `chunks` to what the engine has read. `num_unread`: number of the pieces fed last
+        that the engine has yet to read.
+        """
         while self._fed and self._fed[0][2] <= self._num_pieces - num_unread:
             edge, self.chunks[edge], _ = self._fed.popleft()

@@ -26,8 +26,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A chunk before it is sent. `ordinal`: index of its first item among the items of
     `producer_walk`; `first_row`: index of its first tensor row in the edge.
 
-    `logged_at`: if the log holds this chunk, and only the location of its remote tensors may be
-    new, the epoch at which it was appended.
+    `logged_at`: epoch at which the chunk was appended to the log, if only its remote tensors may
+    have a new location; None if the chunk itself is to be appended.
     """
 
     index: int
@@ -49,12 +49,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLog:
-    """Contents of an edge's log: number of tensor rows (`rows`), bytes and producer's walk of each
-    chunk. `final`: True if the last chunk is final.
+    """Contents of an edge's log. `rows`, `sizes_bytes`, `walks`: number of tensor rows, size and
+    producer's walk of each chunk. `final`: True if the last chunk is final.
 
-    `remote`: chunks with tensors whose bytes are not in the log: epoch of the owner that appended
-    each, by index. `consumed`: number of
-    chunks that the consumer has acknowledged.
+    `remote`: epoch of the owner that appended a chunk, by chunk index, for chunks with tensors
+    whose bytes are not in the log. `consumed`: number of chunks that the consumer has acknowledged.
     """
 
     rows: Sequence[int] = ()
@@ -121,8 +120,9 @@ class OutboundEdge:
     `writes_markers`: True if the producer writes the transition markers (`transition_source:
     producer`).
     Units: `clock` in seconds.
-    `consumer_queued`: True if the consumer's task waited for its first slot, or its next one after
-    a loss, when this was last read. `credit`: what the consumer has not acknowledged.
+    `produced`: number of chunks, with the chunks that were in the log at the start.
+    `consumer_queued`: True if, when last read from Redis, the consumer's task was granted and not
+    claimed by a worker. `credit`: chunks sent and acknowledged, against the edge's credits.
     `is_held`: True if a chunk is complete and waits only for the policy's rate.
     """
 
@@ -197,8 +197,8 @@ class OutboundEdge:
         return [self._release(final=False)] if self.is_held and self._is_due(num_answers) else []
 
     def skip(self, walks: Sequence[Walk]) -> None:
-        """Expect no items of these walks, the first ones of the edge: their logged chunks are not
-        recomputed.
+        """Expect no items of these walks, which are the first walks of the edge, and do not wait
+        until their logged chunks are recomputed.
         """
         self._skipped = frozenset(walks)
         while self._replay.rows and self._logged_walks[self._replay.index] in self._skipped:

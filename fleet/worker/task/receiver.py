@@ -41,8 +41,9 @@ class _Pulling:
 
 @dataclass(frozen=True, slots=True)
 class _Failing:
-    """State of reads of a chunk that fail although their peer is still listed, or find no room:
-    time of the first failure since there was room, and time of the next attempt.
+    """State of a chunk's reads that fail although their peer is still listed, or that find no room
+    in the arena. `since_s`: time of the first failure, set anew whenever the arena has no room.
+    `retry_s`: time of the next attempt.
     """
 
     since_s: float
@@ -87,8 +88,9 @@ class Receiver:
         self._metadata: dict[WorkerId, bytes] = {}
 
     def take_lost(self) -> list[tuple[Task, EdgeName]]:
-        """Return, once, the edges whose next chunk has lost its tensors, for which a report to the
-        producer is due.
+        """Return the edges whose next chunk has lost its tensors, for which a report to the
+        producer is due. A due report is returned once; further reports become due while the tensors
+        stay lost.
         """
         lost, self._to_report = self._to_report, []
         return lost

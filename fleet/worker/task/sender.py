@@ -45,7 +45,8 @@ class Sender:
 
     def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
         """Add a task's unsent chunks to `appends`, and new locations of logged chunks whose tensors
-        were recomputed to `relocations`. If an error is raised, nothing is added.
+        were recomputed to `relocations`; clear `task.unsent`. If an error is raised, all three are
+        unchanged.
         """
         new_locations = [
             self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.is_logged
@@ -115,7 +116,9 @@ class Sender:
         return appends
 
     def counts(self, tasks: Iterable[Task]) -> dict[str, SentCounts]:
-        """Return the chunks sent so far by edge, and how many of `tasks` wait for credit on it."""
+        """Return, by edge, the chunks and bytes sent since this incarnation began, and the number
+        of `tasks` that wait now for credit on the edge.
+        """
         waiting = Counter[str](
             wait.edge
             for task in tasks

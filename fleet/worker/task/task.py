@@ -24,7 +24,7 @@ from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
 
 
 class TaskPhase(Enum):
-    """Phase of a task: whether the engine computes its request, which it does in `RUNNING` only."""
+    """Phase of a task in this worker. The engine computes the task's request in `RUNNING` only."""
 
     IMPORTING = "importing"
     """Keys and values that another worker computed are being pulled."""
@@ -54,12 +54,14 @@ class Task:
     dropped. `kv_import` is set in phase `IMPORTING` only; the phase is left at the first feed after
     the import has ended.
 
-    `unsent`: chunks released and not yet appended, in order over all edges. `acked`: number of
-    chunks acknowledged, by input edge, and `reading` what the engine has read. `alone`: True if no
-    other task may run beside it. `timings`: the times of a hand-off from another worker, until they
-    are written. `logged`: the number of chunks in each input's log when the task was opened.
-    `written`: output of earlier owners. `is_started`: True once the engine has the request.
-    `cached_rows`: number of positions reused from an earlier turn of the session.
+    `producers`, `strides`: the stage that produces each input edge, and the number of its chunks
+    per acknowledgement. `unsent`: chunks released and not yet appended, in order over all edges.
+    `acked`: number of chunks acknowledged, by input edge. `reading`: what the engine has read.
+    `alone`: True if no other task may run beside it. `timings`: the times of a hand-off from
+    another worker, None once their write is queued. `logged`: the number of chunks in each input's
+    log when the task was opened. `written`: output of earlier owners, emptied once the engine has
+    the request (`is_started`). `cached_rows`: number of positions reused from an earlier turn of
+    the session.
     `dirty`: True if feeding the task may change something. `ack_due`: True if acknowledgements may
     be due. The flags `dirty` and `ack_due` only save looking at idle tasks.
     `idle_consumed`: number of chunks consumed, by input edge, when the task was last reported idle.
@@ -163,8 +165,8 @@ class Task:
         return all(self.inbound[edge].consumed >= count for edge, count in self.logged.items())
 
     def skip_walks(self, walks: Sequence[Walk]) -> None:
-        """Do not wait for the engine to recompute the logged output of these walks, which it will
-        not produce again.
+        """Do not wait for the engine to produce the output of these walks, since the output is in
+        the logs and will not be recomputed.
         """
         for edge in self.outbound.values():
             edge.skip(walks)
@@ -182,8 +184,9 @@ class Task:
         return all(edge.has_credit() for edge in self.outbound.values())
 
     def take_idle_report(self) -> dict[EdgeName, int]:
-        """Return the number of chunks consumed, by input edge, if the task waits for input and this
-        number was not reported yet; else an empty mapping. Call only while the engine is idle.
+        """Return the number of chunks consumed, by input edge, and count the task as reported.
+        Return an empty mapping if the task does not wait for input, or these numbers were returned
+        before. Call only while the engine is idle.
         """
         consumed = {name: edge.consumed for name, edge in self.inbound.items()}
         has_chunks = any(edge.num_held for edge in self.inbound.values())
@@ -239,12 +242,16 @@ class Task:
         )
 
     def progress(self) -> tuple[int, ...]:
-        """Return the numbers of chunks consumed and produced, by edge."""
+        """Return the number of chunks consumed from each input edge, then the number produced on
+        each output edge. An equal result later means that the task has made no progress.
+        """
         consumed = (edge.consumed for edge in self.inbound.values())
         return (*consumed, *(edge.produced for edge in self.outbound.values()))
 
     def credit_waits(self) -> list[CreditWait]:
-        """Return the output edges without credit, and when each has enough again."""
+        """Return the output edges without credit, each with the number of acknowledged chunks,
+        counted from the edge's first chunk, at which the task may continue.
+        """
         return [
             CreditWait(name, edge.edge.target, edge.credit.enough())
             for name, edge in self.outbound.items()

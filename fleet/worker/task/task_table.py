@@ -106,15 +106,18 @@ class TaskTable(dict[RequestId, Task]):
         self._remove(task.request)
 
     def restart_elsewhere(self, task: Task) -> None:
-        """End a task here; its next owner continues it from its log."""
+        """End a task in this worker without a report to Redis; the next owner continues from the
+        logs. Published tensors stay until the request ends.
+        """
         self._engine.abort(task.request)
         self.finish(task)
 
     def drop(self, request: RequestId, *, keep_cached: bool = False) -> None:
-        """Forget a request in any state, and free all that it holds.
+        """Forget a request in any state: free its tensors and pages, and mark its offer of KV
+        blocks to be withdrawn.
 
-        `keep_cached`: if True, what earlier turns of its session cached stays cached, as after a
-        turn that ended normally.
+        `keep_cached`: True to keep what the engine caches of the session's earlier turns, as after
+        a turn that ended normally.
         """
         task = self.get(request)
         if keep_cached and task is not None and self._cached_sessions.has(task.spec.session):
@@ -134,6 +137,6 @@ class TaskTable(dict[RequestId, Task]):
         self._has_emptied = not self
 
     def take_emptied(self) -> bool:
-        """Return True, once, if the last task has ended and no task was opened since."""
+        """Return True if the last task has ended since the previous call and none is open now."""
         has_emptied, self._has_emptied = self._has_emptied and not self, False
         return has_emptied

@@ -37,7 +37,7 @@ class ComparedAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareContext(PageContext):
     """Data of the page. `other` is the id of the second answer, "" if none was found; `chosen` is
-    True if the page chose it as the median of its hour.
+    True if the page itself chose that answer, the median of the hour around the first answer.
     """
 
     id: str
@@ -63,7 +63,7 @@ class ComparePage(LivePage):
 
     async def read(self, query: Query) -> CompareContext:
         """Return both answers. Without the parameter `with`, the second is the median answer of the
-        hour. An answer that is not stored is named, with the status 404.
+        hour around the first. An answer that is not stored is named, with the status 404.
 
         Raises: BadInput if both ids are the same; RedisUnreachable.
         """
@@ -92,8 +92,9 @@ class ComparePage(LivePage):
         )
 
     async def _find_median(self, detail: RequestDetail) -> str:
-        """Return the id of the finished answer of the same kind whose first output came after the
-        median time, of those around the same half hour; "" if there is no other.
+        """Return the id of the answer with the median wait for the first output, among finished
+        answers of the same kind submitted within half an hour before or after `detail`; "" if there
+        is none.
         """
         latest_ms = (detail.created_us + NEAR_US) // 1000
         page = await self._gateway.client.telemetry.list_requests(

@@ -19,9 +19,9 @@ MAX_ROWS, MAX_ANSWERS = 40, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRow:
-    """What one process has in hand. `answers` are live answers at a worker, each with the state of
-    the voice session that it belongs to, "" without one; `sessions` are the voice sessions of a
-    gateway. `num_more` further ones are left out.
+    """The live conversations of one process. `answers` are live answers at a worker, each with the
+    state of the voice session that it belongs to, "" without one; `sessions` are the voice sessions
+    of a gateway. `num_more` further answers or sessions are left out.
     """
 
     view: WorkerView
@@ -37,7 +37,8 @@ class ConversationRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetContext(PageContext):
     """Data of the page. `managed` is True if a `fleet up` starts and stops workers. `conversations`
-    are the processes that have any, at most `MAX_ROWS`; `num_more` further ones are left out.
+    has a row for each process with live answers or voice sessions, at most `MAX_ROWS`; `num_more`
+    further processes are left out.
     """
 
     stages: tuple[MapStage, ...] = ()

@@ -23,7 +23,8 @@ MAX_ROWS, MAX_ANSWERS, MAX_DEATHS, MAX_LINES = 50, 100, 50, 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentsContext(PageContext):
     """Data of the list of incidents, newest first. `older`: path of the following page, "" on the
-    last one. `kept_days`: how long this host keeps them, 0 if it keeps none.
+    last one. `is_first`: True for the newest page. `kept_days`: number of days for which this host
+    keeps incidents, 0 if it keeps none.
     """
 
     incidents: tuple[Incident, ...] = ()
@@ -34,8 +35,9 @@ class IncidentsContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentContext(BandContext):
-    """Data of the page of an incident. `answers`, `deaths`, `lines`: what is shown of them, with
-    the numbers of further ones; lines are newest first.
+    """Data of the page of an incident; `incident` is None if the id is unknown. `answers`,
+    `deaths`: the first of each, with the numbers of further ones; `lines`: log lines, newest first.
+    `log_reaches`: True if the log reaches back to the beginning of the incident.
     """
 
     id: str = ""

@@ -30,7 +30,7 @@ MAX_JUDGED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptRow:
-    """A kept answer, and what happened to its listener; None if its record cannot be read."""
+    """A kept answer, and the verdict on it; None if the answer's record cannot be read."""
 
     answer: KeptAnswer
     verdict: AnswerVerdict | None

@@ -31,7 +31,7 @@ RETRY_S, LONG_S = 1.0, 3600.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsContext(FilteredContext):
     """Data of the Logs page. `follows` is True if new lines are appended live, which pages of older
-    lines do not do.
+    lines do not do. `dropped` is the number of lines lost because Redis was too slow or away.
     """
 
     lines: tuple[LogLine, ...] = ()

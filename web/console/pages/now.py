@@ -21,7 +21,9 @@ from web.gateway.gateway import Gateway
 
 MAX_ENTRIES, MAX_EARLIER, NUM_EVENTS, MAX_RESUMABLE = 2000, 200, 12, 3
 LISTED = ("died", "lapsed", "left", "joined", "ordered", "leaving", "led", "failed", "refused")
-"""Kinds of entries in the list of events; `lost` and `recovered` are told by the sentence."""
+"""Kinds of journal entries in the list of events. `lost` and `recovered` are left out, since the
+sentence about the fleet's condition covers them.
+"""
 UNKNOWN = FleetCondition(level="down", parts=())
 
 
@@ -46,8 +48,9 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NowContext(BandContext):
-    """Data of the Now page. `events` are the last entries of the journal, newest first. `incident`:
-    the one that goes on.
+    """Data of the Now page. `gateways`: number of gateways. `num_live`: number of live requests.
+    `events` are the last listed entries of the journal, newest first. `incident`: the incident that
+    is still open, None without one.
     """
 
     condition: FleetCondition = UNKNOWN
@@ -141,8 +144,8 @@ class NowPage(LivePage):
 
 
 def _begin_of_journal(found: _Read, now_us: int) -> int:
-    """Return since when every entry of the journal was read: 0 if it reaches back beyond the hour,
-    `now_us` if it has no entry.
+    """Return the time from which on every entry of the journal was read: 0 if the entries reach
+    back beyond the hour, `now_us` if there is no entry.
     """
     if found.earlier and len(found.entries) < MAX_ENTRIES:
         return 0

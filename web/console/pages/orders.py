@@ -12,8 +12,8 @@ NO_KEY = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrdersContext(FilteredContext):
-    """Data of the page. `orders`: newest first, of which `num_more` older ones are left out.
-    `names`: keys that ordered something, with a link each that filters by it.
+    """Data of the page. `orders`: newest first; `num_more` older orders are left out. `names`: API
+    keys that ordered something, each as a link that filters by the key.
     """
 
     orders: tuple[JournalEntry, ...] = ()

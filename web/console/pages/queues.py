@@ -1,6 +1,5 @@
 """The Queues page: the tasks that wait for each role, the requests that wait for a place, and the
-dead letters. Knows no stage by
-name.
+dead letters. Knows no stage by name.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ MAX_ROWS = 100
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuesContext(PageContext):
     """Data of the Queues page. `pending` lists granted tasks that no worker has claimed, the oldest
-    first, `letters` dead letters, and `clients` those whose requests wait for a place, each up to
-    `MAX_ROWS`; `num_pending`, `num_letters` and `num_clients` are the full numbers, `num_waiting`
-    that of the clients' requests.
+    first, `letters` dead letters, and `clients` the clients whose requests wait for a place, each
+    list up to `MAX_ROWS`. `num_pending`, `num_letters` and `num_clients` are the full numbers of
+    rows, and `num_waiting` is the number of requests of all waiting clients.
     """
 
     queues: tuple[RoleQueue, ...] = ()

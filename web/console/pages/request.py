@@ -49,7 +49,9 @@ class AudioPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnPrompt:
-    """A prompt's last turn, and everything before it, "" if there is nothing."""
+    """A prompt in two parts: its last turn, and everything before that turn, "" if there is
+    nothing.
+    """
 
     turn: str
     earlier: str
@@ -115,7 +117,9 @@ class OneRequestContext(PageContext):
 
 
 def split_prompt(prompt: str) -> TurnPrompt:
-    """Divide the text of a prompt at its last user message, if it names roles."""
+    """Divide the text of a prompt at its last user message. A text that names no roles is returned
+    whole, as the turn.
+    """
     marks = [*ROLE.finditer(prompt)]
     last = next((mark for mark in reversed(marks) if mark["role"] == "user"), None)
     if last is None:

@@ -18,7 +18,9 @@ from web.realtime.turn_outcomes import TurnOutcome, outcome_of, waits_of
 
 PAGE_SIZE = 20
 SOUND_STORED_US = 120_000_000
-"""Time after the end of an answer after which its sound is only searched among kept answers."""
+"""Time after the end of an answer in which its sound may still be stored in Redis; later the sound
+is only searched among kept answers.
+"""
 SCALE = 1000
 """Width of the drawing of a wait."""
 

@@ -23,7 +23,8 @@ MAX_ROWS, PAGE_SIZE = 100, 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsContext(FilteredContext):
     """Data of the Sessions page. `sessions` are the newest live sessions; `num_more` older ones are
-    left out. `kept` are sessions that this host has kept, without the live ones.
+    left out. `kept` are sessions that this host has kept, without the live ones. `keeps` is False
+    if this host keeps no sessions.
     """
 
     num_more: int = 0
@@ -85,7 +86,9 @@ class SessionsPage(LivePage):
 
 
 def matches_live(view: SessionView, wanted: KeptSessionFilter) -> bool:
-    """Return True if a live session matches a filter. Troubles are found in kept sessions only."""
+    """Return True if a live session matches a filter. A filter by trouble, or by the state of an
+    ended session, matches no live session.
+    """
     return (
         not wanted.state
         and not wanted.why

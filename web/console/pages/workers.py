@@ -71,9 +71,9 @@ class WorkersContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTaskRow:
-    """A task that a worker held when it ended. `state` is the state of its request, "" if that is
-    no longer stored. `worker` has the task now or had it last, "" if unknown. `pause_ms` is the
-    time until a worker claimed the task again; None if none did.
+    """A task that a worker held when it ended. `state` is the state of the task's request, "" if
+    the request is no longer stored. `worker` has the task now or had it last, "" if unknown.
+    `pause_ms` is the time until a worker claimed the task again; None if no worker did.
     """
 
     task: TaskRef

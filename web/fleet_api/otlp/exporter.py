@@ -26,7 +26,7 @@ SETTLE_S = 2.0
 """Time after the end of an answer until it is sent, for the last statistics of its workers."""
 POLL_S, STOP_S = 1.0, 2.0
 MAX_WAITING = 2048
-"""Ended answers that wait to be sent; beyond them the oldest are given up."""
+"""Largest number of ended answers that wait to be sent; beyond it the oldest are not sent."""
 MAX_BATCH = 64
 LOG_EVERY_S = 60.0
 
@@ -138,8 +138,8 @@ class AnswerExporter:
             self._lose(len(traces), f"{self._settings.endpoint} did not take them")
 
     async def _claim(self, request: RequestId) -> RequestTrace | None:
-        """Return the trace of an ended answer if this gateway is the one to send it. Samples for
-        training are not answers.
+        """Claim an ended answer in Redis and return its trace; None if another gateway sends the
+        answer, or if the request is a sample for training and no answer.
         """
         if not await self._client.telemetry.claim_export(request, WorkerId(self._client.id)):
             return None

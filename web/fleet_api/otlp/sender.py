@@ -53,7 +53,9 @@ class SpanSender:
         )
 
     def wants(self, trace: RequestTrace) -> bool:
-        """Return True if the trace is to be sent: as its caller does, otherwise by the share."""
+        """Return True if the trace is to be sent: by the `traceparent` of the caller if there is
+        one, otherwise for the configured share of the answers, chosen by request id.
+        """
         caller = parse_traceparent(trace.traceparent)
         if caller is not None:
             return caller.is_sampled
@@ -65,7 +67,7 @@ class SpanSender:
         return not spans or self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
-        """End repetitions of a batch that is being sent."""
+        """Stop repeating a batch that the collector has not taken yet."""
         self._exporter.shutdown()
 
 

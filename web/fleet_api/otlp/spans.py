@@ -25,7 +25,7 @@ EVENT_NAMES = {
     "confirmed": "fleet.hand_off.confirmed",
     "delivered": "fleet.delivery",
 }
-"""Names of span events by `TraceEvent.what`, where they differ from `fleet.WHAT`."""
+"""Names of span events by `TraceEvent.what`; any other event is named `fleet.` and its `what`."""
 US = 1000
 Attributes = Mapping[str, str | int | float | Sequence[str]]
 

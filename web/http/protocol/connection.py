@@ -79,9 +79,9 @@ class SendProgress:
     """Detects a client that reads too slowly, from successive values of
     `Connection.num_unacknowledged`.
 
-    Invariants: used only while the application writes nothing, and reset when it writes again, so
-    that a smaller value means that bytes were sent. Bytes written in between (a ping) do not count
-    as progress.
+    Invariants: used only while the application writes nothing, and reset when the application
+    writes again, so that a smaller value means that bytes were sent. Bytes written meanwhile by the
+    protocol (a ping) do not count as progress.
     """
 
     __slots__ = ("_buffered", "_sent", "_since")
@@ -94,8 +94,9 @@ class SendProgress:
         self._since = None
 
     def is_stalled(self, buffered: int, now: float, timeout_s: float) -> bool:
-        """Return True if fewer than `MIN_BYTES_PER_S` were sent on average in the last `timeout_s`.
-        `buffered` is the present number of unacknowledged bytes.
+        """Return True if, at the end of a period of `timeout_s`, the client has read fewer than
+        `MIN_BYTES_PER_S` on average in that period. `buffered` is the present number of
+        unacknowledged bytes.
         """
         if self._since is None or not buffered:
             self._begin(buffered, now)

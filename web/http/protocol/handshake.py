@@ -16,8 +16,8 @@ def begin_tls(
     tls: ssl.SSLContext,
     timeout_s: float,
 ) -> Awaitable[asyncio.Transport | None]:
-    """Begin the TLS handshake of a new connection; await the returned object for the TLS transport.
-    Must be called in `connection_made`.
+    """Begin the TLS handshake of a new connection. The result, when awaited, is the TLS transport,
+    or None if the connection was lost. Must be called in `connection_made`.
 
     A task would begin too late: uvloop reads from the socket right after `connection_made`, and the
     client's first bytes would go to the protocol instead of TLS. Raises, when awaited: OSError

@@ -475,7 +475,8 @@ def _unfit_for_websocket(
     url: bytes, headers: list[tuple[bytes, bytes]]
 ) -> ConnectionRefusal | None:
     """Return the refusal of an upgrade request that exceeds the WebSocket library's own limits, or
-    None. The library parses the head again, and uvicorn would not answer a request that it refuses.
+    None. The library parses the head again, and uvicorn would send no response to a request that
+    the library refuses.
     """
     max_line = websockets.http11.MAX_LINE_LENGTH
     if len(b"GET  HTTP/1.1\r\n") + len(url) > max_line:

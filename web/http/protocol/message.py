@@ -105,10 +105,10 @@ class MessageSize:
 
 class BodyPace:
     """Check of the minimum rate of a body. Some content must arrive within each time-out; and in
-    each period of this length except the first, `MIN_BYTES_PER_S` on average, or
-    `LARGE_BYTES_PER_S` for a large body, which occupies shared memory.
+    each period as long as the time-out, `MIN_BYTES_PER_S` on average, or `LARGE_BYTES_PER_S` once
+    the body is large, since a large body occupies shared memory.
 
-    `num_bytes` is the content received in the current period.
+    `num_bytes` is the content received in the current period; the caller increases it.
     """
 
     __slots__ = ("_last", "_seen", "_since", "_total", "num_bytes")

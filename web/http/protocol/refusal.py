@@ -14,8 +14,8 @@ from web.http.protocol.bounds import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRefusal:
-    """Refusal of a request by the connection layer. `code` and `message` go to the client; the log
-    counts refusals by `kind`.
+    """Refusal of a request by the connection layer. `code` and `message` go to the client; `kind`
+    names the refusal in the log, which counts refusals of each kind.
     """
 
     status: int

@@ -13,15 +13,15 @@ from web.http.protocol.connection import Connection
 
 MAX_SWEEP_S, MIN_SWEEP_S = 1.0, 0.02
 SWEEPS_PER_TIMEOUT = 5
-"""Number of checks of a connection within its shortest time-out: a time-out is detected at most a
-fifth of it late, and at most a second.
+"""Number of checks of a connection within the shortest time-out, so that a time-out is detected
+late by at most a fifth of its length, and by at most a second.
 """
 SLICES, MIN_SLICE_S = 20, 0.005
 """Number of event-loop steps in which all connections are checked, and the shortest time between
 two steps in seconds.
 """
 MAX_SCANNED = 32
-"""Number of idle connections among which one to close is searched."""
+"""Number of the longest idle connections from which the one to close is chosen."""
 
 
 class ConnectionTable:
@@ -57,10 +57,11 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: Connection) -> bool:
-        """Add a new connection. If a limit is reached, close an idle connection: the longest idle,
-        preferably with nothing left to send.
+        """Add a new connection. If the gateway has too many connections, close an idle one; if the
+        client's address has too many, close an idle one of that address. The longest idle
+        connection is closed, preferably one with nothing left to send.
 
-        Return False if no connection is idle; the caller must refuse the new connection.
+        Return False if no such connection is idle; the caller must refuse the new connection.
         """
         address, web = connection.address, self.web
         if address is not None and self._num_of.get(address, 0) >= web.max_connections_per_address:

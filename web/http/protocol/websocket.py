@@ -42,8 +42,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._held = 0
         """Bytes of an unfinished message; included in the table's `num_unfinished`."""
         self._most_held = 0
-        """Maximum of `_held` since the message began. The rate of a message is measured by it, so
-        that control frames do not count as progress.
+        """Maximum of `_held` since the message began. Only the growth of this maximum counts
+        towards the rate of the message, so that control frames do not count as progress.
         """
         self._pace = BodyPace()
         self._num_discarded = 0

@@ -30,7 +30,7 @@ MAX_STORED_CHARS = 2 * 1024 * 1024
 
 class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Record of a response: its input, all earlier items of its conversation, and the id of that
-    conversation's first response. Deleting an earlier response takes nothing from it.
+    conversation's first response. The record stays complete when earlier responses are deleted.
     """
 
     response: ResponseObject
@@ -40,7 +40,7 @@ class ResponseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> list[ResponseItem]:
-        """The items that a response which continues from this one sees first."""
+        """Conversation up to and including this response, as a continuing response sees it."""
         return [*self.earlier, *self.items, *self.response.output]
 
 
@@ -50,10 +50,10 @@ _decode = msgspec.msgpack.Decoder(ResponseRecord).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseTurn:
-    """Input of a new response within its conversation. `owner`: digest of the client's key.
-    `placed`: items of the input that are new to the conversation, with their places. `first_id`:
-    first response of the conversation; "" if this is the first one. `is_stored`: True if the
-    response is to be stored.
+    """Input of a new response within its conversation. `owner`: digest of the client's key
+    (`owner_of`). `placed`: items of the input that are new to the conversation, each with its field
+    for errors. `first_id`: id of the conversation's first response; "" if the new response is the
+    first. `is_stored`: True if the response is to be stored.
     """
 
     owner: str
@@ -143,8 +143,9 @@ def _adds_call(
     known: dict[tuple[type[ResponseItem], str], tuple[str, str]],
     where: str,
 ) -> bool:
-    """Return True if a call, or the output of one, is new; it is added to `known` then, unless it
-    was cut. `where`: field that has its id. Raises: BadInput.
+    """Return True if a call, or the output of a call, is new. A new item is added to `known`,
+    unless the item is a call that was cut. `where`: name of the item's `call_id` field, for errors.
+    Raises: BadInput.
     """
     shown = quoted(item.call_id)
     is_call = isinstance(item, CallItem)
@@ -166,7 +167,9 @@ def _adds_call(
 
 
 def _refuse_calls(earlier: Sequence[ResponseItem], items: Sequence[ResponseItem]) -> None:
-    """Raises: UnsupportedValue for a call or an output, since the model calls no functions."""
+    """Check that there are no calls or outputs, for a model that calls no functions. Raises:
+    UnsupportedValue naming the field.
+    """
     places = ["previous_response_id"] * len(earlier)
     places += [f"input[{index}].type" for index in range(len(items))]
     for item, where in zip([*earlier, *items], places, strict=True):
@@ -185,8 +188,8 @@ def _check_texts(gateway: Gateway, item: ResponseItem, where: str) -> None:
 def _may_store(
     gateway: Gateway, body: TextResponseBody, items: Sequence[ResponseItem]
 ) -> tuple[bool, tuple[str, ...]]:
-    """Return whether a response is stored, and the warnings if it is not although it would be by
-    default. Raises: InputTooLarge, UnsupportedValue if the request asks for what is impossible.
+    """Return whether a response is stored, and a warning if the conversation is too long for that.
+    Raises: InputTooLarge, UnsupportedValue if the request asks for storage that is impossible.
     """
     if body.store is False:
         return False, ()
@@ -221,7 +224,7 @@ def response_not_found(response_id: str, where: str = "response_id") -> NotFound
 
 
 async def save_response(gateway: Gateway, turn: ResponseTurn, response: ResponseObject) -> None:
-    """Store an ended response, if its request allows it. Raises: RedisUnreachable."""
+    """Store an ended response if `turn.is_stored`. Raises: RedisUnreachable."""
     if turn.is_stored:
         record = ResponseRecord(
             response=response,

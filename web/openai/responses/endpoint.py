@@ -104,7 +104,9 @@ class ResponseEndpoint:
     def _began(
         self, body: TextResponseBody, turn: ResponseTurn, spec: RequestSpec, warnings: list[str]
     ) -> ResponseObject:
-        """Return the response before its answer. `warnings`: warnings about ignored fields."""
+        """Return the response as it is before its answer, without output. `warnings`: warnings
+        about ignored fields.
+        """
         main = spec.sampling.get(self._gateway.graph.main_stage.name, Sampling())
         return ResponseObject(
             id=shown_id(spec.id, RESPONSE),
@@ -126,8 +128,8 @@ class ResponseEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseReply:
-    """The answer to one request, as a response that is stored when it has ended. `suffix`: end of
-    the ids of its items.
+    """Writer of the answer to one request as a response, which is stored when the answer has ended.
+    `suffix`: end of the ids of the output items.
     """
 
     gateway: Gateway
@@ -143,7 +145,9 @@ class ResponseReply:
         return await self._end(answer, output)
 
     async def events(self, answer: AnswerStream) -> AsyncIterator[bytes]:
-        """Yield the events of the stream. A failure becomes `response.failed`."""
+        """Yield the events of the stream, and store the response at its end. A failure becomes a
+        `response.failed` event; a failed response is not stored.
+        """
         output = OutputItems(self.suffix)
         events = ResponseEvents(output)
         yield events.lifecycle(self.began, "created") + events.lifecycle(self.began)

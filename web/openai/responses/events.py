@@ -28,13 +28,15 @@ class ResponseEvents:
         self._output = output
         self._numbers = count()
         self._index = 0
-        """Place of the current item among the outputs; their number between two items."""
+        """Index of the current item among the output items; between two items, the number of items
+        so far.
+        """
         self._item_id = ""
         """Id of the current item; "" between two items."""
 
     def lifecycle(self, response: ResponseObject, name: str = "") -> bytes:
-        """Return the event that the response has reached its status; `name` is another name of
-        it.
+        """Return the event that the response has reached its status. `name`: name of the event; ""
+        for the name of the status.
         """
         kind = f"response.{name or response.status}"
         number = next(self._numbers)

@@ -10,8 +10,8 @@ OutputItem = MessageItem | CallItem
 
 
 class OutputItems:
-    """The output items of one response. `suffix`: end of the message's id; the ids of calls follow
-    from theirs.
+    """The output items of one response. `suffix`: end of the message's id. The id of a call's item
+    is made from the id of the call.
     """
 
     def __init__(self, suffix: str) -> None:

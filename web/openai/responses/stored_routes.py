@@ -16,7 +16,9 @@ MAX_LISTED, DEFAULT_LISTED = 100, 20
 
 
 class StoredResponseRoutes:
-    """A response is found by the key that asked for it; to another key it does not exist."""
+    """Routes of stored responses. A response is found only with the API key that created it; with
+    another key, the response does not exist.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -35,7 +37,7 @@ class StoredResponseRoutes:
         return json_response(found.response)
 
     async def delete(self, request: Request) -> Response:
-        """Delete a response. Later responses of its conversation keep what they were asked."""
+        """Delete a response. Later responses of the conversation keep a copy of its items."""
         response_id = _id_of(request)
         if not await self._gateway.client.responses.delete(response_id, owner_of(request.scope)):
             raise response_not_found(response_id)
@@ -74,7 +76,9 @@ def _limit(request: Request) -> int:
 
 
 def _page(items: list[ResponseItem], limit: int, after: str | None) -> ItemList:
-    """Return the items after the item `after`. Raises: BadInput if there is no such item."""
+    """Return up to `limit` items that follow the item with the id `after`, or from the beginning if
+    `after` is None or empty. Raises: BadInput if no item has the id.
+    """
     start = 0
     if after:
         ids = [item.id for item in items]

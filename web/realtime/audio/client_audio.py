@@ -24,9 +24,11 @@ def lookahead(form: AudioFormat) -> int:
 
 
 def in_format(read: Callable[[int, int], bytes], first: int, last: int, form: AudioFormat) -> bytes:
-    """Return the audio from sample `first` up to sample `last` in a format.
+    """Return the generated audio from sample `first` up to sample `last`, both at 24 kHz, in the
+    client's format.
 
-    `read`: returns the generated audio between two samples as PCM16, as far as it exists.
+    `read`: function that returns the generated audio between two samples as PCM16, as far as the
+    audio exists.
     Invariants: `first` is a multiple of the format's stride.
     """
     if form.stride == 1:

@@ -36,12 +36,13 @@ MIN_FRAMES = 12
 WINDOW_S = 0.4
 """Length of the compared input, in seconds."""
 ECHO_SCORE = 0.75
-"""Least score of an echo."""
+"""Score from which the input counts as an echo."""
 
 
 def echo_score(heard: Pcm, played: Pcm, played_rate_hz: int) -> float:
-    """Return how similar `heard`, input at 16 kHz, is to some part of `played`: 1 for an echo, near
-    0 for other audio or none. Shapes: [samples] each.
+    """Return the greatest similarity of `heard`, input at 16 kHz, to any part of `played`: 1 for an
+    exact echo, about 0.5 for other speech (table above), 0 if either is too short to compare.
+    Shapes: [samples] each.
     """
     reference = soxr.resample(played.astype(np.float32), played_rate_hz, RATE_HZ)
     heard_TB, reference_TB = _energies(heard.astype(np.float32)), _energies(reference)

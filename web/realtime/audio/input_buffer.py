@@ -40,7 +40,8 @@ RETAINED_MS = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """A frame of input for voice detection. `end` is the position after its last sample;
-    `is_silent` is True for a frame that is silent without asking the model.
+    `is_silent` is True for a frame of long silence, for which the voice detection model need not
+    run.
 
     Shapes: `pcm` is [512], at 16 kHz.
     """
@@ -78,8 +79,8 @@ class AudioInputBuffer:
         self.set_rules(rules)
 
     def set_format(self, form: AudioFormat) -> None:
-        """Read later audio in another format. The buffered audio stays, with what the resampler
-        holds back of it.
+        """Set the format of the audio that arrives from now on. Audio that is buffered, or held
+        back by the resampler, is kept.
         """
         if self._resampler is not None:
             self._add(self._flush_resampler())
@@ -101,8 +102,9 @@ class AudioInputBuffer:
         return len(audio) / self.form.sample_bytes / self.rate_hz
 
     def set_rules(self, rules: TurnRules | None) -> None:
-        """Set the rules of turn detection; None turns the detection off, and the client commits its
-        turns.
+        """Set the rules of turn detection. During a turn, the new rules apply to that turn;
+        otherwise detection starts anew with the next audio. None turns detection off, also during a
+        turn; the client then commits its turns.
         """
         if rules is None:
             self.detector = None
@@ -130,9 +132,9 @@ class AudioInputBuffer:
         return max(0, self.received - self.position)
 
     def split(self, audio: bytes) -> Iterator[bytes]:
-        """Split input in the client's format into pieces of PCM16 at its rate, short enough that
-        other sessions have their turn in between. If the input ends within a sample, the next call
-        completes the sample.
+        """Split input in the client's format into pieces of PCM16 at the client's rate, short
+        enough that other sessions are processed in between. If the input ends within a sample, the
+        next call completes the sample.
         """
         form, audio = self.form, self._cut_sample + audio
         whole = len(audio) - len(audio) % form.sample_bytes
@@ -185,8 +187,9 @@ class AudioInputBuffer:
         return self._silent_from is not None
 
     def next_frame(self) -> Frame | None:
-        """Return the next frame for voice detection; None if it is not complete, or without turn
-        detection.
+        """Return the next frame for voice detection, each frame once. Return None if no complete
+        frame has arrived, or without turn detection; audio received without turn detection never
+        becomes a frame.
         """
         if self.detector is None:
             self._classified = self.position
@@ -215,16 +218,16 @@ class AudioInputBuffer:
         return events
 
     def take(self, start: int, end: int) -> bytes:
-        """Remove all audio before position `end`. Return its part from position `start` on as PCM16
-        at 16 kHz; audio that is no longer buffered is missing.
+        """Remove all audio before position `end`. Return the audio from position `start` to `end`
+        as PCM16 at 16 kHz, without any part that is no longer buffered.
         """
         pcm = self.peek(start, end)
         del self._retained[: max(0, 2 * (end - self._first))]
         return pcm
 
     def take_all(self) -> bytes:
-        """Remove and return all buffered audio, including samples that the resampler holds back,
-        and end the turn under way.
+        """Remove and return all buffered audio, including samples that the resampler holds back. A
+        turn under way is ended without an event.
         """
         pcm = bytes(self._retained) + self._flush_resampler()
         self.clear()
@@ -255,8 +258,8 @@ class AudioInputBuffer:
         return self.position - len(self._retained) // 2
 
     def clear(self) -> None:
-        """Discard all buffered audio and end the turn under way. Later positions still count the
-        discarded samples.
+        """Discard all buffered audio. A turn under way is ended without an event. Later positions
+        still count the discarded samples.
         """
         self.position += self._held_back_len
         self._cut_sample = b""
@@ -268,7 +271,9 @@ class AudioInputBuffer:
             self.detector.cut(self.position)
 
     def drop_silence(self) -> None:
-        """Discard audio in which no turn began, except for its last `RETAINED_MS`."""
+        """While no turn is under way, discard buffered audio except for the last `RETAINED_MS`. Do
+        nothing during a turn, or without turn detection.
+        """
         if self.detector is None or self.detector.speaking:
             return
         limit = 2 * (RATE_HZ * RETAINED_MS // 1000 + FRAME_SAMPLES)

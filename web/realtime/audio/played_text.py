@@ -72,7 +72,7 @@ class SpeakingRate:
 
 
 def find_silences(pcm: NDArray[np.int16]) -> list[Span]:
-    """Find the silent spans of audio at 24 kHz, in order."""
+    """Return the silent ranges of `pcm`, audio at 24 kHz, in order."""
     hops = pcm[: len(pcm) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES).astype(np.float32)
     level = np.sqrt((hops**2).mean(axis=1))
     quiet = np.concatenate(
@@ -85,9 +85,7 @@ def find_silences(pcm: NDArray[np.int16]) -> list[Span]:
 
 
 def speech_until(sample: int, silent: Iterable[Span]) -> int:
-    """Count the samples of speech before `sample`, where `silent` are the silent ranges of the
-    audio.
-    """
+    """Count the samples before `sample` that are not in the silent ranges of the audio."""
     return sample - sum(min(sample, end) - start for start, end in silent if start < sample)
 
 

@@ -31,14 +31,14 @@ class Playhead:
 
     def report(self, played: int, now: float) -> None:
         """Set the position to `played`, the number of samples that the client reports as played; at
-        most `sent`.
+        most `sent`. A report before the first send, or after `rewind`, has no effect.
         """
         if self._is_started:
             self._base, self._since = max(0, min(played, self.sent)), now
 
     def rewind(self, sample: int) -> None:
         """Set position and `sent` back to `sample`, for a client that has received nothing after
-        it.
+        that sample. The position then stays there until the next send.
         """
         self.sent = self._base = sample
         self._is_started = False

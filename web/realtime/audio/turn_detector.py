@@ -19,11 +19,12 @@ ends. Source: Silero's `VADIterator`.
 class TurnRules:
     """Parameters of turn detection. Units: milliseconds; `threshold` is a probability.
 
-    `prefix_ms` is the audio before the first voiced frame that belongs to a turn. After
-    `silence_ms` of silence the turn ends; with `waits`, sooner or later if the words before the
-    silence are known (`expect_end`). After `speculate_ms` of silence a speculative response may
-    start, to be discarded if speech continues; 0 starts none. A turn of `longest_ms` is ended
-    during speech, since no prompt holds a longer turn.
+    `prefix_ms` is the length of the audio before the first voiced frame that belongs to a turn.
+    After `silence_ms` of silence the turn ends. With `waits`, the words before the silence decide
+    how long the silence must be, once they are known (`expect_end`); None ignores words. After
+    `speculate_ms` of silence a speculative response may start, to be discarded if speech continues;
+    0 starts none. A turn of `longest_ms` is ended during speech, since no prompt holds a longer
+    turn.
     """
 
     threshold: float = 0.5
@@ -46,8 +47,8 @@ class TurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class TurnPaused:
-    """Event: the user was silent for `speculate_ms`, so the turn may be over. `end` is the end of
-    the turn's audio if it is, in samples at 16 kHz.
+    """Event: the user was silent for `speculate_ms`, so the turn may be over. `end` is the
+    position, in samples at 16 kHz, at which the turn's audio ends if the user stays silent.
     """
 
     end: int
@@ -60,8 +61,8 @@ class TurnResumed:
 
 @dataclass(frozen=True, slots=True)
 class TurnStopped:
-    """Event: a turn ended. `end` is the end of its audio, and `voiced_end` the end of its last
-    voiced frame, in samples at 16 kHz. `voiced_ms` is the length of its voiced frames.
+    """Event: a turn ended. `end` is the end of the turn's audio, and `voiced_end` the end of the
+    last voiced frame, in samples at 16 kHz. `voiced_ms` is the total length of the voiced frames.
     """
 
     end: int
@@ -93,7 +94,9 @@ class TurnDetector:
         """Earliest position at which the next turn may begin: the end of the last turn."""
         self._paused_at: int | None = None
         self._end_ms: int | None = None
-        """Silence that ends the pause under way, if its words are known."""
+        """Milliseconds of silence that end the turn, chosen by its words; None while the words are
+        not known, so that `silence_ms` applies.
+        """
 
     @property
     def is_quiet(self) -> bool:
@@ -112,22 +115,23 @@ class TurnDetector:
         )
 
     def expect_end(self, paused_at: int, transcript: str) -> None:
-        """Let the words of the turn decide when it ends. `transcript` is what was said before the
-        pause whose event had the end `paused_at`; an earlier pause is over, and without effect.
+        """Let the words of the turn decide how long a silence ends the turn. `transcript` is what
+        was said before the pause whose event had the end `paused_at`. The call has no effect if
+        that pause is over, or if the rules have no `waits`.
         """
         if self.rules.waits is not None and paused_at == self._paused_at:
             self._end_ms = end_of_turn_ms(transcript, self.rules.waits)
 
     def reject(self) -> None:
-        """Drop a turn that has just begun without an event, since the voice is no person's. The
-        next turn may begin with the same audio.
+        """End a turn that has just begun, without an event, since the sound is not a person's
+        voice. The next turn may begin with the same audio.
         """
         self.speaking = False
         self._voiced_run = self._quiet = 0
 
     def cut(self, end: int) -> None:
-        """End the turn under way without an event. The next turn begins at `end` or later, since
-        the audio before it was read or discarded.
+        """End a turn under way, without an event. The next turn begins at `end` or later, since
+        earlier audio was read or discarded.
         """
         self.speaking = False
         self._floor = end

@@ -90,11 +90,11 @@ OPEN_AFTER_STATEMENT = PREPOSITIONS | AUXILIARIES | TRANSITIVES
 """
 QUESTION_WORDS = frozenset("what where who whom which why when how whose".split())
 LONE_OPENERS = frozenset("so well actually basically also then plus anyway".split())
-"""Words that, alone, begin a sentence."""
+"""Words after which more must come if they are the only word of the sentence."""
 SUBORDINATORS = frozenset("after before once until since as".split())
 CONDITIONS = frozenset("if unless although though whereas when whenever while".split())
-"""First words of a clause that needs a main clause; those of `SUBORDINATORS` also begin an answer
-("After dinner.").
+"""First words of a subordinate clause, which needs a main clause. The words in `SUBORDINATORS` may
+also begin a complete answer ("After dinner.").
 """
 CLAUSE_BEGINNING = re.compile(
     r"\b(?:i|you|he|she|it|we|they|this|that|there|who|what|let|please|can|could|would|will|do|"
@@ -111,7 +111,7 @@ ENDERS = CLOSERS | frozenset("it him them me us so not".split())
 LIST_ITEM_WORDS = 3
 """Longest item of an enumeration, in words."""
 LAST_ITEM = frozenset({"and", "or"})
-"""Words before the last item of an enumeration."""
+"""Words that introduce the last item of an enumeration."""
 ADDRESSING = frozenset("tell ask remind show give send".split())
 ASKING = frozenset("do does did can could would will shall should".split())
 GREETINGS = frozenset("hi hello hey".split())
@@ -164,7 +164,7 @@ def ending_of(transcript: str | None) -> SentenceEnd:
 
 
 def _is_name(word: str) -> bool:
-    """Return True if the last word of a sentence is a name, such as May."""
+    """Return True if `word`, the last of a sentence, looks like a name, such as May."""
     return word[0].isupper() and len(word) > 1 and "'" not in word
 
 
@@ -189,7 +189,9 @@ def _lacks_second(words: list[str]) -> bool:
 
 
 def _is_short(words: list[str]) -> bool:
-    """Return True if the sentence is short for its beginning, and often goes on."""
+    """Return True if the sentence has too few words for its first word (`MIN_WORDS`), so that more
+    words often follow.
+    """
     first = words[0].partition("'")[0]
     is_whole = first in STATING and words[-1] in ENDERS
     return len(words) < MIN_WORDS.get(first, 1) and not is_whole

@@ -33,8 +33,9 @@ class VadBatcher:
         self._due: asyncio.Handle | None = None
 
     async def probability(self, vad: VadState, frame: Samples, *, behind: bool = False) -> float:
-        """Return the probability of speech in a frame. `vad` is the state of its stream. `behind`
-        is True if the next frame of the stream has arrived already.
+        """Return the probability of speech in a frame. `vad` is the state of the frame's stream,
+        which the call advances. `behind` is True if the next frame of the stream has arrived
+        already.
         """
         loop, now_s = asyncio.get_running_loop(), self._clock()
         vad.paced_s = max(vad.paced_s, now_s) + FRAME_MS / 1000

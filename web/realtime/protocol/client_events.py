@@ -300,8 +300,8 @@ def _check_carries_audio(raw: str) -> None:
 
 
 def event_id_of(raw: str) -> str | None:
-    """Return the `event_id` of an event that may be invalid, for its error; None if the id cannot
-    be read, or if the event has too many values to be read quickly.
+    """Return the `event_id` of an event that may be invalid, for its error; None if the id is
+    missing, too long or unreadable, or if the event has too many values to be read quickly.
     """
     try:
         if len(raw) > MAX_PLAIN_BYTES:

@@ -24,8 +24,8 @@ from web.schema.unserved import EMPTY, UnservedValue
 
 MIN_INPUT_RATE_HZ, MAX_INPUT_RATE_HZ = 8_000, 48_000
 RECOGNIZE_MS = 96
-"""Silence after which a turn under `semantic_vad` is recognised, if the graph does so: its words
-are known when the shortest wait is over.
+"""Milliseconds of silence after which a turn under `semantic_vad` is recognised, if the graph has a
+recogniser, so that its words are known when the shortest wait is over.
 """
 MAX_INSTRUCTIONS = 32_768
 VOICE_FIELD, SPEED_FIELD = "session.audio.output.voice", "session.audio.output.speed"
@@ -91,10 +91,10 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="realtime"):
     """Settings of a session: the `session` object on the wire, except for a transcription session,
-    which `object` tells; see `transcription_session`. The server sets `id` and `model`,
-    the client all other fields. `store`: an extension, False to keep nothing that is said after the
-    session's end. `warnings`, an extension that is omitted while empty, is about
-    fields that were ignored although the client may count on them.
+    which has another `object`; see `transcription_session`. The server sets `id`, `model` and
+    `warnings`, the client the other fields. `store`, an extension, is False if nothing that was
+    said may be kept once the session has ended. `warnings`, an extension that is omitted while
+    empty, is about fields that were ignored although the client may count on them.
     """
 
     object: SessionObject = "realtime.session"
@@ -125,7 +125,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
 
     @property
     def store_option(self) -> bool | None:
-        """The field `store` of the session's requests: False if nothing of them may be kept."""
+        """Field `store` of the session's requests: False if nothing of the requests may be kept,
+        otherwise None.
+        """
         return False if self.store is False else None
 
     @property
@@ -406,8 +408,8 @@ def audio_format(given: FormatPatch | None, where: str) -> AudioFormat:
 
 
 def output_format(given: FormatPatch | None, where: str) -> AudioFormat:
-    """Return a requested output format as `audio_format` does; PCM16 has one rate. Raises:
-    UnsupportedValue.
+    """Return a requested output format as `audio_format` does. Raises: UnsupportedValue naming the
+    field `where`, also for PCM16 at another rate than `OUTPUT_RATE_HZ`.
     """
     form = audio_format(given, where)
     if isinstance(form, PcmFormat) and form.rate != OUTPUT_RATE_HZ:

@@ -31,7 +31,7 @@ from web.realtime.transport.voice_socket import NORMAL_CLOSURE, VoiceSocket
 from web.schema.fields.realtime import CALL
 
 START_S = 10.0
-"""Seconds in which a call must have started, since it sends its key then."""
+"""Seconds after the connection within which a call must send `start`, the message with its key."""
 MAX_BEFORE_START = 8
 MAX_SID = 256
 KEY = "key"
@@ -39,7 +39,7 @@ MULAW = {"type": "audio/pcmu"}
 
 
 class CallSocket(VoiceSocket):
-    """Connection of a call to its session, which ends with the call."""
+    """Connection of a telephone call to its voice session. The session ends with the call."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class CallRoute:
         return replace(credential, settings=self._settings(credential.settings, start))
 
     def _of_key(self, websocket: WebSocket, key: str) -> Credential:
-        """Return the credential of a call whose key is in its parameters or its header. Raises:
-        Unauthorized; MissingScope.
+        """Return the credential of a call with an API key: `key`, or the key in the headers of
+        `websocket`. Raises: Unauthorized; MissingScope.
         """
         sent = caller_of(websocket.scope)
         caller = sent or self._keys.find(key.encode("utf-8", "surrogatepass"))
@@ -172,7 +172,9 @@ def _patch(given: dict[str, str]) -> SessionPatch:
 
 
 async def _read_start(websocket: WebSocket) -> Start:
-    """Return the start of a call. Raises: BadInput if it does not come; WebSocketDisconnect."""
+    """Return the start of a call. Raises: BadInput if no valid start comes within `START_S`;
+    WebSocketDisconnect.
+    """
     with suppress(TimeoutError):
         start = await asyncio.wait_for(_first_start(websocket), START_S)
         if start is not None and len(start.stream_sid) <= MAX_SID:

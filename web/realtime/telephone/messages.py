@@ -10,7 +10,7 @@ import msgspec
 from fleet.core.errors import BadInput
 
 MAX_MESSAGE_CHARS = 256 * 1024
-"""Limit of a message; one of a call has 20 ms of audio, or the parameters of its start."""
+"""Size limit of a message. A message has 20 ms of audio, or the parameters of the call's start."""
 
 
 class MediaFormat(msgspec.Struct, rename="camel", frozen=True):
@@ -75,7 +75,7 @@ class SentMark(msgspec.Struct, rename="camel", frozen=True, tag_field="event", t
 
 
 class SentClear(msgspec.Struct, rename="camel", frozen=True, tag_field="event", tag="clear"):
-    """Discard the audio that was sent and not played."""
+    """Message after which Twilio discards the audio that was sent and not played."""
 
     stream_sid: str
 

@@ -26,18 +26,20 @@ from web.realtime.transport.socket_writers import SocketWriter
 log = logging.getLogger("fleet.web")
 
 MAX_MARKS = 1000
-"""Limit of the marks that are awaited; each is the end of a piece of audio."""
+"""Limit of the awaited marks, one for each piece of audio; beyond it the oldest mark is forgotten.
+"""
 
 
 class CallWriter(SocketWriter):
-    """Writer of a call's messages. `interrupts`: the caller's speech ends the response."""
+    """Writer of a call's messages. `interrupts`: True if the caller's speech ends the response."""
 
     def __init__(self, websocket: WebSocket, stream_sid: str, *, interrupts: bool) -> None:
         super().__init__(websocket, fleet=True)
         self._stream_sid, self._interrupts = stream_sid, interrupts
         self._is_logged = False
         self._awaited: dict[str, Played] = {}
-        """What has been played when a mark of this name returns, in the order of the audio."""
+        """Playback report for each awaited mark, by the mark's name and in the order of the audio.
+        """
 
     def send(self, event: ServerEvent) -> None:
         match event:
@@ -68,8 +70,8 @@ class CallWriter(SocketWriter):
         """Send nothing: a caller in the queue hears silence."""
 
     def played(self, mark: str) -> Played | None:
-        """Return what the caller has heard, as a returned mark tells it; None for a mark of audio
-        that was discarded, which returns too.
+        """Return and forget the playback report for a mark that the telephone has returned; None
+        for a mark of discarded audio, which is returned too.
         """
         return self._awaited.pop(mark, None)
 
@@ -79,7 +81,9 @@ class CallWriter(SocketWriter):
             self._write_message(SentClear(self._stream_sid))
 
     def _log(self, message: str) -> None:
-        """Log the first error of the call; a caller's audio may cause one after the other."""
+        """Log an error, only the first one of the call, since each piece of a caller's audio may
+        cause one.
+        """
         if not self._is_logged:
             self._is_logged = True
             log.warning("call %r: %s", self._stream_sid, message)

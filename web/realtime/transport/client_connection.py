@@ -11,8 +11,8 @@ from web.realtime.audio.formats import AudioFormat, PcmFormat
 from web.realtime.protocol.server_events import ServerEvent, State
 
 PLAYED_AHEAD_S = 0.4
-"""How far ahead of playback a writer that plays gets its audio: enough for a loop that stands still
-for a moment.
+"""Seconds ahead of playback at which audio is given to a writer that plays it: enough for an event
+loop that stands still for a moment.
 """
 MAX_MISSED = 2000
 """Limit of the events stored for a disconnected client; enough for minutes of transcript, since
@@ -66,7 +66,9 @@ class ClientConnection:
         return self._writer is not None and self._writer.plays
 
     def form(self, requested: AudioFormat) -> AudioFormat:
-        """Return the format in which audio is sent, where the response has the one requested."""
+        """Return the format in which audio is sent to the client for a response in the format
+        `requested`.
+        """
         return PcmFormat() if self.plays else requested
 
     def ahead_s(self, limit_s: float) -> float:
@@ -103,7 +105,9 @@ class ClientConnection:
     def send_audio(
         self, response_id: str, item_id: str, first_sample: int, audio: bytes, form: AudioFormat
     ) -> None:
-        """Send audio of a response in the format `form`, from `first_sample` on in its samples."""
+        """Send audio of a response in the format `form`; `first_sample` is the position of its
+        first sample, counted in that format. Without a client the audio is dropped.
+        """
         if self._writer is not None:
             self._writer.send_audio(response_id, item_id, first_sample, audio, form)
 

@@ -35,12 +35,12 @@ from web.schema.fields.realtime import SECRET
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
 NO_KEY = ""
-"""Owner name of the sessions of a gateway without keys. Sessions of an API key, also by the
-console, have the key's name.
+"""Owner name of the sessions of a gateway without API keys. Otherwise the owner name is the name of
+the API key, also for sessions of the console.
 """
 OF_SECRET = "/"
-"""What follows the key's name in the owner name of sessions opened with a client secret that the
-key has created; the secret's hash comes next.
+"""Separator in the owner name of sessions that were opened with a client secret: name of the API
+key that created the secret, this separator, hash of the secret.
 """
 SHOWN_CHARS = 8
 
@@ -63,10 +63,10 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """Credential of a client. `owner` is its name in the records of the sessions that it opens, and
-    `settings` the initial settings of these sessions. `settings` is None if the secret has expired
-    or never existed; the client can then only continue a session that the secret opened before.
-    `caller`: the API key whose limits apply.
+    """Credential of a client. `owner` is the client's name in the records of the sessions that it
+    opens, and `settings` the initial settings of these sessions. `settings` is None if the secret
+    has expired or never existed; the client can then only continue a session that the secret opened
+    before. `caller`: the API key whose limits apply.
     """
 
     owner: str
@@ -90,8 +90,8 @@ class Secrets:
         self._keys = keys
 
     async def create(self, request: Request) -> Response:
-        """Answer POST /v1/realtime/client_secrets: create a client secret, which names its key if
-        that is one of several.
+        """Answer POST /v1/realtime/client_secrets: create a client secret. The secret contains the
+        name of its API key if the key is in `web.keys_file`.
         """
         caller = caller_of(request.scope) or ANYONE
         body = await parse_body(_parse, await read_body(request, MAX_BODY_BYTES))
@@ -164,7 +164,7 @@ def key_name(owner: str) -> str | None:
 
 
 def short_name(owner: str) -> str | None:
-    """Return the first characters of the hash in an owner name, which lists show for a client
-    secret; None for others.
+    """Return the first characters of the client secret's hash in an owner name, for lists; None for
+    the owner name of an API key.
     """
     return owner.partition(OF_SECRET)[2][:SHOWN_CHARS] or None

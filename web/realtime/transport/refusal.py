@@ -95,8 +95,8 @@ def error_event(error: FleetError, event_id: str | None = None) -> Error:
 
 
 def log_refusal(lines: TimedAbuseLog, scope: Scope, error: FleetError) -> None:
-    """Log a refused WebSocket, without the query and the headers of its request, which may contain
-    a key.
+    """Log a refused WebSocket, except for TooManyWrongKeys, which `WrongKeys` counts. Query and
+    headers are left out, since they may contain a key.
     """
     if isinstance(error, TooManyWrongKeys):  # `WrongKeys` counts these
         return

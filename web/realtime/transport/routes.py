@@ -87,8 +87,8 @@ class VoiceRoutes:
         ]
 
     async def calls_left(self) -> None:
-        """Wait until this gateway, which stops, has left its calls, so that their clients can
-        continue them elsewhere at once.
+        """Wait until the WebRTC calls of this gateway, which is stopping, are closed, so that their
+        clients can continue at another gateway at once.
         """
         await self._webrtc.left()
 
@@ -201,8 +201,8 @@ class VoiceRoutes:
         return json_response(SessionEnded(id=session_id))
 
     async def end_session(self, session_id: str, param: str) -> None:
-        """End a session of any gateway, with the scope `operate` any, otherwise one of the caller's
-        key. `param` is the parameter that names it, for the error.
+        """End a session of any gateway: any session with the scope `operate`, otherwise only a
+        session of the caller's key. `param` is the parameter that an error names.
 
         Another gateway closes its session at its next write; the request of its response is aborted
         here. Raises: NotFound, also for sessions of other keys; RedisUnreachable.

@@ -23,7 +23,8 @@ STATES = ("ended", "unknown")
 
 class KeptSessionView(msgspec.Struct, frozen=True, kw_only=True):
     """A kept session in a list. `ended_us` is 0 if its end was not recorded, because its gateway
-    was killed or a gateway of another host continued it; `seen_us`: when it was last recorded.
+    was killed or a gateway of another host continued it; `seen_us`: time of the last record, in
+    microseconds since 1970. `why`: what went wrong, in words of `TROUBLES`.
     """
 
     id: str

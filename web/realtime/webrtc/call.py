@@ -82,7 +82,9 @@ class WebRtcCall:
         self._session: Session | None = None
         self._heard_at = 0.0
         self._full_ms = math.inf
-        """Length of the buffer at which audio was refused."""
+        """Length of the buffered input, in milliseconds, when audio was last refused; infinite
+        while there is room.
+        """
         self._is_lost = False
         self._is_opened = asyncio.Event()
         self._over = asyncio.Event()
@@ -111,9 +113,9 @@ class WebRtcCall:
         return with_address(answer, self._address) if self._address is not None else answer
 
     async def serve(self, session: Session, closing: asyncio.Event) -> bool:
-        """Pass the client's input to its session until the call is over. Returns True if the client
-        has closed the call, False if it was lost, or if the gateway stops, which is `closing`: then
-        the session continues at another gateway.
+        """Pass the client's input to its session until the call is over. Returns True if the call
+        was closed properly, so that the session ends. Returns False if the client was lost, or if
+        the gateway is stopping (`closing` is set): the session can then be continued.
         """
         self._session = session
         tasks = [
@@ -140,8 +142,8 @@ class WebRtcCall:
         await self._peer.close()
 
     def close(self, code: int) -> None:
-        """Close the call after the events that wait to be sent. As with the codes of WebSockets,
-        the session ends with `NORMAL_CLOSURE`, and may be continued after others.
+        """Close the call in the background, after the waiting events are sent. The session ends if
+        `code` is `NORMAL_CLOSURE`; after any other code it may be continued.
         """
         self._is_lost |= code != NORMAL_CLOSURE
         start(self._close(), "the end of a call")
@@ -179,7 +181,9 @@ class WebRtcCall:
             )
 
     def _put(self, frame: str | bytes) -> None:
-        """Store an event, or audio, until the session has read what arrived before it."""
+        """Store an event, or audio, until the session reads it. If too much is stored, the call
+        ends.
+        """
         if isinstance(frame, bytes):
             self._heard_at = asyncio.get_running_loop().time()
         if self._inbox_bytes + len(frame) > MAX_INPUT_BYTES:
@@ -202,7 +206,9 @@ class WebRtcCall:
             await asyncio.sleep(0)
 
     async def _receive_audio(self, session: Session, audio: bytes) -> None:
-        """Append audio. While the buffer is full, drop it with one error: a microphone goes on."""
+        """Append audio to the session's input. While the input buffer is full, audio is dropped,
+        with one error, since a microphone goes on sending.
+        """
         buffer = session.turns.buffer
         if buffer.detector is None and buffer.retained_ms >= self._full_ms:
             return
@@ -210,8 +216,8 @@ class WebRtcCall:
         await session.receive_audio(audio)
 
     async def _watch(self) -> None:
-        """Put silence while no audio arrives, and end the call of a client that sends a message
-        without end.
+        """Append silence to the input while no audio arrives, and end the call of a client that
+        sends a message without end.
         """
         await self._is_opened.wait()
         clock = asyncio.get_running_loop().time

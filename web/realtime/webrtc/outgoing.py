@@ -40,8 +40,8 @@ class _Speech:
 
 
 Played = Callable[[str, int, int], None]
-"""Function that is called with a response's id, its number of played samples, and the number of
-interruptions since the last call.
+"""Function that takes a response's id, the number of its samples played so far, and the number of
+interruptions since the last report.
 """
 
 
@@ -56,8 +56,8 @@ class OutgoingAudio:
         self._queue: deque[_Speech] = deque()
 
     def add(self, response_id: str, first_sample: int, pcm: bytes) -> None:
-        """Append audio, PCM16. Audio of a response that does not follow its last sample replaces
-        what waits of it.
+        """Append PCM16 audio of a response, from `first_sample` on. If the audio does not follow
+        the response's last sample, the waiting audio of the response is discarded first.
         """
         speech = next((one for one in self._queue if one.response_id == response_id), None)
         if speech is None:
@@ -80,7 +80,9 @@ class OutgoingAudio:
         self._queue.clear()
 
     def next_frame(self) -> bytes | None:
-        """Return the next frame to play; None for silence."""
+        """Return the next frame to play; None for silence. Sends the events and playback reports
+        that are due.
+        """
         while self._queue:
             speech = self._queue[0]
             is_last = speech.is_finished or len(self._queue) > 1

@@ -9,7 +9,8 @@ MAX_WAITING = 3
 MAX_LOST = 5
 """Number of lost packets in a row for which a replacement is made."""
 RESTART = 100
-"""Distance of a packet from its place beyond which the sender has begun to count anew."""
+"""Distance from the expected packet number beyond which the sender must have begun to count anew.
+"""
 _MODULO = 1 << 16
 
 
@@ -22,8 +23,8 @@ class PacketOrder:
         """Packets by their distance from `_next`; none has the distance 0."""
 
     def add(self, number: int, payload: bytes) -> list[bytes | None]:
-        """Return the payloads that follow the last returned one, in order; None stands for a lost
-        packet.
+        """Add a packet. Returns the payloads that can be passed on now, in order, with None for
+        each lost packet; empty if the packet is late, or must wait for a missing packet.
         """
         if self._next is None:
             self._next = number

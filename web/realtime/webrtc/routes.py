@@ -50,7 +50,7 @@ EndSession = Callable[[str, str], Awaitable[None]]
 
 
 class WebRtcRoutes:
-    """The routes. A call has the id of its session, so that any gateway can end it.
+    """Routes of WebRTC calls. A call has the id of its session, so that any gateway can end it.
 
     `authenticate` returns the credential of a client, and `end_session` ends a session of the
     caller; its second argument names the parameter in the error.
@@ -129,9 +129,10 @@ class WebRtcRoutes:
         return replace(credential, settings=settings)
 
     def _admit(self, session_id: str | None, credential: Credential) -> None:
-        """Count a call. A call that continues the session of a call here replaces it.
+        """Count a call toward `voice.max_calls`. A call that resumes the session of a call at this
+        gateway is admitted beyond the limit, since it replaces that call.
 
-        Raises: Overloaded beyond `voice.max_calls`.
+        Raises: Overloaded.
         """
         by_secret = is_of_secret(credential.owner)
         if session_id in self._serving.values():

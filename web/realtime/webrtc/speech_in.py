@@ -82,8 +82,8 @@ class SpeechFormat:
         self._resampler: soxr.ResampleStream | None = None
 
     def convert(self, pcm: bytes, form: AudioFormat) -> bytes:
-        """Return the next piece of PCM16 at 48 kHz in a format; "" while the resampler holds it
-        back.
+        """Return the next piece of audio, PCM16 at 48 kHz, in the format `form`; empty while the
+        resampler holds it back.
         """
         samples = np.frombuffer(pcm, "<i2")
         if form.rate != self._rate_hz:

@@ -20,10 +20,10 @@ from web.realtime.webrtc.outgoing import FRAME_MS, FRAME_SAMPLES
 CLOCK_HZ = 48_000
 """Clock of the timestamps of Opus, whatever the rate of its audio. Source: RFC 7587 section 4.1."""
 BIT_RATE = 32_000
-"""Speech at full quality; browsers send the same."""
+"""Bits per second: enough for speech at full quality; browsers send the same."""
 EXPECTED_LOSS = "5"
-"""Percentage of lost packets for which the encoder repeats the preceding frame in each packet (RFC
-6716 section 2.1.7); browsers play it where that packet is missing.
+"""Expected packet loss in percent. Above 0 the encoder repeats the preceding frame in each packet
+(RFC 6716 section 2.1.7); browsers play the copy if the preceding packet is missing.
 """
 SILENCE = b"\xf8\xff\xfe"
 """Packet of Opus with 20 ms of silence."""
@@ -33,7 +33,9 @@ it holds back (6.5 ms).
 """
 FRAME_S = FRAME_MS / 1000
 MAX_LATE_S = 0.2
-"""Delay up to which late frames are sent in a burst; after a longer one they are left out."""
+"""Delay up to which late packets are sent in a burst. After a longer delay the missed times are
+skipped, and the audio goes on later.
+"""
 
 
 class OpusEncoder:

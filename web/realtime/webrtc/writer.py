@@ -57,7 +57,7 @@ class WebRtcWriter:
             self._send_text(channel, self._early.popleft())
 
     async def sent(self) -> None:
-        """Wait until all events are sent."""
+        """Wait until all events are sent; returns at once while there is no data channel."""
         while self._channel is not None and self._channel.bufferedAmount:
             self._sent.clear()
             await self._sent.wait()

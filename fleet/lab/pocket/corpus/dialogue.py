@@ -26,8 +26,8 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """A dialogue: alternating turns of the user and the assistant, and the family of the last
-    question.
+    """A dialogue: alternating turns of the user and the assistant. `family`: kind of the last
+    question, such as `sums` or `memory`.
 
     Invariants: the first turn is the user's, the last the assistant's; every text is normalized by
     `spoken`.
@@ -39,8 +39,8 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A question and its answer. `is_new_answer`: whether the answer, too, occurs nowhere in
-    training.
+    """A question and its answer. `is_new_answer`: True if the answer, like the question, occurs
+    nowhere in the training split.
     """
 
     question: str

@@ -57,8 +57,8 @@ def _openers() -> tuple[str, ...]:
 
 
 def salad(rng: Random, split: Split, min_words: int = 2, max_words: int = 7) -> str:
-    """Generate a sentence of random words that belongs to `split`; a hash of the text decides the
-    split.
+    """Generate a sentence of random words. Sentences are drawn until a hash of the text assigns one
+    to `split`.
     """
     while True:
         others = rng.choices(vocabulary(), k=rng.randint(min_words, max_words) - 1)

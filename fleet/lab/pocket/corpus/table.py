@@ -1,9 +1,9 @@
 """Tables of questions: every phrasing is combined with every row of values; and the choice of their
 held-out part.
 
-If the answer follows from a rule, rows are held out (in training phrasings); otherwise a phrasing
-is held out (with training rows). A table of facts that can only be memorized, such as capitals, has
-all its rows in training.
+Every table has held-out phrasings, which are combined with training rows. If the answer follows
+from a rule, rows are held out too, and combined with training phrasings. A table of facts that can
+only be memorized, such as capitals, has all its rows in training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,8 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Question phrasings, their answer, and rows of values that fill the slots of both. `of_word`:
+    """Question phrasings (`asks` in training, `new_asks` held out), their answer, and rows of
+    values that fill the slots of both. `by_rule`: whether rows are held out, too. `of_word`:
     function that returns the row of any word, None if the table has no such rule.
 
     Invariants: if rows are held out, their answers are all equal or all different.
@@ -50,8 +51,9 @@ class Table:
         return self.by_rule and index % HELD_OUT_EVERY == HELD_OUT_AT
 
     def pick(self, rng: Random, split: Drawn) -> tuple[str, Row]:
-        """Choose a phrasing and a row at random. For the held-out split, the phrasing or the row is
-        a held-out one, with equal probability.
+        """Choose a phrasing and a row at random. For the held-out split, the phrasing is held out
+        or, with equal probability if the table holds out rows, the row. For `invented`, half of the
+        rows have an invented word if the table has `of_word`.
         """
         if split == "invented" and self.of_word and rng.random() < INVENTED_SHARE:
             return rng.choice(self.asks), self.of_word(invented(rng))

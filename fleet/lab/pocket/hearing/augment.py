@@ -29,8 +29,8 @@ TELEPHONE_SHARE: Final = 0.2
 """Share of clips that arrive over a telephone line."""
 LINE_SHARE: Final = 0.5
 LINE_HZ: Final = ((150.0, 400.0), (3000.0, 4000.0))
-"""Share of telephone lines that are narrower than G.711 requires, and the ranges of their lower and
-upper limit.
+"""Ranges of the lower and the upper cutoff frequency of telephone lines that are narrower than
+G.711 requires; `LINE_SHARE` is the share of such lines.
 """
 COLOUR_DB, COLOUR_POINTS = 6.0, 6
 _NOISE_SLOPES: Final = {"white": 0.0, "pink": 0.5, "brown": 1.0}
@@ -40,8 +40,8 @@ _NOISE_S = 20
 def augment(
     clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator
 ) -> Samples:
-    """Return the clip as it might arrive from a user, sometimes over a telephone. `others`:
-    recordings from which babble noise is mixed.
+    """Return the clip as it might arrive from a user, in a share of `TELEPHONE_SHARE` over a
+    telephone. `others`: recordings from which babble noise is mixed.
     """
     samples = at_microphone(clip, others, rng)
     return over_telephone(samples, rng) if rng.random() < TELEPHONE_SHARE else samples
@@ -104,7 +104,9 @@ def _power(samples: Samples) -> float:
 
 
 def coloured(kind: str, num_samples: int, rng: np.random.Generator) -> Samples:
-    """Return `num_samples` of noise of a kind, cut at a random offset."""
+    """Return `num_samples` of `white`, `pink` or `brown` noise with a power of 1, cut at a random
+    offset from a fixed noise of 20 s.
+    """
     return np.take(
         _coloured(kind), np.arange(num_samples) + rng.integers(len(_coloured(kind))), mode="wrap"
     )
@@ -152,8 +154,8 @@ def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None
 
 
 def _fft_size(num_samples: int) -> int:
-    """Return an FFT size with room for the longest echo, in whole half seconds, for which the FFT
-    is fast.
+    """Return an FFT size with room for `num_samples` and the longest echo. Only whole half seconds
+    are used, since the FFT is fast for these sizes.
     """
     half_s = SAMPLE_RATE_HZ // 2
     return half_s * (2 + num_samples // half_s)

@@ -34,8 +34,8 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
 MAX_TEXT_TOKENS: Final = 128
 MAX_FRAMES: Final = 375
-"""Length limit of an answer, far above the length of any right answer: an answer that reaches it
-does not end.
+"""Length limit of a spoken answer in codec frames, far above any right answer, so that an answer
+that reaches the limit counts as not ended.
 """
 MAX_ANSWER_S: Final = MAX_FRAMES * 0.08
 
@@ -66,6 +66,7 @@ class ChatReply:
 
 class JudgeClient(ApiClient):
     """Client of one fleet, with greedy sampling or the checkpoint's default sampling. Thread-safe.
+    The constructor asks the fleet for the name of its model.
 
     Raises: ApiError if the fleet cannot be reached or refuses the request.
     """
@@ -84,8 +85,8 @@ class JudgeClient(ApiClient):
     def ask_all(
         self, questions: Sequence[ChatQuestion], concurrency: int, advance: Advance
     ) -> list[ChatReply]:
-        """Return the replies in the order of the questions. The first failure cancels the questions
-        that were not yet sent.
+        """Return the replies in the order of the questions; `advance` is called after each reply.
+        The first failure is raised, and cancels the questions that were not yet sent.
         """
 
         def one(question: ChatQuestion) -> ChatReply:

@@ -54,7 +54,7 @@ def demonstrate(
     url: str, out_dir: Path, report: Callable[[str], None], *, api_key: str | None = None
 ) -> None:
     """Ask the questions with greedy sampling; write each answer as NAME.wav (24 kHz, 16 bits), and
-    one picture, to `out_dir`, created if absent.
+    one picture, to `out_dir`, created if absent. `report` receives a line for each file.
 
     Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails;
     ConfigError without espeak-ng.

@@ -35,7 +35,7 @@ applies.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenReply:
     """A spoken answer to measure, and the teacher's speech of its text. `floor`: whether to
-    transcribe the teacher's speech, too.
+    transcribe the teacher's speech, too, whose WER is the lowest to be expected.
     """
 
     text: str
@@ -49,8 +49,9 @@ class SpokenReply:
 class SpeechMeasures:
     """Measurements of one spoken answer.
 
-    `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: pitch errors of the
-    answer; `carried_errors`: pitch errors of ideal codes.
+    `heard` and `teacher_heard`: transcripts of the answer and of the teacher's speech, keyed by the
+    recogniser's language model; `teacher_heard` is empty if not requested. `pitch_errors`: pitch
+    errors of the answer; `carried_errors`: pitch errors of ideal codes.
     Units: lengths exclude the silence around the speech; `lead_s` is the silence before it; pitch
     errors in semitones, by hop.
     """

@@ -65,7 +65,8 @@ def options_of(
     api_key: str | None = None,
 ) -> JudgeOptions:
     """Return the options for a command's arguments. `parts`: parts to evaluate, all if empty.
-    `questions`: number in each part, None for the defaults. Raises: BadInput.
+    `questions`: number of questions in each part, None for the defaults. `sounds`: folder for the
+    spoken answers, None to keep none. Raises: BadInput.
     """
     sizes = {} if questions is None else dict.fromkeys(COUNTS, questions)
     chosen = cast("tuple[Part, ...]", tuple(parts)) or PARTS

@@ -17,8 +17,9 @@ Errors = NDArray[np.float64]
 
 
 def errors(answer: Track, teacher: SentenceFrames) -> Errors:
-    """Return the pitch errors of an answer in semitones, positive where the answer is higher, for
-    each aligned pair of hops that are both voiced.
+    """Return the pitch error in semitones, positive if the answer is higher, of each voiced hop of
+    the answer that is aligned with a voiced hop of the teacher's speech (with the first, if
+    several).
     """
     pairs = align(_shape(answer.features), _shape(teacher.features.reshape(-1, NUM_FEATURES)))
     teacher_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)[pairs[:, 1]]

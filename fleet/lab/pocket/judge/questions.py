@@ -14,16 +14,16 @@ from fleet.lab.pocket.corpus import ChatTurn, Dialogue, dialogues, families
 from fleet.lab.pocket.teacher import SynthesizedSpeech, Teacher, Voice
 
 _MOST_ROUNDS = 2_000
-"""Limit of the search for new questions, reached when a family with few held-out questions is
-exhausted.
+"""Largest number of dialogues drawn per family in the search for new questions. A family with few
+held-out questions is exhausted before.
 """
 
 
 def distinct(
     count: int, seed: int, wanted: Callable[[Dialogue], bool] = lambda _: True
 ) -> list[Dialogue]:
-    """Return the first `count` different dialogues for which `wanted` is True, or all if there are
-    fewer.
+    """Return the first `count` different held-out dialogues for which `wanted` is True, or fewer if
+    the search finds no more.
     """
     return list(islice(_distinct(seed, wanted), count))
 

@@ -79,10 +79,10 @@ class JudgedSpeech(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one spoken answer, as stored in the report.
 
     `heard` and `teacher_heard`: transcripts of the answer and of the teacher's speech of the same
-    text, by language model; the grammar is used only if it can produce the text. Lengths exclude
-    the silence around the speech; `lead_s` is the silence before it. `pitch_within`: share of
-    voiced hops within a semitone of the teacher's pitch; `pitch_carried`: the same share for ideal
-    codes.
+    text, keyed by the recogniser's language model; the key `grammar` exists only if the grammar can
+    produce the text. Lengths exclude the silence around the speech; `lead_s` is the silence before
+    it. `pitch_within`: share of voiced hops within a semitone of the teacher's pitch;
+    `pitch_carried`: the same share for ideal codes.
     """
 
     family: str
@@ -111,9 +111,9 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Results of an evaluation; parts that were not requested are empty. `began`: local time, ISO
     8601. `took_s`: duration of each part.
 
-    `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus
-    that were missing in the recogniser's dictionary and were added to it. `alike`: groups of words
-    with the same pronunciation, which count as one word.
+    `pitch_errors`: histogram of the signed errors in semitones, counted by voiced hop of 10 ms.
+    `lacking`: words of the corpus that were missing in the recogniser's dictionary and were added
+    to it. `alike`: groups of words with the same pronunciation, which count as one word.
     """
 
     began: str
@@ -137,14 +137,16 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(figure for figure in self.figures if figure.met is False)
 
     def adding(self, figures: Iterable[Figure], **results: Any) -> "JudgeReport":
-        """Return a copy of the report with more metrics, and with the fields `results` of one
-        part.
+        """Return a copy of the report with the metrics appended, and with the fields named in
+        `results` replaced.
         """
         return msgspec.structs.replace(self, figures=(*self.figures, *figures), **results)
 
 
 def write_report(report: JudgeReport, path: Path) -> None:
-    """Write the report as JSON, with `met`: whether each target is met."""
+    """Write the report as JSON, together with `met`, which says for each metric with a target
+    whether the target is met.
+    """
     met = {
         f"{figure.part}: {figure.name}": figure.met
         for figure in report.figures

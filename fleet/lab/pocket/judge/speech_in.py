@@ -34,8 +34,9 @@ _figure = partial(Figure, "speech_in")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Condition in which questions are spoken: voices and noise. Units: `noise_db` is the
-    signal-to-noise ratio, None for no noise.
+    """Condition in which questions are spoken. `draw`: chooses a voice. `noise_db`: signal-to-noise
+    ratio, None for no noise. `target`: least share of right answers in percent. `wer_target`:
+    largest WER of transcripts in percent, None for no target.
     """
 
     name: str
@@ -116,7 +117,9 @@ def _figures(
 
 
 def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> list[list[bytes]]:
-    """Return the user's turns of each dialogue as WAV files, a single voice per dialogue."""
+    """Return the user's turns of each dialogue as WAV files, with the noise of the condition and a
+    single voice per dialogue.
+    """
     rng = Random(f"judge {condition.name} {seed}")
     voices = [condition.draw(rng) for _ in dialogues]
     lines = [

@@ -151,8 +151,9 @@ def _wer_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
 def _pairs(
     judged: Sequence[JudgedSpeech], kind: str, *, by_teacher: bool = False
 ) -> list[tuple[str, str]]:
-    """Return a (text, transcript) pair of each answer, or with `by_teacher` of each teacher's
-    speech. `kind`: language model of the transcripts.
+    """Return the (text, transcript) pairs of the answers that have a transcript by the language
+    model `kind`, with words of equal pronunciation made equal. `by_teacher`: use transcripts of the
+    teacher's speech.
     """
     transcripts = [(each.text, each.teacher_heard if by_teacher else each.heard) for each in judged]
     return [

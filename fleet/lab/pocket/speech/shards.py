@@ -89,8 +89,8 @@ def build(
 
 
 def encode_missing(folder: Path, split: Split, book: Codebook) -> int:
-    """Encode the feature shards that have no codes of this codebook yet, and return their
-    number.
+    """Encode the feature shards that have no codes of this codebook yet; return the number of
+    shards encoded by this call.
     """
     count = 0
     for path in _files(folder, split, FEATURES):

@@ -45,7 +45,8 @@ def speech_end_s(samples: NDArray[np.float32], rate_hz: int) -> float:
 
 def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) -> SentenceFrames:
     """Return the sentence with each word of `text` stretched to whole frames, at least one.
-    `word_starts_s`, `end_s`: times in `track`.
+    `word_starts_s`: time at which each word starts in `track`. `end_s`: time at which the last word
+    ends.
     """
     starts_s = [*word_starts_s, max(end_s, word_starts_s[-1] + HOP_S)]
     durations = np.maximum(1, np.round(np.diff(starts_s) / FRAME_S)).astype(int)
@@ -71,8 +72,8 @@ def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) 
 def _features(
     track: Track, source: NDArray[np.float64], is_sound: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """Return features [T, 8, 51], interpolated at each position of `source` in the track, and
-    silence where `is_sound` is False.
+    """Return features [T, 8, 51], interpolated at each position of `source` (hops of the track),
+    and silence where `is_sound` is False.
     """
     known = np.concatenate([track.features, silence(1)])
     before = np.minimum(source.astype(int), len(known) - 1)

@@ -235,9 +235,10 @@ class Example:
 def load_examples(
     folder: Path, book: Codebook, max_shards: int = TRAIN_SHARDS
 ) -> tuple[list[Example], list[Example]]:
-    """Return the training examples and the held-out examples in a folder.
+    """Return the training and the held-out examples in a folder, without sentences shorter than
+    `CROP_FRAMES`. `max_shards`: number of training shards to load.
 
-    Raises: ConfigError if a split has no shard.
+    Raises: ConfigError if a split has no such sentence.
     """
 
     def examples_of(split: Any, shards: int) -> list[Example]:

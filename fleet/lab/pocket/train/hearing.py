@@ -106,7 +106,7 @@ def with_pink_noise(
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
-    """Return `count` items at even distances in the list."""
+    """Return `count` items at even distances in the list, or all items if there are fewer."""
     return [
         items[index] for index in np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
     ]
@@ -132,7 +132,7 @@ class HearingPart:
 
     def loss(self, rng: np.random.Generator, step: int) -> Loss:
         """Return the CTC loss per symbol of a random batch. The statistic `clips` is the number of
-        recordings in it.
+        recordings in the batch.
         """
         drawn = self._batches.draw(rng)
         is_clean = step < CLEAN_STEPS
@@ -148,8 +148,8 @@ class HearingPart:
         return loss, {"clips": len(drawn)}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return error rates on held-out texts, for training voices, and for unseen voices with
-        noise.
+        """Return `wer` and `cer` on held-out texts: without a suffix for training voices, and with
+        the suffix `_unseen_15db` for unseen voices in noise.
         """
         stats: dict[str, float] = {}
         for name, exam in self._exams.items():
@@ -161,7 +161,7 @@ class HearingPart:
 
 
 def transcribe(hearing: Hearing, exam: HearingExam) -> Iterator[tuple[str, str]]:
-    """Yield the text and the transcript of each held-out recording."""
+    """Yield the text and the transcript of each recording of an exam."""
     for batch, texts in exam:
         features = batch.to_default_device()
         scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, features))

@@ -69,8 +69,8 @@ SCHEDULE = Schedule(
 
 
 class SampleSource:
-    """Source of random training samples made from recordings: dialogues and transcriptions,
-    augmented anew each time.
+    """Source of random training samples: spoken dialogues and transcriptions made from recordings,
+    augmented anew each time, and typed dialogues.
     """
 
     def __init__(self, recordings: Recordings) -> None:
@@ -100,7 +100,7 @@ class SampleSource:
         return spoken_turns(dialogue, clips, audio)
 
     def _draw_dialogue(self, rng: np.random.Generator) -> SpokenDialogue:
-        """Choose a random spoken dialogue. Families are as frequent as among the typed
+        """Choose a random spoken dialogue. The families have the same shares as among typed
         dialogues.
         """
         while True:
@@ -231,8 +231,10 @@ class JointPart:
 
 
 def load_parts(listener: ListeningThinker, parts: Path) -> bool:
-    """Load the trained weights of Thinker and tower. Return True if the tower has not been trained
-    with the Thinker yet (only then it has slots).
+    """Load the trained weights of Thinker and tower. Return True if the tower's weights include
+    `slots`, that is, if the tower was not yet trained together with the Thinker.
+
+    Raises: ConfigError if a file is missing.
     """
     weights: dict[str, Tensor] = {}
     for name in ("thinker", "hearing"):
@@ -261,7 +263,7 @@ def text_losses(
 
 
 def audio_loss(embedded: EmbeddedPrompts) -> Tensor:
-    """Return the CTC loss per symbol over all groups of clips."""
+    """Return the CTC loss per symbol over all groups of clips, 0 if there are no clips."""
     counts = [sum(len(encode(text)) for text in texts) for _, _, texts in embedded.group_scores]
     losses = [
         ctc_loss(scores, lengths, [encode(text) for text in texts])

@@ -59,7 +59,9 @@ class Clips:
     texts: list[str] = field(default_factory=list)
 
     def rows(self, samples: NDArray[Any], text: str) -> list[int]:
-        """Add a clip and return the ids of its audio positions. `text`: transcript of the clip."""
+        """Add a clip, cut to its longest allowed length, and return the ids of its audio positions.
+        `text`: transcript of the clip.
+        """
         num_frames = min(len(samples) // _HOP_SAMPLES, MAX_CLIP_ROWS * 7)
         first = FIRST_ROW + len(self.samples) * MAX_CLIP_ROWS
         self.samples.append(samples[: num_frames * _HOP_SAMPLES])
@@ -69,9 +71,8 @@ class Clips:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTurn:
-    """A turn of a prompt: text, audio positions (if it is spoken), text.
-
-    A typed turn has its text in `after`.
+    """A turn of a prompt. `rows`: ids of the audio positions, empty for a typed turn. `before` and
+    `after`: text before and after the audio; a typed turn has its text in `after`.
     """
 
     role: str
@@ -115,7 +116,7 @@ class EmbeddedPrompts:
 
 
 def embed(listener: ListeningThinker, ids: Tensor, clips: Clips) -> EmbeddedPrompts:
-    """Embed rows of ids. Of the audio, only clips whose ids occur are encoded."""
+    """Embed rows of ids. Only the clips whose ids occur in the rows are encoded."""
     is_audio = ids >= FIRST_ROW
     states: Tensor = listener.model.embed_tokens(ids.masked_fill(is_audio, _AUDIO_PAD))
     if not is_audio.any():
@@ -165,9 +166,10 @@ def solve_projection(
     listener: ListeningThinker, samples: Sequence[NDArray[Any]], ridge: float = 1e-3
 ) -> None:
     """Fit the tower's last layer by ridge regression: its target at a position is the sum of the
-    embeddings of the position's symbols.
+    embeddings of the position's symbols. Replaces the weights of this layer.
 
-    The tower's first output is then close to embedded text, which the Thinker can read.
+    At the start of the joint training, the tower's output is then close to embedded text, which the
+    Thinker can read.
     """
     table = listener.model.embed_tokens.weight
     inputs_by_clip: list[Tensor] = []
@@ -191,8 +193,9 @@ def _with_ones(states: Tensor) -> Tensor:
 
 
 def symbol_rows(symbols: Tensor, table: Tensor) -> Tensor:
-    """Return the sum of the embeddings of each position's new symbols. Shapes: clips x slots ->
-    clips x positions x hidden.
+    """Return for each position the sum of the embeddings of its symbols, after CTC's removal of
+    blanks and repetitions; a position without symbols has the embedding of audio padding. Shapes:
+    clips x slots -> clips x positions x hidden.
     """
     before = torch.cat((torch.full_like(symbols[:, :1], BLANK), symbols[:, :-1]), 1)
     is_new = (symbols != BLANK) & (symbols != before)

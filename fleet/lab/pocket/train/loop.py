@@ -223,8 +223,8 @@ class TrainingRun:
         tqdm.write(json.dumps(line))
 
     def save(self, step: int) -> None:
-        """Save weights and optimizer under a new tag, then the progress file with the tag. A kill
-        in between leaves the previous pair valid.
+        """Save weights and optimizer under a new tag, then the progress file with the tag, and
+        delete earlier tags. A kill in between leaves a valid pair.
         """
         tag = f"{step}.safetensors"
         weights = {key: value.contiguous() for key, value in self._part.module.state_dict().items()}

@@ -51,8 +51,8 @@ class PointerTargets:
 
 
 class PointerHeads(nn.Module):
-    """Auxiliary linear layers of the pointer supervision, which help the attention heads: they
-    predict the lead of the text and the spoken symbols.
+    """Auxiliary linear layers of the pointer supervision. Predicting the lead of the text and the
+    spoken symbols from hidden states helps the attention heads to find these symbols.
     """
 
     def __init__(self) -> None:

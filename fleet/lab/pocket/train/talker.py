@@ -46,14 +46,14 @@ POINTER_WEIGHT = 0.3
 REFRESH_EVERY_STEPS = 100
 NUM_HELD_OUT, NUM_SPOKEN = 100, 16
 LONGEST = 1.3
-"""Speech longer than this factor times the teacher's counts as not ended."""
+"""Generated speech longer than this factor times the teacher's speech counts as not ended."""
 
 
 class TalkerPart:
     """Trainable part: the Talker and its auxiliary heads. The Talker's weights are named
-    `talker.*`, as in the checkpoint.
+    `talker.*`, as in the checkpoint. The constructor seeds torch's global generator.
 
-    Raises: ConfigError if there is no utterance to train on.
+    Raises: ConfigError from `loss` if there is no utterance to train on.
     """
 
     name = "talker"
@@ -88,7 +88,9 @@ class TalkerPart:
         return total, losses
 
     def _refresh_data(self) -> None:
-        """Load the shards that were encoded since the last check."""
+        """Load all utterances again if coded shards were added or changed since the last check.
+        Raises: ConfigError if there are no coded shards.
+        """
         listed = tuple(
             (file.name, file.stat().st_mtime_ns) for file in sorted(self._data.glob(f"*.{CODES}"))
         )
@@ -217,8 +219,8 @@ def _share(right: Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenCodes:
-    """Generated codes [T, Q] of a text, with the silent lead. `ended`: False if the length limit
-    ended them.
+    """Generated codes [T, Q] of a text, with the silent lead. `ended`: False if generation stopped
+    at the length limit.
     """
 
     codes: NDArray[np.int64]

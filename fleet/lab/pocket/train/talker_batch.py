@@ -54,9 +54,9 @@ class TalkerBatch:
     """A batch of utterances as input and targets of the Talker.
 
     Shapes: `text_BL` ids of the text side; `controls_B6` ids of the codec side at positions 3..8;
-    `input_BTQ` the codes fed back; `first_only_BT` True where only the first of them is fed back;
-    `codes_BTQ` the true codes; `first_BF` the first code to predict; `prefix_GP` ids of the
-    prefixes.
+    `input_BTQ` the codes fed back; `first_only_BT` True where only a frame's first code is fed
+    back; `codes_BTQ` the true codes; `first_BF` the first code of the frame to predict, or `END`,
+    or `IGNORED` for padding; `prefix_GP` ids of the prefixes, None without prefixes.
     """
 
     text_BL: Tensor
@@ -75,7 +75,9 @@ class TalkerBatch:
 
 
 def text_side(symbols: Sequence[int], num_rows: int) -> list[int]:
-    """Return the ids of the text side after the header: text, one end symbol, padding."""
+    """Return `num_rows` ids of the text side: the opening positions, the symbols, one end symbol,
+    then padding.
+    """
     ids = [*OPENING, *symbols, TOKEN_ID["<tts_text_eod>"]]
     return (ids + [TOKEN_ID["<tts_pad>"]] * num_rows)[:num_rows]
 
@@ -126,8 +128,8 @@ def make_batch(
 
 
 def corrupt_codes(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Replace a few codes by random ones. The last group, the number of glottal cycles, changes by
-    one.
+    """Return a copy in which a share of `NOISE` of the codes is replaced by random ones; codes of
+    the last group, the number of glottal cycles, change by one instead.
     """
     others = rng.integers(0, CODEBOOK_SIZE, codes_BTQ.shape)
     steps = rng.choice((-1, 1), codes_BTQ.shape[:2])
@@ -165,8 +167,8 @@ class Prefixes:
         self._questions = [encode(text) for text in turns[::2]]
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Return `count` random prefixes [count, P]. The first one determines the length: the
-        others are cut at the start, or extended by further turns.
+        """Return `count` random prefixes [count, P]. The first one determines P: the others are cut
+        at the start, or extended by further turns.
         """
         first = self._draw_turns(rng)
         rows = [first]

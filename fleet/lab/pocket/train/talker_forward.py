@@ -103,8 +103,9 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """Output of the Talker's decoder. Shapes: `hidden_BLH` is normalized, as `generate` passes it
-    to the code predictor.
+    """Output of the Talker's decoder. `past`: keys and values of all positions so far. `tapped` is
+    None unless requested. Shapes: `hidden_BLH` is normalized, as `generate` passes it to the code
+    predictor.
     """
 
     hidden_BLH: Tensor
@@ -199,7 +200,7 @@ def _layer(
 
 
 def rotation(start: int, length: int) -> Rotation:
-    """Return the rotary embedding of positions `start` to `start + length`."""
+    """Return the rotary embedding of `length` positions from `start` on."""
     frequencies = ROPE_THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     angles = torch.arange(start, start + length)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)

@@ -45,7 +45,8 @@ class TelephoneTower(nn.Module):
 
 
 class TelephonePart:
-    """Trainable part: the audio tower, taught by what it was before.
+    """Trainable part: the audio tower, whose teacher is a frozen copy of its weights after the
+    joint training.
 
     Raises: ConfigError if `joint` is not trained yet.
     """
@@ -63,8 +64,8 @@ class TelephonePart:
         self._exam = [to_float(each) for each in held_out]
 
     def loss(self, rng: np.random.Generator, step: int) -> Loss:
-        """Return the distance of a random batch, most of whose clips come over a telephone. The
-        statistic `clips` is the number of recordings in it.
+        """Return the tower's distance from the teacher for a random batch, most of whose clips come
+        over a telephone. The statistic `clips` is the number of recordings in the batch.
         """
         clips = [at_microphone(each.samples, self._others, rng) for each in self._batches.draw(rng)]
         received = [
@@ -73,7 +74,9 @@ class TelephonePart:
         return self._distance(received, clips), {"clips": len(clips)}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the distances for held-out clips in the whole band and in G.711."""
+        """Return the tower's distances from the teacher for held-out clips: `whole_band` for the
+        clips themselves, `g711` for the same clips in G.711.
+        """
         over_g711 = [through_g711(each, "mu") for each in self._exam]
         received = {"whole_band": self._exam, "g711": over_g711}
         return {name: float(self._distance(clips, self._exam)) for name, clips in received.items()}
@@ -102,7 +105,9 @@ def rows(tower: Any, clips: Clips) -> Tensor:
 
 
 def load_tower(parts: Path) -> dict[str, Tensor]:
-    """Return the trained weights of the tower that answers with the Thinker."""
+    """Return the weights of the audio tower after the joint training. Raises: ConfigError if
+    `joint` is not trained yet.
+    """
     file = parts / "joint.safetensors"
     if not file.is_file():
         raise ConfigError(f"{file} is missing; train joint first", param="parts")

@@ -50,7 +50,7 @@ MAX_MISSES = 8
 overrepresented.
 """
 POINTER_LAYER, POINTER_WEIGHT = 3, 0.2
-"""Layer whose first head points; two more layers process the result."""
+"""Index of the layer whose first head learns to point, and weight of the pointer loss."""
 NUM_HELD_OUT = 390
 MAX_ANSWER_LEN = 96
 GARBLED = 0.06
@@ -91,7 +91,8 @@ class ThinkerModel(nn.Module):
 def run_layers(
     thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block
 ) -> tuple[Tensor, Tensor]:
-    """Compute the input of the head, as the HF model does, from the input of the first layer.
+    """Compute the input of the output head, as the HF model does, from the input of the first
+    layer.
 
     Also return the input of layer `POINTER_LAYER`. Shapes: rows x row length x hidden.
     """
@@ -335,10 +336,10 @@ class ThinkerPart:
 def losses(
     thinker: ThinkerModel, batch: PackedBatch, block: Block = decoder_block
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of the next symbol and of pointing: where an answer repeats a word, one
-    head must attend to its source.
+    """Return the loss of the next symbol and the pointer loss: where an answer repeats a word, one
+    attention head must attend to the word's earlier place.
 
-    The supervision shortens the training of memory from hours to minutes.
+    The pointer loss shortens the training of memory from hours to minutes.
     """
     states, pointing = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block)
     logits = thinker.lm_head(states[:, :-1])

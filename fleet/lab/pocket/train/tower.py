@@ -54,9 +54,9 @@ def positions(num_frames: Tensor) -> Tensor:
 
 
 def compute_states(tower: Any, batch: LogMelBatch) -> Tensor:
-    """Return the input of the audio tower's last layer.
+    """Return the hidden states that enter `proj2`, the last linear layer of the audio tower.
 
-    Shapes: clips x positions of the longest x width; values beyond a clip's own positions are
+    Shapes: clips x positions of the longest clip x width; values beyond a clip's own positions are
     undefined.
     """
     states = _embedded(tower, batch)
@@ -69,8 +69,8 @@ def compute_states(tower: Any, batch: LogMelBatch) -> Tensor:
 
 
 def _embedded(tower: Any, batch: LogMelBatch) -> Tensor:
-    """Apply the tower's convolutions to each chunk of log-mel frames separately; chunks without a
-    frame are left out.
+    """Return the states that enter the tower's first layer: the convolutions of each chunk of
+    log-mel frames by itself, plus positional embeddings. A chunk without frames yields zeros.
     """
     num_clips, num_mels, num_frames = batch.features.shape
     num_chunks = -(-num_frames // CHUNK_FRAMES)
@@ -89,8 +89,8 @@ def _embedded(tower: Any, batch: LogMelBatch) -> Tensor:
 
 
 def _mask(num_positions: Tensor, window: int) -> Tensor:
-    """Return the attention mask [clips, 1, positions, positions], True where a position attends.
-    Every position attends to itself.
+    """Return the attention mask [clips, 1, queries, keys]: True where the key is in the query's
+    window of `window` positions and is no padding, or is the query's own position.
     """
     at = torch.arange(int(num_positions.max()))
     same_window = at[:, None] // window == at // window
