@@ -118,7 +118,7 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True, tag="decode"):
 class RuleJob(msgspec.Struct, frozen=True, kw_only=True, tag="rule"):
     """Job of a decoder process: check that an answer can keep the rule `constraint`. `where`: field
     of the user's input that has the rule. `num_ids`: size of the model's vocabulary. `named`: text
-    and id of each control token. `cpu_s`, `memory_bytes`: as in `DecodeJob`.
+    and id of each control token. `cpu_s` and `memory_bytes` mean the same as in `DecodeJob`.
     """
 
     constraint: Constraint

@@ -120,8 +120,8 @@ def _is_any_voiced(windows: Sequence[NDArray[np.float32]]) -> bool:
 def _is_any_confirmed(
     windows: Sequence[NDArray[np.float32]], runs: NDArray[np.int64], end: int
 ) -> bool:
-    """Return True if any short run of voiced frames is confirmed. `runs`: for each window, the
-    length of the run whose last frame is `end - 1`; 0 for none.
+    """Return True if any short run of voiced frames is confirmed. `runs`: length of each
+    window's run whose last frame is `end - 1`; 0 for none.
     """
     lengths = zip(windows, runs.tolist(), strict=True)
     return any(_is_confirmed(window[end - run :]) for window, run in lengths if run >= MIN_FRAMES)

@@ -20,7 +20,7 @@ NAMES = re.compile(r"[\w.]+@[\w.:-]+|(?:\d+\.)*\d+(?::\d+)?")
 class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of the saves of a run. `struck`: number of saves during which Redis had a fault, or a
     process of the save was the target of a fault. `struck_by`: number of struck saves by fault,
-    such as "SIGKILL talker"; a save counts once for each fault.
+    such as "SIGKILL conductor"; a save counts once for each fault.
 
     `struck_failed`: number of struck saves that failed, by reason, without the names of workers and
     numbers. `unstruck_failed`: number of other saves that failed, by reason, for example since the

@@ -46,7 +46,7 @@ class CallGrammar:
     def optional(
         self, tools: Sequence[FunctionTool], max_calls: int, schema: object = None
     ) -> Constraint:
-        """Return the rule of an answer that may call `tools`. `max_calls`: as in `required`.
+        """Return the rule of an answer that may call `tools`, up to `max_calls` as in `required`.
         `schema`: JSON schema of an answer without calls; None allows any text, which may also
         precede the calls if these begin with a control token.
         """

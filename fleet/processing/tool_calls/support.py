@@ -50,8 +50,8 @@ class ToolSupport:
     def optional(
         self, form: str, tools: Sequence[FunctionTool], max_calls: int, schema: object = None
     ) -> Constraint:
-        """Return the rule of an answer that may call `tools`, each by its schema. `max_calls`: as
-        in `required`. `schema`: JSON schema of an answer without calls; None for any text.
+        """Return the rule of an answer that may call `tools`, each by its schema, up to `max_calls`
+        as in `required`. `schema`: JSON schema of an answer without calls; None for any text.
         """
         return self._grammar(FORMATS[form]).optional(tools, max_calls, schema)
 
