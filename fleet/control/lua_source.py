@@ -50,7 +50,8 @@ def source(name: str) -> str:
     definitions that the script uses, then the script.
 
     Definitions that only the lines after the marker `REST` use are inserted at the marker, so that
-    a call that does not get there does not run them. Within a block, they are local to the block.
+    a call that does not get there does not run them. If the marker is inside a block of Lua, these
+    definitions are unknown after the end of the block.
     """
     head, found, rest = read(name).partition(REST)
     return UNDECLARED_FLAG + (with_definitions(head, rest) if found else with_definitions(head))

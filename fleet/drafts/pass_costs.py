@@ -116,6 +116,7 @@ class PassCosts:
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
             self._credit_s -= max(0.0, seconds + apart_s - self._estimated_s)
+            self._is_alternative = False
         (self._drafted if num_drafts else self._plain).add(
             bucket_of(num_requests + num_drafts), seconds, weight
         )

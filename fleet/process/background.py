@@ -12,6 +12,8 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
+_running: set[asyncio.Task[None]] = set()
+"""Started tasks until they end: an event loop itself refers to tasks only weakly."""
 
 
 def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -19,6 +21,8 @@ def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
     `name`: name of the work in the log.
     """
     task = asyncio.create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
     task.add_done_callback(lambda ended: _log_failure(ended, name))
     return task
 

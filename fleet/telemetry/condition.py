@@ -103,7 +103,7 @@ class Evidence:
 
 def judge(seen: Evidence) -> FleetCondition:
     """Return the condition of the fleet. The gateway's own reasons to refuse a request come first,
-    in its order: Redis, a role without a worker, no place.
+    in its order: Redis, a role without a worker, the limits of live and waiting requests.
     """
     if seen.redis_trouble:
         return FleetCondition(level="down", parts=(ConditionPart(text=seen.redis_trouble),))

@@ -238,7 +238,7 @@ class IncidentReader:
             if reaches or not page.next:
                 return _warnings(found), reaches
             before = page.next
-        return _warnings(found), True
+        return _warnings(found), False
 
 
 def _warnings(lines: Iterable[LogLine]) -> list[LogLine]:

@@ -210,8 +210,8 @@ class StepBuffers:
                 self._counts[row] = draw.counts.dense(self._shape.num_ids)
 
     def _fill_allowed(self, draws: Sequence[RowSampling]) -> None:
-        """Fill in which ids each row may sample, if a row of this step or the last one has a
-        rule.
+        """Fill in which ids each row may sample. Does nothing if no row has a rule, in this step
+        or in the previous one.
         """
         had_rules, self._has_rules = self._has_rules, any(row.allowed is not None for row in draws)
         if not (had_rules or self._has_rules):
@@ -223,8 +223,8 @@ class StepBuffers:
         self._copy("allowed")
 
     def _fill_padding(self, first: int) -> None:
-        """Make the rows from `first` on padding: greedy sampling at position 0 of the scratch
-        page.
+        """Fill the rows from number `first` to the last with padding: greedy sampling at position 0
+        of the scratch page.
         """
         self._ints[first:] = 0
         self._ints[first:, SLOT] = self._pool.scratch_page * self._pool.page_size

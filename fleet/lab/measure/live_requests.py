@@ -43,6 +43,7 @@ from fleet.lab.measure.pair import (
     WORKERS,
     BareRedis,
     ack_of,
+    all_ok,
     append_of,
     bare_redis,
     claim_of,
@@ -296,7 +297,7 @@ class _LiveRequests:
             appends.append(append_of(request, epochs[PRODUCER], index, CODES, first_row=index))
             acks.append(ack_of(request, epochs[CONSUMER], index + 1))
             self._num_chunks[number] += 1
-        ok(run(self._client, scripts.append(appends)))
+        all_ok(run(self._client, scripts.append(appends)))
         self._links[CONSUMER].exchange([scripts.ack(acks)], free_slots=0, block_ms=0)
         self._links[PRODUCER].exchange((), free_slots=0, block_ms=0)
         others = self._submit(REQUESTS_PER_TICK)

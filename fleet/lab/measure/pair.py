@@ -132,7 +132,17 @@ def num_commands(stats: Mapping[str, Any]) -> int:
 
 def ok(reply: Reply) -> None:
     """Check that the first result in a script's reply is "ok". Raises: AssertionError."""
-    status = text(cast("list[Reply]", reply)[0])
+    _is_ok(cast("list[Reply]", reply)[0])
+
+
+def all_ok(reply: Reply) -> None:
+    """Check that each result in the reply of `append` is "ok". Raises: AssertionError."""
+    for result in cast("list[Reply]", reply):
+        _is_ok(result)
+
+
+def _is_ok(result: Reply) -> None:
+    status = text(result)
     assert status == "ok", f"a script refused: {status}"
 
 

@@ -178,8 +178,8 @@ MEASUREMENT = Measurement(
     about={
         "--precisions": "tokens per second of CPU time of a language model in float32, bfloat16, "
         "int8 and int4, one request on one thread, and the CPU time of a short prompt; with "
-        "--gguf, of llama.cpp too. Measures --set checkpoint=FOLDER, or random weights of the "
-        "half a billion weights"
+        "--gguf, of llama.cpp too. Measures --set checkpoint=FOLDER, or half a billion "
+        "random weights"
     },
     arguments=(
         argument(

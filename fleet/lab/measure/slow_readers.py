@@ -187,7 +187,7 @@ def measure_slow_readers(context: Context) -> BesideSlowReaders:
         "web.send_timeout_s=3600",
     )
     alone, beside = list[AnswerTiming](), list[AnswerTiming]()
-    num_waiting = held = 0
+    num_waiting, held = num_slow, 0
     with started_fleet(context, "starting a fleet", *overrides) as target:
         load = _Load(target, context)
         load.listen()
@@ -200,7 +200,7 @@ def measure_slow_readers(context: Context) -> BesideSlowReaders:
             with slow.reading():
                 held = max(held, load.settle())
                 beside += load.listen()
-                num_waiting = load.num_live(slow)
+                num_waiting = min(num_waiting, load.num_live(slow))
             load.settle()
             advance()
     if num_waiting < num_slow:

@@ -105,7 +105,9 @@ class TalkerTask(GraphTask):
 
     @property
     def num_unread(self) -> int:
-        """Number of pieces of the answer, fed so far, whose text is in no appended position yet."""
+        """Number of pieces of the answer (see `feed`) of which at least one token is not yet part
+        of an appended position.
+        """
         return self._unread.count(len(self._text) + sum(map(len, self._text_ids)))
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:

@@ -180,7 +180,8 @@ class ThinkerPrompts:
         }
         items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(fields), kinds)
         hashes = [
-            blake2b(clip.tobytes() + bytes([longest]), digest_size=16).hexdigest() for clip in clips
+            blake2b(clip.tobytes() + longest.to_bytes(4, "little"), digest_size=16).hexdigest()
+            for clip in clips
         ]
         return mm_input(
             list(ids),

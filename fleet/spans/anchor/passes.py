@@ -69,10 +69,10 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
 class SpanPassOptions:
     """Settings of an anchor's steps.
 
-    `returned`: what the last span worker returns: all hidden states ("rows") if the anchor has the
-    last layers. `tiled`: compute rows in fixed tiles (invariant numerics). `window`: most steps in
-    flight; None for two more than there are span workers. `wire_dtype`: dtype of hidden states
-    between processes. `keep_bytes`: see `SpanLog`.
+    `returned`: what the last span worker returns (see `Returned`); "rows", the hidden states of all
+    rows, if the anchor has the last layers. `tiled`: compute rows in fixed tiles (invariant
+    numerics). `window`: most steps in flight; None for two more than there are span workers.
+    `wire_dtype`: dtype of hidden states between processes. `keep_bytes`: see `SpanLog`.
     """
 
     returned: Returned

@@ -94,9 +94,9 @@ class Offers:
     """KV blocks that this worker offers to next owners of its tasks. An offer stands until the
     blocks are imported, the new owner declines them, or the request ends.
 
-    Lent pages have no generation, so no peer may still import them when they are reused: call
-    `free` only after the script that ensures this (`confirm`, `release`), or after the end of the
-    request or of this incarnation.
+    A peer that reads a lent page cannot tell whether it was reused. So call `free` only when no
+    peer can still be importing: after the script that ensures this (`confirm`, `release`), or after
+    the end of the request or of this incarnation.
     """
 
     def __init__(self, engine: Engine, transfer: Transfer, worker: WorkerId) -> None:

@@ -189,8 +189,8 @@ def _lacks_second(words: list[str]) -> bool:
 
 
 def _is_short(words: list[str]) -> bool:
-    """Return True if the sentence has too few words for its first word (`MIN_WORDS`), so that more
-    words often follow.
+    """Return True if the sentence has fewer words than a whole one that begins with its first word
+    usually has (`MIN_WORDS`), unless it is a statement that ends in one of `ENDERS`.
     """
     first = words[0].partition("'")[0]
     is_whole = first in STATING and words[-1] in ENDERS

@@ -50,8 +50,8 @@ def silence(num_hops: int) -> NDArray[np.float32]:
 
 
 def analyse(samples: NDArray[np.float32]) -> Track:
-    """Compute the features and pitch of mono speech at 24 kHz. The noise share is measured every 20
-    ms, which halves the time.
+    """Compute the features and pitch of mono speech at 24 kHz. Aperiodicities are measured every
+    20 ms and each is used for two hops, which halves the time of their computation.
     """
     world, wave = _world(), samples.astype(np.float64)
     pitch, times = _pitch(wave)
