@@ -30,9 +30,16 @@ OWNER = {"authorization": "Bearer none"}
 
 @pytest.fixture
 def store(gateway: ServedGateway) -> Iterator[BatchStore]:
-    """The gateway's files and batches, emptied afterwards."""
+    """The gateway's files and batches, emptied before, since other tests upload to the same
+    gateway, and afterwards.
+    """
     store = BatchStore(gateway.config)
+    empty(store)
     yield store
+    empty(store)
+
+
+def empty(store: BatchStore) -> None:
     for batch_id in list(store.unfinished()):
         store.discard(batch_id)
     for file in store.files.files():
