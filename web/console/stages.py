@@ -18,7 +18,8 @@ class StageSummary:
     these states, `draining` the workers that accept no more tasks; `wanted` counts those that
     should be up. `loaded_percent` is the percentage of the weights that the most advanced
     starting worker has loaded; None if unknown. `waiting` counts tasks, `oldest_s` is the longest
-    wait among them. `resources` is a text about memory and load of the workers.
+    wait among them. `resources` is a text about memory and load of all its workers; those that only
+    compute layers for others count in it alone.
 
     `p50_ms` and `p95_ms` are durations of tasks, as last measured at `at_us`; None without a
     measurement.
@@ -69,13 +70,15 @@ def summarise_stages(
     found: list[StageSummary] = []
     for stage in gateway.graph.stages:
         name = stage.name
-        serving = [view for view in workers if stage_of(view.role) == name and view.state != "late"]
+        roles = [role.name for role in gateway.config.roles_of(name) if not role.hosts_spans]
+        present = [view for view in workers if stage_of(view.role) == name and view.state != "late"]
+        serving = [view for view in present if view.role in roles]
         waiting = [queue for queue in queues if queue.stage == name]
         p50_ms, p50_at = find_last([point.task_p50_ms.get(name) for point in series], at_us)
         summary = StageSummary(
             name=name,
             up=sum(1 for view in serving if view.state == "ready"),
-            wanted=sum(wanted[role.name] for role in gateway.config.roles_of(name)),
+            wanted=sum(wanted[role] for role in roles),
             standby=sum(1 for view in serving if view.state == "standby"),
             starting=sum(queue.starting for queue in waiting),
             loaded_percent=max(
@@ -90,7 +93,7 @@ def summarise_stages(
             p50_ms=p50_ms,
             p95_ms=find_last([point.task_p95_ms.get(name) for point in series], at_us)[0],
             at_us=p50_at,
-            resources=format_resources(serving),
+            resources=format_resources(present),
         )
         found.append(summary)
     return tuple(found)

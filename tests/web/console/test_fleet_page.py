@@ -3,6 +3,7 @@ and the route by which a number is ordered.
 """
 
 import re
+from collections import Counter
 
 import msgspec
 import pytest
@@ -54,6 +55,14 @@ def test_stage_before_a_full_edge_is_slowed_and_leads_to_its_workers(
         shown = element(gateway, "li", f"stage-{stage.name}")
         assert f'href="/workers?role={stage.name}"' in shown
         assert ("slowed" in shown) == (stage.name == full.source)
+
+
+def test_workers_of_divided_layers_are_not_counted_as_ready(
+    gateway: ServedGateway, telemetry: FakeTelemetry
+) -> None:
+    ready = Counter(view.role for view in telemetry.worker_list if view.state == "ready")
+    assert ready["thinker.span"]
+    assert f'<b class="num">{ready["thinker"]}</b> ready' in element(gateway, "li", "stage-thinker")
 
 
 def test_number_of_workers_has_buttons_within_its_bounds(
