@@ -60,8 +60,10 @@ def drop_letters(client: Redis, letters: Sequence[DeadLetter]) -> int:
     """Delete dead letters; return the number of letters that were still there."""
     if not letters:
         return 0
-    client.unlink(*(keys.dead_letter_blob(letter.request) for letter in letters))
-    return client.xdel(keys.DEAD, *(letter.entry for letter in letters))
+    with client.pipeline(transaction=False) as pipe:
+        pipe.unlink(*(keys.dead_letter_blob(letter.request) for letter in letters))
+        pipe.xdel(keys.DEAD, *(letter.entry for letter in letters))
+        return cast(int, pipe.execute()[1])
 
 
 def spec_of(letter: DeadLetter) -> RequestSpec:

@@ -143,12 +143,6 @@ class Operations:
             if spec.audio
             else None
         )
-        if spec.audio and blob is None:
-            raise Conflict(
-                f"request {request} cannot be sent again: the audio of its prompt is deleted a "
-                "minute after its end",
-                param="request_id",
-            )
         return await self._submit_again(spec, blob, by)
 
     async def _submit_again(
@@ -158,6 +152,12 @@ class Operations:
             raise Conflict(
                 f"request {spec.id} is of graph {spec.graph}, and this deployment serves "
                 f"{self._graph.name}",
+                param="request_id",
+            )
+        if spec.audio and blob is None:
+            raise Conflict(
+                f"request {spec.id} cannot be sent again: the audio of its prompt is deleted a "
+                "minute after its end, or with its dead letter",
                 param="request_id",
             )
         again = msgspec.structs.replace(
@@ -245,5 +245,7 @@ class Operations:
         await answer_of(self._drop(await answer_of(find_letter(self._redis, request))))
 
     async def _drop(self, letter: DeadLetter) -> None:
-        await self._redis.unlink(keys.dead_letter_blob(letter.request))
-        await self._redis.xdel(keys.DEAD, letter.entry)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.unlink(keys.dead_letter_blob(letter.request))
+            pipe.xdel(keys.DEAD, letter.entry)
+            await pipe.execute()

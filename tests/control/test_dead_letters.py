@@ -12,8 +12,9 @@ import redis
 from typer.testing import CliRunner, Result
 
 from fleet.cli.main import app
+from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import first_text, run, text, texts
+from fleet.control.connect import connect_async, first_text, run, text, texts
 from fleet.control.dead_letters import (
     DeadLetter,
     drop_letters,
@@ -22,9 +23,10 @@ from fleet.control.dead_letters import (
     read_letters,
     spec_of,
 )
-from fleet.core.errors import BadInput, ConfigError, UnknownWireVersion
+from fleet.control.operations import Operations
+from fleet.core.errors import BadInput, ConfigError, Conflict, UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
-from fleet.core.request import RequestSpec, Sampling
+from fleet.core.request import AudioClip, RequestSpec, Sampling
 from fleet.graphs import get_graph
 from tests.control_plane import MAX_DEATHS
 from tests.harness import answer, gateway, thread_fleet
@@ -35,7 +37,7 @@ STAGE, GATEWAY, BLOB = GRAPH.stages[0].name, WorkerId("gateway@test:1:a"), b"\x0
 CAUSE = f"{MAX_DEATHS + 1} workers of stage {STAGE} died over this request"
 
 
-def make_spec(request: str) -> RequestSpec:
+def make_spec(request: str, audio: tuple[AudioClip, ...] = ()) -> RequestSpec:
     sampling = {stage.name: Sampling(max_tokens=12, seed=1) for stage in GRAPH.stages}
     outputs = tuple(GRAPH.media)
     return RequestSpec(
@@ -44,14 +46,20 @@ def make_spec(request: str) -> RequestSpec:
         prompt_ids=(1, 2, 3),
         outputs=outputs,
         sampling=sampling,
+        audio=audio,
     )
 
 
-def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:
+def create_dead_letters(
+    client: redis.Redis,
+    *requests: str,
+    blob: bytes | None = BLOB,
+    audio: tuple[AudioClip, ...] = (),
+) -> None:
     """Submit requests, and let each kill its workers until it is a dead letter."""
     run(client, scripts.register(GATEWAY, "", 60_000_000, {"kind": "test"}))
     for request in requests:
-        spec = make_spec(request)
+        spec = make_spec(request, audio)
         edges = [edge.name for edge in GRAPH.edges]
         stages = [stage.name for stage in GRAPH.stages]
         run(
@@ -212,6 +220,24 @@ def test_failed_retry_keeps_the_dead_letter(redis_url: str, client: redis.Redis)
     assert client.zcard(keys.WORKERS) == 1, (
         "the command's own gateway is gone; only the test's is left"
     )
+
+
+async def test_dead_letter_whose_audio_is_gone_is_not_retried_and_stays(
+    redis_url: str, client: redis.Redis
+) -> None:
+    request = RequestId("req-1")
+    clip = AudioClip(offset_samples=0, num_samples=4, rate_hz=16_000)
+    create_dead_letters(client, request, audio=(clip,))
+    client.unlink(keys.dead_letter_blob(request))
+
+    async def submit(*_: object) -> None:
+        raise AssertionError("a prompt without its audio is submitted")
+
+    async with connect_async(redis_url) as connection:
+        operations = Operations(connection, FleetConfig(), submit)
+        with pytest.raises(Conflict, match="the audio of its prompt is deleted"):
+            await operations.retry_dead_letter(request)
+    assert [letter.request for letter in read_letters(client)] == [request]
 
 
 @pytest.mark.parametrize(
