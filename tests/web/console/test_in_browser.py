@@ -38,7 +38,14 @@ def test_pages_show_a_killed_worker(
     publish_event(telemetry)
     expect(page.locator(f"#node-{stage}")).to_contain_text("no worker")
     expect(page.locator("#condition")).to_contain_text(f"no worker of {stage} accepts tasks")
+    start = page.get_by_role("button", name=f"Start one {stage}")
+    expect(start).to_be_visible()
+    telemetry.queue_list = [
+        msgspec.structs.replace(queue, managed=False) for queue in telemetry.queue_list
+    ]
+    publish_event(telemetry)
     expect(page.locator("#remedy")).to_have_text(f"fleet worker {stage}")
+    expect(start).to_have_count(0)
     page = open_page("/workers")
     expect(page.locator("#gone")).to_contain_text(stage)
     expect(page.locator("#gone .state-died").first).to_be_visible()
