@@ -71,7 +71,7 @@ def test_readiness_without_workers_names_missing_roles(
     assert ready.status_code == 503 and ready.json()["missing"] == ["thinker", "talker", "code2wav"]
     refused = httpx.post(f"{url}/v1/chat/completions", json=ASK)
     assert refused.status_code == 503 and "thinker" in refused.json()["error"]["message"]
-    assert "No worker for thinker" in httpx.get(url).text
+    assert "no worker of thinker accepts tasks" in httpx.get(url).text
 
 
 def test_sigterm_ends_open_streams_and_exits_with_zero(
