@@ -95,6 +95,17 @@ FOCUSED = """() => {
 }"""
 
 
+FITS = """async (width) => {
+  // A chart takes the new width in one of the next frames.
+  for (let frame = 0; frame < 60; frame++) {
+    if (document.documentElement.scrollWidth <= width) return true;
+    await new Promise(requestAnimationFrame);
+  }
+  return false;
+}"""
+"""Returns whether the page fits a width, at the latest after a second."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReport:
     """Accessibility faults of one page. `faults`: unnamed controls and poor contrast, by colour
@@ -130,7 +141,7 @@ def report(page: Page) -> PageReport:
     too_wide: list[int] = []
     for width in (360, 390, 768, 1440):
         page.set_viewport_size({"width": width, "height": 800})
-        if page.evaluate("document.documentElement.scrollWidth") > width:
+        if not page.evaluate(FITS, width):
             too_wide.append(width)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true })")
     faults: dict[str, list[str]] = {}
