@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleet.models.qwen3_omni.code2wav import PREFIX, Code2Wav
+from fleet.models.qwen3_omni.code2wav_operations import DecoderOperations
 from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.qwen3_omni.full_size import parsed, weight_shapes
 from fleet.models.qwen3_omni.tiny_config import model_config, resized
+from fleet.models.qwen3_omni.tiny_weights import fill_full_size
 from fleet.models.random_weights import RandomWeightReader
 
 TRUE_COUNTS = {
@@ -53,3 +56,19 @@ def random_model(sizes: Mapping[str, Any]) -> tuple[RandomWeightReader, OmniConf
         weight_shapes(config), fill, device=torch.device("cpu"), dtype=torch.float32
     )
     return reader, parsed(config)[0]
+
+
+TRUE_CODEC_COUNTS = {"code2wav_config": {"num_hidden_layers": 8, "decoder_dim": 32}}
+"""Configuration of a tiny codec decoder with the published numbers of layers, rates and dilations,
+and narrow widths.
+"""
+
+
+def random_codec(operations: DecoderOperations | None = None) -> Code2Wav:
+    """Return a codec decoder of `TRUE_CODEC_COUNTS` with random weights, the same in each call."""
+    ids: defaultdict[str, int] = defaultdict(count(3).__next__)
+    config = resized(model_config(ids), TRUE_CODEC_COUNTS)
+    reader = RandomWeightReader(
+        weight_shapes(config), fill_full_size, device=torch.device("cpu"), dtype=torch.float32
+    )
+    return Code2Wav(parsed(config)[1], lambda name: reader.get(PREFIX + name), operations)

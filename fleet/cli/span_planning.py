@@ -11,8 +11,9 @@ import torch
 
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size
 from fleet.core.errors import ConfigError
-from fleet.engine.torch.build import DTYPES
+from fleet.engine.torch.build import compute_dtype
 from fleet.graphs import Stage
+from fleet.graphs.base import FP8
 from fleet.models.weight_headers import WeightHeaders, check_weight_headers, read_weight_headers
 from fleet.spans.protocol.buffers import PassLimits
 from fleet.spans.protocol.plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
@@ -70,6 +71,10 @@ class PlanRequest:
         """
         return -(-self.options.min_positions // self.options.own.page_size_tokens)
 
+    def in_dtype(self, dtype: str) -> "PlanRequest":
+        """Return the request with the stage in another dtype or precision."""
+        return replace(self, options=replace(self.options, dtype=dtype))
+
     def divide(self, sizes: ModelSizes) -> SpanPlan:
         return plan_spans(
             sizes,
@@ -101,8 +106,8 @@ def make_plan(request: PlanRequest) -> MadePlan:
     """Divide the stage's layers by the requested memory; find remedies if they do not fit. Raises:
     ConfigError for more processes than layers, and for weight files that contradict config.json.
     """
-    dtype = DTYPES[request.options.dtype]
-    sizes = _read_sizes(request, dtype)
+    dtype = compute_dtype(request.options.dtype)
+    sizes = _read_sizes(request)
     if len(request.budgets) > len(sizes.layers):
         raise ConfigError(
             f"--memory: {len(request.budgets)} processes for a model of {len(sizes.layers)} "
@@ -112,7 +117,12 @@ def make_plan(request: PlanRequest) -> MadePlan:
         )
     headers = read_weight_headers(request.options.checkpoint)
     if headers is not None and not headers.missing:
-        check_weight_headers(request.options.checkpoint, headers, sizes, dtype.itemsize)
+        plain = (
+            sizes
+            if request.options.dtype != FP8
+            else _read_sizes(request.in_dtype(request.options.compute_dtype))
+        )
+        check_weight_headers(request.options.checkpoint, headers, plain, dtype.itemsize)
     plan = request.divide(sizes)
     if not plan.lacking_bytes:
         return MadePlan(request=request, sizes=sizes, plan=plan, headers=headers)
@@ -134,15 +144,16 @@ def make_plan(request: PlanRequest) -> MadePlan:
     )
 
 
-def _read_sizes(request: PlanRequest, dtype: torch.dtype) -> ModelSizes:
+def _read_sizes(request: PlanRequest) -> ModelSizes:
     return process_sizes(
         request.graph,
         request.stage.name,
         request.options.checkpoint,
-        dtype,
+        compute_dtype(request.options.dtype),
         limits=request.limits,
         page_size=request.options.own.page_size_tokens,
         device_kind=request.device_kind,
+        fp8_experts=request.options.dtype == FP8,
     )
 
 
@@ -199,7 +210,11 @@ def _remedies(request: PlanRequest, further: int | None, max_pages: int) -> list
             f"({positions} positions)"
         )
     if options.dtype == "float32" and options.config.numerics != "invariant":
-        smaller = replace(request, options=replace(options, dtype="bfloat16"))
-        if not smaller.divide(_read_sizes(smaller, torch.bfloat16)).lacking_bytes:
+        smaller = request.in_dtype("bfloat16")
+        if not smaller.divide(_read_sizes(smaller)).lacking_bytes:
             found.append("weights of half the size: set dtype: bfloat16 (--dtype bfloat16)")
+    if options.dtype == "bfloat16" and request.stage.has_experts and request.device_kind == "cuda":
+        rounded = request.in_dtype(FP8)
+        if not rounded.divide(_read_sizes(rounded)).lacking_bytes:
+            found.append(f"experts in 8 bits: set stages.{name}.dtype: {FP8}")
     return found

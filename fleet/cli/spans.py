@@ -65,7 +65,10 @@ Positions = Annotated[
 ]
 DType = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    typer.Option(help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU."),
+    typer.Option(
+        help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU. For fp8 add "
+        "--set stages.NAME.dtype=fp8."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -147,6 +150,13 @@ def _request(
             f"{field}: the engine {config.engine_of(name)} cannot divide a model's layers; add "
             f"--set {field}=torch",
             param=field,
+        )
+    own_dtype = config.stage(name).dtype
+    if dtype is not None and own_dtype not in (None, dtype):
+        field = f"stages.{name}.dtype"
+        raise ConfigError(
+            f"--dtype: {field} is {own_dtype}, which has priority; use --set {field}={dtype}",
+            param="dtype",
         )
     given = {"checkpoint": str(checkpoint.absolute()) if checkpoint else None, "dtype": dtype}
     changed = {

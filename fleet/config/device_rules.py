@@ -13,6 +13,7 @@ from fleet.config.placement import (
 from fleet.config.problems import Place, Problem
 from fleet.config.schema import FleetConfig
 from fleet.core.ids import StageName
+from fleet.graphs.base import FP8
 
 
 def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
@@ -26,6 +27,13 @@ def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
             ("dtype",),
             f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto",
         )
+    for name, stage in config.stages.items():
+        if stage.dtype not in (None, "auto", "float32"):
+            yield Problem(
+                ("stages", name, "dtype"),
+                f"numerics: invariant computes in float32, not {stage.dtype}; set float32 or auto, "
+                "or numerics: fast",
+            )
     for path, device in _devices(config):
         if device not in ("auto", "cpu"):
             yield Problem(
@@ -45,6 +53,32 @@ def _devices(config: FleetConfig) -> Iterator[tuple[Place, str]]:
         for field, given in fields.items():
             for device in (given,) if isinstance(given, str) else given or ():
                 yield ("stages", name, *field), device
+
+
+def fp8_is_possible(config: FleetConfig) -> Iterator[Problem]:
+    """Yield an error for each stage in the precision fp8 that has no experts, or runs on another
+    engine than torch or on a CPU. A worker whose device is `auto` checks its device when it starts.
+    """
+    devices = [(path[1], device) for path, device in _devices(config) if path[0] == "stages"]
+    graph = config.graph_declaration()
+    able = [stage.name for stage in graph.stages if stage.has_experts]
+    for stage in graph.stages:
+        own, engine = config.stage(stage.name), config.engine_of(stage.name)
+        if own.dtype != FP8:
+            continue
+        where = [device for name, device in devices if name == stage.name]
+        message = None
+        if not stage.has_experts:
+            which = f"{' and '.join(able)} have" if able else f"no stage of graph {graph.name} has"
+            message = f"rounds the weights of experts, which {which}; set bfloat16, or remove it"
+        elif engine == "vllm":
+            message = (
+                f"is for engine torch; remove it, and set stages.{stage.name}.vllm.quantization"
+            )
+        elif "cpu" in (where or [config.device]):
+            message = "runs on a GPU, not on cpu; set bfloat16 or float32, or device: cuda"
+        if message is not None:
+            yield Problem(("stages", stage.name, "dtype"), f"{FP8} {message}")
 
 
 def device_lists_are_usable(config: FleetConfig) -> Iterator[Problem]:
@@ -128,10 +162,8 @@ def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
     between them without conversion. If a device is `auto`, the workers compare their dtypes when
     they join.
     """
-    if config.dtype != "auto":
-        return
     for name, stage in config.stages.items():
-        if stage.split is None:
+        if stage.split is None or config.dtype_of(StageName(name)) != "auto":
             continue
         halves = {"prefill": stage.split.prefill, "decode": stage.split.decode}
         given = {half: own.device or stage.device or config.device for half, own in halves.items()}

@@ -13,6 +13,7 @@ from fleet.config import values
 from fleet.config.device_rules import (
     buffer_device_exists,
     device_lists_are_usable,
+    fp8_is_possible,
     halves_share_a_dtype,
     invariant_numerics_run_on_cpu,
     shares_fit_their_gpu,
@@ -379,6 +380,7 @@ RULES: tuple[Rule, ...] = (
     leases_agree,
     request_cap_fits_the_arena,
     invariant_numerics_run_on_cpu,
+    fp8_is_possible,
     device_lists_are_usable,
     halves_share_a_dtype,
     tensor_parallel_stages_run_on_gpus,

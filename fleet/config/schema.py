@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from fleet.config import values
 from fleet.config.credits import Credits
 from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, Switch, Text
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
@@ -231,7 +232,10 @@ class FleetConfig(Strict):
     hub_cache: Folder | None = None
     engine: Literal["torch", "vllm", "fake"] = "torch"
     device: Device = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        BeforeValidator(values.deployment_dtype),
+    ] = "auto"
     numerics: Literal["fast", "invariant"] = "fast"
     async_chunk: Switch = True
     transition_source: Literal["producer", "conductor"] = "producer"
@@ -275,6 +279,11 @@ class FleetConfig(Strict):
         return (self.data_dir / "sockets").absolute()
 
     @property
+    def measured_folder(self) -> Path:
+        """The folder of the measurements by which workers choose implementations."""
+        return (self.data_dir / "measured").absolute()
+
+    @property
     def redis_data_dir(self) -> Path:
         return (self.redis.data_dir or self.data_dir / "redis").absolute()
 
@@ -283,6 +292,10 @@ class FleetConfig(Strict):
 
     def engine_of(self, name: StageName) -> Literal["torch", "vllm", "ctranslate2", "fake"]:
         return "fake" if self.engine == "fake" else self.stage(name).engine or self.engine
+
+    def dtype_of(self, name: StageName) -> str:
+        """Return the configured dtype or precision of a stage; `auto` depends on the device."""
+        return self.stage(name).dtype or self.dtype
 
     def graph_declaration(self) -> Graph:
         return get_graph(self.graph)

@@ -179,7 +179,8 @@ class StageConfig(Strict):
     `replicas`: workers that receive tasks; at least 1, since a fleet is not ready while a stage has
     no worker. `standby`: additional loaded workers, which receive no tasks until a worker of the
     stage is lost. `sampling`: fields of `SamplingDefaults`. `engine`: name of the engine; None: the
-    deployment's. `vllm`: refused with another engine.
+    deployment's. `vllm`: refused with another engine. `dtype`: None: the deployment's; `fp8`
+    rounds the weights of experts to 8 bits, on a GPU.
 
     `checkpoint`: folder with the stage's weights, or a hub name `owner/name[@revision]`; None: its
     sub-folder of the deployment's checkpoint.
@@ -193,6 +194,7 @@ class StageConfig(Strict):
 
     engine: Literal["torch", "vllm", "ctranslate2"] | None = None
     vllm: VllmConfig = VllmConfig()
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8"] | None = None
     checkpoint: Text | None = None
 
     replicas: Annotated[int, Whole(1, 256)] = 1

@@ -19,6 +19,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_before_validator_funct
 
 from fleet.core.errors import ConfigError
 from fleet.drafts.figures.speculation import OFF
+from fleet.graphs.base import FP8
 from fleet.spans.protocol.layers import LayerSpan
 
 MAX_PORT = 65535
@@ -297,6 +298,13 @@ def drafter(value: object) -> object:
     `off` as false. Unknown names are not refused here.
     """
     return OFF if value is False else value
+
+
+def deployment_dtype(value: object) -> object:
+    """Return a dtype unchanged, except for the precision of single stages, which is refused."""
+    if value == FP8:
+        raise ValueError("fp8 is for single stages with experts; set stages.NAME.dtype")
+    return value
 
 
 def worker_spans(value: object) -> object:

@@ -18,6 +18,10 @@ RequestInput = Literal["audio", "speech_text"]
 """Input that a request may have besides the text of its prompt: audio clips in the prompt, or a
 text to speak that replaces the answer.
 """
+FP8 = "fp8"
+"""Precision of a stage whose model has experts: their weights are in 8-bit floating point, all else
+is in bfloat16.
+"""
 SPOKEN_PROMPT: frozenset[RequestInput] = frozenset({"audio"})
 
 
@@ -159,6 +163,8 @@ class Stage:
     max_tokens. `settings`: keys of a deployment's `stages.NAME.extra` that the builder reads.
     `reads_prompt_audio`: workers receive the samples of the prompt with each task.
     `verifies_drafts`: the stage can verify draft tokens of its answers (engine torch only).
+    `has_experts`: the model has experts whose weights the precision `FP8` rounds (engine torch
+    only).
     `checkpoint_folder`: sub-folder of the deployment's checkpoint that has the stage's weights; ""
     if the graph's stages share one folder. `checkpoint_files`: patterns of files that a folder with
     the stage's weights must have. `checkpoint_extras`: patterns of the weight files that are not
@@ -175,6 +181,7 @@ class Stage:
     main: bool = False
     reads_prompt_audio: bool = False
     verifies_drafts: bool = False
+    has_experts: bool = False
     engines: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])

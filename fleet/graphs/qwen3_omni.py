@@ -27,6 +27,7 @@ QWEN3_OMNI = Graph(
             main=True,
             reads_prompt_audio=True,
             verifies_drafts=True,
+            has_experts=True,
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
@@ -37,6 +38,7 @@ QWEN3_OMNI = Graph(
             layer_counter="fleet.stages.qwen3_omni.talker:count_layers",
             span_head=False,  # its code predictor needs the last hidden row
             walks=(PREFILL, LAST_PREFILL, DECODE),
+            has_experts=True,
             default_sampling={
                 "temperature": 0.9,
                 "top_k": 50,

@@ -5,7 +5,7 @@ weights. Knows no model.
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,17 +26,25 @@ class WeightReader(ABC):
     """Base class of sources of weights. A weight is read by name directly into memory of one device
     and dtype.
 
-    `source`: description of the source for errors. `known`: names of the source's weights. `names`:
-    names of the weights read so far, in order.
+    `source`: description of the source for errors. `known`: names of the source's weights.
+    `fp8_experts`: the matrices of experts are to be held as float8_e4m3fn, rounded while they are
+    read. `names`: names of the weights read so far, in order.
     """
 
     def __init__(
-        self, source: str, known: Collection[str], *, device: torch.device, dtype: torch.dtype
+        self,
+        source: str,
+        known: Collection[str],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        fp8_experts: bool = False,
     ) -> None:
         self._source = source
         self._known = known
         self._device = device
         self._dtype = dtype
+        self.fp8_experts = fp8_experts
         self._progress: Callable[[float], None] = lambda _: None
         self._num_read, self._num_expected = 0, 0
         """Elements of the weights read so far, and of all weights that `report_to` expects."""
@@ -95,6 +103,18 @@ class WeightReader(ABC):
             self.read_into(part, name)
         return out
 
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """Read a weight in parts along its first dimension, for example expert by expert. The same
+        memory holds each part in turn.
+        """
+        num_parts, *shape = self.shape(name)
+        out = self.empty(shape)
+        for number in range(num_parts):
+            self._write(out, name, number)
+            self._count(out)
+            yield out
+        self.names.append(name)
+
     def empty(self, shape: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
         """Return an uninitialised tensor on the reader's device, in its dtype unless `dtype` is
         set.
@@ -107,6 +127,10 @@ class WeightReader(ABC):
         """
         self._write(out, name)
         self.names.append(name)
+        self._count(out)
+
+    def _count(self, out: Tensor) -> None:
+        """Report that the tensor `out` has been read."""
         self._num_read += out.numel()
         if self._num_expected:
             self._progress(min(1.0, self._num_read / self._num_expected))
@@ -116,8 +140,10 @@ class WeightReader(ABC):
         """Return the shape of a weight. Raises: ConfigError as `get`."""
 
     @abstractmethod
-    def _write(self, out: Tensor, name: str) -> None:
-        """Write a weight into the tensor `out`. Raises: ConfigError as `read_into`."""
+    def _write(self, out: Tensor, name: str, part: int | None = None) -> None:
+        """Write a weight, or one part of it along the first dimension, into the tensor `out`.
+        Raises: ConfigError as `read_into`.
+        """
 
     def _missing(self, name: str) -> ConfigError:
         return ConfigError(f"{self._source}: no weight {name}", param="checkpoint")
@@ -132,9 +158,22 @@ class CheckpointReader(WeightReader):
     Raises: ConfigError if the folder has no safetensors files.
     """
 
-    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        fp8_experts: bool = False,
+    ) -> None:
         self._file_of = file_of_each_weight(folder)
-        super().__init__(f"checkpoint {folder}", self._file_of, device=device, dtype=dtype)
+        super().__init__(
+            f"checkpoint {folder}",
+            self._file_of,
+            device=device,
+            dtype=dtype,
+            fp8_experts=fp8_experts,
+        )
         self._open: dict[Path, safe_open] = {}
         self._num_mapped = 0
         """Bytes read since the files were last closed."""
@@ -151,9 +190,11 @@ class CheckpointReader(WeightReader):
         with self._opened(name) as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def _write(self, out: Tensor, name: str) -> None:
+    def _write(self, out: Tensor, name: str, part: int | None = None) -> None:
         with self._opened(name) as file:
-            weight = file.get_tensor(name)
+            weight = (
+                file.get_tensor(name) if part is None else file.get_slice(name)[part : part + 1][0]
+            )
             if weight.shape != out.shape:
                 raise ValueError(
                     f"{name} has the shape {tuple(weight.shape)}, the configuration means "

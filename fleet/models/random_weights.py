@@ -27,8 +27,11 @@ class RandomWeightReader(WeightReader):
         *,
         device: torch.device,
         dtype: torch.dtype,
+        fp8_experts: bool = False,
     ) -> None:
-        super().__init__("random weights", shapes, device=device, dtype=dtype)
+        super().__init__(
+            "random weights", shapes, device=device, dtype=dtype, fp8_experts=fp8_experts
+        )
         self._shapes, self._fill = shapes, fill
         self._storages: dict[int, int] = {}
         """Address and size of the memory of each weight; memory that was freed since may have been
@@ -46,11 +49,12 @@ class RandomWeightReader(WeightReader):
         storage = tensor.untyped_storage()
         return self._storages.get(storage.data_ptr()) == storage.nbytes()
 
-    def _write(self, out: Tensor, name: str) -> None:
-        assert tuple(out.shape) == self.shape(name), (
-            f"{name} has the shape {self.shape(name)}, not {tuple(out.shape)}"
+    def _write(self, out: Tensor, name: str, part: int | None = None) -> None:
+        expected = self.shape(name) if part is None else self.shape(name)[1:]
+        assert tuple(out.shape) == expected, (
+            f"{name} has the shape {expected}, not {tuple(out.shape)}"
         )
-        self._fill(name, out)
+        self._fill(name if part is None else f"{name}.{part}", out)
         storage = out.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()
         self.num_bytes += out.nbytes

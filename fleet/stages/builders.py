@@ -14,10 +14,11 @@ from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.graphs import Graph
+from fleet.graphs.base import FP8
 from fleet.spans.protocol.layers import LayerSpan, Topology, topology_of
 from fleet.spans.protocol.messages import Returned
 from fleet.stages.base import BuiltSpan, BuiltStage
-from fleet.stages.options import AnchorOptions, BuildOptions, Half
+from fleet.stages.options import AnchorOptions, BuildOptions, Half, compute_dtype_of
 
 Builder = Callable[[BuildOptions], BuiltStage]
 SpanBuilder = Callable[[BuildOptions, LayerSpan], BuiltSpan]
@@ -65,7 +66,8 @@ def build_options(
     elif is_here:
         _check_device(device)
     auto_dtype = "float32" if device == "cpu" else "bfloat16"
-    dtype = auto_dtype if config.dtype == "auto" else config.dtype
+    given = config.dtype_of(stage)
+    dtype = auto_dtype if given == "auto" else given
     options = BuildOptions(
         config=config,
         stage=stage,
@@ -86,6 +88,11 @@ def build_options(
         raise ConfigError(
             "numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32",
             param="numerics",
+        )
+    if dtype == FP8 and device == "cpu":
+        raise options.refusal(
+            "dtype",
+            "fp8 runs on a GPU, and the device is cpu; set bfloat16 or float32, or device: cuda",
         )
     num_devices = options.own.vllm.tensor_parallel_size
     if device == "cpu" and options.engine == "vllm" and num_devices > 1:
@@ -115,7 +122,7 @@ def anchor_options(
         span=spans.anchor_span,
         returned="rows" if is_last else from_workers,
         window=spans.window,
-        wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
+        wire_dtype=compute_dtype_of(dtype) if spans.wire_dtype == "auto" else spans.wire_dtype,
         keep_bytes=spans.keep_mib << 20,
     )
 

@@ -70,7 +70,9 @@ def exchange_of(
     wanted = config(engine.pool.shape)
     if drafter.head is not None:  # its layers are those that the program reads
         wanted = dataclasses.replace(wanted, layer_ids=drafter.head.config.layer_ids)
-    return DraftHeads(drafter, engine.speculation, wanted, options.dtype, engine.pool.data.device)
+    return DraftHeads(
+        drafter, engine.speculation, wanted, options.compute_dtype, engine.pool.data.device
+    )
 
 
 class DraftHeads(HeadExchange):

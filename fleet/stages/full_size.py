@@ -2,12 +2,13 @@
 process.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec
+from fleet.engine.torch.fastest import FastestRow
 from fleet.models.random_weights import RandomWeightReader
 from fleet.stages.base import BuiltStage
 
@@ -24,17 +25,17 @@ class PublishedRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Results that the full-size model should reach on a GPU, by stage; a stage may be missing.
+    """Results that the full-size model should reach on an H200.
 
-    `graph_gain`: speedup of a step of one request by a CUDA graph; `batch_cost`: duration of a step
-    of the largest batch, relative to a step of one request; `bytes_time`: duration of a step,
-    relative to a plain copy of the bytes that it reads. `first_audio_ms`: time to first audio.
+    `step_ms`: duration of a decode step, by stage and number of requests. `prefill_ms`: time to the
+    first token of a prompt, by its number of positions. `first_audio_ms`: time to first audio.
+    `audio_s_per_s`: seconds of audio per second, by number of concurrent answers.
     """
 
-    graph_gain: Mapping[StageName, float]
-    batch_cost: Mapping[StageName, float]
-    bytes_time: Mapping[StageName, float]
+    step_ms: Mapping[tuple[StageName, int], float]
+    prefill_ms: Mapping[int, float]
     first_audio_ms: float
+    audio_s_per_s: Mapping[int, float]
 
 
 class MakeRequest(Protocol):
@@ -57,7 +58,8 @@ class FullSizeModel:
 
     `built`: stages as a worker runs them on a GPU. `eager`: stages that use CUDA graphs, built
     again on the same weights without graphs. `weights`: weight reader of each stage. `request`:
-    maker of test requests.
+    maker of test requests. `measured`: function that returns which implementations were measured at
+    start, and the choices.
     """
 
     name: str
@@ -68,6 +70,7 @@ class FullSizeModel:
     sample_rate_hz: int
     published: PublishedRates
     expected: Expected
+    measured: Callable[[], Sequence[FastestRow]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

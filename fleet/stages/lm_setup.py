@@ -17,6 +17,7 @@ from fleet.drafts.figures.speculation import EAGLE3, NGRAM, SUFFIX
 from fleet.drafts.speculation import Speculation
 from fleet.engine.base import Engine
 from fleet.engine.torch.build import ComputeDevice, open_device
+from fleet.engine.torch.fastest import TIME_LIMIT_S, Fastest
 from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
@@ -51,12 +52,14 @@ class StageSetup:
 
     `context`: context length of the model in positions; 0 if the stage limits its requests itself.
     `allocated_before`: device memory in bytes that was in use before the stage was loaded.
+    `fastest`: choice between implementations of a step; None to measure nothing.
     """
 
     options: BuildOptions
     where: ComputeDevice
     context: int = 0
     allocated_before: int = 0
+    fastest: Fastest | None = None
 
     @property
     def num_positions(self) -> int:
@@ -70,7 +73,10 @@ class StageSetup:
         weights that the stage reads, by which loading progress is reported.
         """
         reader = CheckpointReader(
-            self.options.checkpoint, device=self.where.device, dtype=self.where.dtype
+            self.options.checkpoint,
+            device=self.where.device,
+            dtype=self.where.dtype,
+            fp8_experts=self.where.fp8_experts,
         )
         reader.report_to(
             self.options.progress, [name for name in reader.under("") if is_read(name)]
@@ -106,8 +112,10 @@ class StageSetup:
             pool,
             buckets_up_to(self.options.own.max_batch),
             lambda: speculation is not None and speculation.reads_features,
+            fastest=None if runs_one_by_one else self.fastest,
         )
-        return LMEngine(program, pool, LocalPasses(runner), self._limits, speculation)
+        limits = dataclasses.replace(self._limits, prompt_buckets=runner.prompt_buckets)
+        return LMEngine(program, pool, LocalPasses(runner), limits, speculation)
 
     def anchor_loop(
         self, program: SpanProgram[TaskT], num_layers: int
@@ -172,7 +180,8 @@ class StageSetup:
             return None
         target = hash_of_target(self.options.checkpoint)
         head = in_dtype(
-            load_head(own.head, device=self.where.device, target_hash=target), self.options.dtype
+            load_head(own.head, device=self.where.device, target_hash=target),
+            self.options.compute_dtype,
         )
         check_fit(head.config, shape, str(own.head))
         return head
@@ -268,9 +277,12 @@ def vllm_options(
     )
 
 
-def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
+def prepare_stage(
+    options: BuildOptions, context: int = 0, *, measuring_s: float = TIME_LIMIT_S
+) -> StageSetup:
     """Open a stage's device and return its setup. `context`: context length in positions, see
-    `StageSetup`. Raises: ConfigError for an unusable option.
+    `StageSetup`. `measuring_s`: time for the choice between implementations. Raises: ConfigError
+    for an unusable option.
     """
     where = open_device(
         device=options.device,
@@ -283,6 +295,7 @@ def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
         where=where,
         context=context,
         allocated_before=allocated_bytes(where.device),
+        fastest=Fastest(where.device, options.config.measured_folder, time_limit_s=measuring_s),
     )
 
 

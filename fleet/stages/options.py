@@ -17,11 +17,17 @@ from fleet.config.stage_schema import (
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.graphs import Stage
+from fleet.graphs.base import FP8
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.protocol.messages import Returned
 
 Half = Literal["", "prefill", "decode"]
 """Which half of a split stage a worker serves; "" if the stage is whole."""
+
+
+def compute_dtype_of(dtype: str) -> str:
+    """Return the dtype in which a stage with this dtype or precision computes, as a name."""
+    return "bfloat16" if dtype == FP8 else dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +51,9 @@ class BuildOptions:
 
     Settings are read from `config` (the deployment) or `own` (the stage's section); the properties
     compute defaults that depend on the device or on other settings. `half`: half of a split stage
-    that the worker serves. `anchor`: set if the stage's layers are divided. `address`: address of
-    this host, to which the other half connects. `progress`: function called with the loaded share
-    of the weights, 0 to 1.
+    that the worker serves. `dtype`: dtype, or the precision fp8. `anchor`: set if the stage's
+    layers are divided. `address`: address of this host, to which the other half connects.
+    `progress`: function called with the loaded share of the weights, 0 to 1.
     """
 
     config: FleetConfig
@@ -71,6 +77,11 @@ class BuildOptions:
     @property
     def engine(self) -> str:
         return self.config.engine_of(self.stage)
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of hidden states, keys and values, and of weights that are not rounded."""
+        return compute_dtype_of(self.dtype)
 
     @property
     def device_kind(self) -> str:

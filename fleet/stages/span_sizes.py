@@ -39,11 +39,13 @@ class ReadsSizes(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedStage:
     """Functions that read the sizes of one stage's model from a checkpoint folder. `sizes`: bytes
-    of layers and other parts; `row_width`: hidden size between layers.
+    of layers and other parts; `row_width`: hidden size between layers; `fp8_sizes`: bytes with
+    experts in 8 bits, None if the model has no experts.
     """
 
     sizes: ReadsSizes
     row_width: Callable[[Path], int]
+    fp8_sizes: ReadsSizes | None = None
 
 
 def _hidden_size(folder: Path) -> int:
@@ -62,10 +64,14 @@ _STAGES: dict[tuple[str, StageName], SizedStage] = {
     (TEXT.name, LM): SizedStage(sizes=model_sizes, row_width=_hidden_size),
     (CASCADE.name, CASCADE.main_stage.name): SizedStage(sizes=model_sizes, row_width=_hidden_size),
     (QWEN3_OMNI.name, THINKER): SizedStage(
-        sizes=partial(stage_sizes, "thinker"), row_width=_thinker_width
+        sizes=partial(stage_sizes, "thinker"),
+        row_width=_thinker_width,
+        fp8_sizes=partial(stage_sizes, "thinker", fp8_experts=True),
     ),
     (QWEN3_OMNI.name, TALKER): SizedStage(
-        sizes=partial(stage_sizes, "talker"), row_width=_talker_width
+        sizes=partial(stage_sizes, "talker"),
+        row_width=_talker_width,
+        fp8_sizes=partial(stage_sizes, "talker", fp8_experts=True),
     ),
 }
 
@@ -78,16 +84,19 @@ def span_sizes(
     *,
     num_positions: int,
     buffer_bytes: int,
+    fp8_experts: bool = False,
 ) -> ModelSizes:
     """Return the sizes in bytes of a stage's layers and other parts. No weight is read.
 
     `num_positions`: KV positions that each process has to hold. `buffer_bytes`: memory of each
-    process beside weights and KV. Raises: ConfigError if the stage is not divisible, naming the
-    stages that are, or if the checkpoint cannot be read.
+    process beside weights and KV. `fp8_experts`: the matrices of experts are held in 8 bits, all
+    else in `dtype`. Raises: ConfigError if the stage is not divisible, naming the stages that are,
+    or if the checkpoint cannot be read.
     """
-    return _sized(graph, stage).sizes(
-        checkpoint, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes
-    )
+    sized = _sized(graph, stage)
+    read = sized.fp8_sizes if fp8_experts else sized.sizes
+    assert read is not None, f"the model of {stage} has no experts"
+    return read(checkpoint, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes)
 
 
 def span_row_width(graph: str, stage: StageName, checkpoint: Path) -> int:
@@ -106,6 +115,7 @@ def process_sizes(
     limits: PassLimits,
     page_size: int,
     device_kind: str,
+    fp8_experts: bool = False,
 ) -> ModelSizes:
     """Return the sizes of a stage's model as `span_sizes`, with the KV cache for
     `limits.num_positions` and the compute buffers of each process included.
@@ -114,7 +124,15 @@ def process_sizes(
     """
     # A pool has one page more than it lends, for padding.
     positions = limits.num_positions + page_size
-    sizes = span_sizes(graph, stage, checkpoint, dtype, num_positions=positions, buffer_bytes=0)
+    sizes = span_sizes(
+        graph,
+        stage,
+        checkpoint,
+        dtype,
+        num_positions=positions,
+        buffer_bytes=0,
+        fp8_experts=fp8_experts,
+    )
     buffers = pass_buffer_bytes(
         graph, stage, checkpoint, dtype, sizes, limits=limits, device_kind=device_kind
     )

@@ -1,11 +1,12 @@
-"""Decode steps as captured graphs, compared with `transformers` and with `FastRunner`, the slow
-twin.
+"""Decode steps and prompts as captured graphs, compared with `transformers` and with `FastRunner`,
+the slow twin.
 
 On a CPU, the function that a GPU would capture is called in every step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.drafts.drafters import SuffixDrafter
 from fleet.drafts.speculation import Speculation
-from fleet.engine.torch.graph_runner import GraphRunner, Step, buckets_up_to
+from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.graphs import EACH, get_graph
@@ -71,9 +72,22 @@ MIXED: Sequence[Mapping[str, Any]] = (
 """Sampling parameters, one set per request."""
 
 
-def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any = None) -> Built:
+PROMPT_SIZES = (16, 64)
+with_prompts = pytest.mark.parametrize("prompts", [(), PROMPT_SIZES], ids=["", "with prompts"])
+"""Runs a test with eager prompts, and with prompts in steps of `PROMPT_SIZES` rows."""
+
+
+def with_graphs(
+    built: Built,
+    buckets: Sequence[int] | None = None,
+    step_of: Any = None,
+    *,
+    prompts: tuple[int, ...] = (),
+    clock: Callable[[], float] | None = None,
+) -> Built:
     """Return the stages with engines that run decode steps as graphs. `step_of`: transformation of
-    a step's function.
+    a step's function. `prompts`: numbers of rows of a prompt's steps, if these are graphs too.
+    `clock`: clock by which prompt rows beside decoding requests are limited; None for no limit.
     """
     graphed: Built = {}
     for name, stage in built.items():
@@ -83,12 +97,18 @@ def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any
             engine.program,  # pyright: ignore[reportArgumentType]
             engine.pool,
             sizes,
+            prompt_buckets=prompts,
         )
         if step_of is not None:
             runner.step = step_of(runner.step)
-        graphed[name] = replace(
-            stage, engine=LMEngine(engine.program, engine.pool, LocalPasses(runner), engine.limits)
-        )
+            runner.prompts.compute = step_of(runner.prompts.compute)
+        passes, limits = LocalPasses(runner), engine.limits
+        if clock is None:
+            loop = LMEngine(engine.program, engine.pool, passes, limits)
+        else:
+            limits = replace(limits, prompt_buckets=prompts)
+            loop = LMEngine(engine.program, engine.pool, passes, limits, clock=clock)
+        graphed[name] = replace(stage, engine=loop)
     return graphed
 
 
@@ -113,10 +133,23 @@ def assert_equal_answers(asked: TwinRequests, made: Answers, wanted: Answers) ->
         )
 
 
+@pytest.mark.parametrize(
+    ("prompts", "clock"),
+    [((), None), (PROMPT_SIZES, None), (PROMPT_SIZES, count(1.0).__next__)],
+    ids=["", "with prompts", "with cut prompts"],
+)
 def test_greedy_answers_match_transformers_in_padded_steps(
-    tiny_checkpoint: Path, truth: Truth
+    tiny_checkpoint: Path,
+    truth: Truth,
+    prompts: tuple[int, ...],
+    clock: Callable[[], float] | None,
 ) -> None:
-    built = with_graphs(speaking_stages(tiny_checkpoint, max_batch=11), buckets=[1, 3, 11])
+    built = with_graphs(
+        speaking_stages(tiny_checkpoint, max_batch=11),
+        buckets=[1, 3, 11],
+        prompts=prompts,
+        clock=clock,
+    )
     asked = ask(tiny_checkpoint)
     answers = speaking_twin(built, lambda _: EACH).run(asked.specs, asked.blobs)
     for case, spec in zip(asked.cases, asked.specs, strict=True):
@@ -130,11 +163,12 @@ def test_greedy_answers_match_transformers_in_padded_steps(
     assert_all_pages_free(built)
 
 
+@with_prompts
 def test_sampled_answers_of_mixed_parameters_equal_the_twins(
-    tiny_checkpoint: Path, built: Built
+    tiny_checkpoint: Path, built: Built, prompts: tuple[int, ...]
 ) -> None:
     asked = mixed(ask(tiny_checkpoint, SHORT))
-    graphed = with_graphs(speaking_stages(tiny_checkpoint))
+    graphed = with_graphs(speaking_stages(tiny_checkpoint), prompts=prompts)
     made = speaking_twin(graphed).run(asked.specs, asked.blobs)
     wanted = speaking_twin(built).run(asked.specs, asked.blobs)
     assert_equal_answers(asked, made, wanted)
@@ -172,9 +206,13 @@ def test_drafts_are_verified_beside_captured_steps(tiny_checkpoint: Path, built:
     assert_all_pages_free(graphed)
 
 
-def test_keys_and_values_equal_the_twins_within_rounding(tiny_checkpoint: Path) -> None:
+@with_prompts
+def test_keys_and_values_equal_the_twins_within_rounding(
+    tiny_checkpoint: Path, prompts: tuple[int, ...]
+) -> None:
     asked = mixed(ask(tiny_checkpoint, SHORT))
-    fast, graphed = speaking_stages(tiny_checkpoint), with_graphs(speaking_stages(tiny_checkpoint))
+    fast = speaking_stages(tiny_checkpoint)
+    graphed = with_graphs(speaking_stages(tiny_checkpoint), prompts=prompts)
     for stages in (fast, graphed):
         speaking_twin(stages).run(asked.specs, asked.blobs)
     for stage in SPEAKING:
@@ -186,13 +224,14 @@ def test_keys_and_values_equal_the_twins_within_rounding(tiny_checkpoint: Path) 
         )
 
 
+@with_prompts
 def test_small_pool_recomputes_evicted_requests_as_graphs(
-    tiny_checkpoint: Path, truth: Truth
+    tiny_checkpoint: Path, truth: Truth, prompts: tuple[int, ...]
 ) -> None:
     """Evicted requests are recomputed as graphs: 12 pages of 16 positions hold any one of the
     requests, but not all.
     """
-    built = with_graphs(speaking_stages(tiny_checkpoint, kv_pages=12))
+    built = with_graphs(speaking_stages(tiny_checkpoint, kv_pages=12), prompts=prompts)
     asked = ask(tiny_checkpoint, SHORT)
     answers = speaking_twin(built).run(asked.specs, asked.blobs)
     for case, spec in zip(asked.cases, asked.specs, strict=True):
@@ -200,11 +239,14 @@ def test_small_pool_recomputes_evicted_requests_as_graphs(
     assert_all_pages_free(built)
 
 
-def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Truth) -> None:
+@with_prompts
+def test_failed_request_does_not_fail_its_step(
+    tiny_checkpoint: Path, truth: Truth, prompts: tuple[int, ...]
+) -> None:
     """A failed request does not fail its step. Its audio rows contain NaN; they are computed in
     steps with other requests, and later pad such steps.
     """
-    built = with_graphs(speaking_stages(tiny_checkpoint))
+    built = with_graphs(speaking_stages(tiny_checkpoint), prompts=prompts)
     asked = ask(tiny_checkpoint)
     poisoned, blobs = with_invalid_audio(asked)
     twin = speaking_twin(built)
@@ -217,13 +259,13 @@ def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Tru
 
 
 def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Path) -> None:
-    """A whole step compiles as one graph for every request: one page holds any context here, and no
-    step may depend on a value.
+    """A whole step compiles as one graph for every request, and so does a step of prompt rows: one
+    page holds any context here, and no step may depend on a value.
 
     In bfloat16, as on a GPU, since the tracer refuses grouped products of other types.
     """
 
-    def compiled(step: Step) -> Step:
+    def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(step, fullgraph=True, backend="eager", dynamic=False)
 
     def stage_of(stage: StageName) -> BuiltStage:
@@ -239,12 +281,14 @@ def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Pat
 
     built = {stage: stage_of(stage) for stage in SPEAKING}
     asked = mixed(ask(tiny_checkpoint, [case for case in SHORT if case.name != "audio"][:4]))
-    wanted = speaking_twin(with_graphs(built, buckets=[4])).run(asked.specs, asked.blobs)
+    wanted = speaking_twin(with_graphs(built, buckets=[4], prompts=(64,))).run(
+        asked.specs, asked.blobs
+    )
     counters.clear()
-    twin = speaking_twin(with_graphs(built, buckets=[4], step_of=compiled))
+    twin = speaking_twin(with_graphs(built, buckets=[4], step_of=compiled, prompts=(64,)))
     made = twin.run(asked.specs, asked.blobs)
     assert not twin.errors
     assert_equal_answers(asked, made, wanted)
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == len(SPEAKING)
+    assert counters["stats"]["unique_graphs"] == 2 * len(SPEAKING)
     assert max(codes_of(made, spec.id).size for spec in asked.specs) > 0

@@ -13,17 +13,18 @@ from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.attention_step import StepLayout
 from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to
 from fleet.engine.torch.kv_pool import KVPool, KVShape
-from fleet.engine.torch.layout import AttentionParams, Layout
+from fleet.engine.torch.layout import AttentionParams, Extent, Layout
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
-from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
+from fleet.engine.torch.passes import FastRunner, PassDone, PassRunner, TileRunner
 from fleet.engine.torch.prefix import Prefix
 from fleet.engine.torch.program import Forwarded, ProgramTask, StepOutputs
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling
-from fleet.engine.torch.step_inputs import StepInputs, StepShape
+from fleet.engine.torch.step_inputs import DrawInputs, StepInputs, StepShape
 
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
 LOOK = AttentionParams(scale=1.0)
@@ -131,8 +132,17 @@ class CountingProgram:
     ) -> Sequence[Sequence[EngineOutput]]:
         raise AssertionError("no row of this program has an adjustment")
 
-    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
-        sums_B1 = self.forward(inputs.rows_BH, layout, ()).last_NH.round()
+    def decode(self, inputs: StepInputs, layout: StepLayout) -> StepOutputs:
+        return self.sample_step(self.forward(inputs.rows_BH, layout, ()).last_NH, inputs.draws)
+
+    def trial(self, rows_BH: Tensor, layout: StepLayout) -> Sequence[Tensor]:
+        raise AssertionError("this program has one form of a step")
+
+    def sample_step(
+        self, last_BH: Tensor, draws: DrawInputs, *, is_fused: bool = False
+    ) -> StepOutputs:
+        assert not is_fused
+        sums_B1 = last_BH.round()
         return StepOutputs(codes_BQ=sums_B1.int(), rows_BH=sums_B1 % 100)
 
     def record(
@@ -144,6 +154,23 @@ class CountingProgram:
         ]
 
 
+class PromptGraphs:
+    """Pass runner with prompts in forward steps of 2, 4 or 8 rows. The program does not know whose
+    rows these are, so the requests of each step are noted here.
+    """
+
+    def __init__(self, program: CountingProgram, pool: KVPool) -> None:
+        self._program = program
+        self._runner = GraphRunner(program, pool, buckets_up_to(8), prompt_buckets=(2, 4, 8))
+
+    def forward(self, entries: Sequence[tuple[CountingTask, Extent]]) -> PassDone:
+        before = len(self._program.passes)
+        done = self._runner.forward(entries)
+        names = [str(task.request.request_id) for task, _ in entries]
+        self._program.passes[before:] = [names]
+        return done
+
+
 Loop = LMEngine[CountingTask]
 Make = Callable[..., tuple[Loop, CountingProgram]]
 """Type of `counting_loop` with its first argument given."""
@@ -151,6 +178,7 @@ RUNNERS: dict[str, Callable[[CountingProgram, KVPool], PassRunner[CountingTask]]
     "fast": FastRunner,
     "tiles": TileRunner,
     "graphs": lambda program, pool: GraphRunner(program, pool, buckets_up_to(8)),
+    "prompt graphs": PromptGraphs,
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
@@ -18,6 +19,7 @@ from fleet.graphs import DEFAULT_GRAPH, get_graph
 from fleet.lab.measure import gpu_run
 from fleet.lab.measure.gpu import (
     GpuResult,
+    MeasuredChoice,
     MemoryUse,
     Prefill,
     PublishedRate,
@@ -224,24 +226,44 @@ def full_result() -> GpuResult:
     )
 
 
-def test_expectations_compare_graph_batch_copies_and_first_audio() -> None:
+def test_expectations_are_of_steps_prompts_first_audio_and_throughput() -> None:
     expected = Expected(
-        graph_gain={LM: 3.0}, batch_cost={LM: 1.6}, bytes_time={LM: 2.5}, first_audio_ms=100.0
+        step_ms={(LM, 1): 3.5, (LM, 32): 16.0},
+        prefill_ms={32: 20.0, 64: 1.0},
+        first_audio_ms=100.0,
+        audio_s_per_s={1: 20.0, 32: 150.0},
     )
     ratios = ratios_of(full_result(), expected)
     assert [(ratio.name, round(ratio.value, 2), ratio.met) for ratio in ratios] == [
-        ("lm, 1 request: eager / graph", 2.5, False),
-        ("lm, 32 requests / 1", 1.5, True),
-        ("lm, 1 request: step / copy of its bytes", 2.56, False),
-        ("lm, 8 requests: step / copy of its bytes", 2.82, False),
-        ("lm, 32 requests: step / copy of its bytes", 3.84, False),
+        ("lm, 1 request: step", 10.0, False),
+        ("lm, 32 requests: step", 15.0, True),
+        ("prompt of 32 positions", 20.0, True),
         ("first audio", 90.0, True),
+        ("audio seconds per second, 1 together", 10.0, False),
+        ("audio seconds per second, 32 together", 160.0, True),
     ]
+
+
+def test_report_shows_which_implementations_were_measured_and_chosen() -> None:
+    choices = (
+        MeasuredChoice(key="step of 1 rows", candidate="torch", outcome=0.31, is_chosen=False),
+        MeasuredChoice(key="step of 1 rows", candidate="fused", outcome=0.12, is_chosen=True),
+        MeasuredChoice(
+            key="step of 2 rows", candidate="fused", outcome="no kernel", is_chosen=False
+        ),
+    )
+    lines = [
+        line.split()
+        for line in shown(report_of(gpu=replace(full_result(), choices=choices))).splitlines()
+    ]
+    assert ["step", "of", "1", "rows", "torch", "0.31"] in lines
+    assert ["step", "of", "1", "rows", "fused", "0.12", "yes"] in lines
+    assert ["step", "of", "2", "rows", "fused", "no", "kernel"] in lines
 
 
 def test_report_shows_rates_beside_the_best_published() -> None:
     lines = [line.split() for line in shown(report_of(gpu=full_result())).splitlines()]
     assert ["1", "90", "10", "12"] in lines
     assert ["32", "200", "160", "114"] in lines
-    assert ["lm", "1", "10", "25", "2.5", "4096", "3.91", "2.56"] in lines
+    assert ["lm", "1", "10", "25", "2.5", "4096", "3.91", "39%"] in lines
     assert ["codec", "32", "5", "-", "-", "-", "-", "-"] in lines

@@ -128,6 +128,11 @@ SPELLING: tuple[Case, ...] = (
         "engine: 'jax' is not a known value; use torch, vllm or fake",
     ),
     (
+        "the precision of a stage for all stages",
+        "dtype: fp8",
+        "dtype: fp8 is for single stages with experts; set stages.NAME.dtype (got 'fp8')",
+    ),
+    (
         "a number format that is not there",
         "dtype: bf16",
         "dtype: 'bf16' is not a known value; use auto, float32, bfloat16 or float16; did you "

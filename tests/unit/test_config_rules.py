@@ -122,6 +122,36 @@ TOGETHER: tuple[Case, ...] = (
         "cpu, or numerics: fast",
     ),
     (
+        "invariant numerics with experts in 8 bits",
+        "numerics: invariant\nstages: {thinker: {dtype: fp8}}",
+        "stages.thinker.dtype: numerics: invariant computes in float32, not fp8; set float32 or "
+        "auto, or numerics: fast",
+    ),
+    (
+        "experts in 8 bits in a stage without experts",
+        "stages: {code2wav: {dtype: fp8}}",
+        "stages.code2wav.dtype: fp8 rounds the weights of experts, which thinker and talker have; "
+        "set bfloat16, or remove it",
+    ),
+    (
+        "experts in 8 bits in a graph without experts",
+        "graph: cascade\nstages: {asr: {dtype: fp8}}",
+        "stages.asr.dtype: fp8 rounds the weights of experts, which no stage of graph cascade has; "
+        "set bfloat16, or remove it",
+    ),
+    (
+        "experts in 8 bits on another engine",
+        "stages: {thinker: {dtype: fp8, engine: vllm}}",
+        "stages.thinker.dtype: fp8 is for engine torch; remove it, and set "
+        "stages.thinker.vllm.quantization",
+    ),
+    (
+        "experts in 8 bits in a half on a CPU",
+        "{device: cuda, stages: {talker: {dtype: fp8, split: {decode: {device: cpu}}}}}",
+        "stages.talker.dtype: fp8 runs on a GPU, not on cpu; set bfloat16 or float32, or device: "
+        "cuda",
+    ),
+    (
         "halves of two dtypes",
         "stages: {thinker: {split: {prefill: {device: cpu}, decode: {device: cuda}}}}",
         "stages.thinker.split: computes prefill on cpu and decode on cuda, and dtype auto is "

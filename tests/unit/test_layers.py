@@ -364,7 +364,9 @@ def test_imported_libraries_are_declared() -> None:
         "fleet/models/qwen3_omni/vllm_": of_extra["vllm"],
         "fleet/lab/measure/vllm_generate.py": of_extra["vllm"],
         "fleet/lab/measure/voice_call.py": of_extra["webrtc"],
-        "fleet/engine/torch/paged_attention.py": {"triton"},
+        "fleet/engine/torch/fp8_triton.py": {"triton"},
+        "fleet/engine/torch/kernels/": {"triton"},
+        "fleet/engine/torch/snake_kernel.py": {"triton"},
         "web/fleet_api/otlp/": of_extra["otlp"],
         "web/realtime/webrtc/": of_extra["webrtc"],
         "tests/": set().union(

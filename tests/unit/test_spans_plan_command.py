@@ -477,6 +477,22 @@ def test_stages_of_qwen3_omni_are_planned_and_accepted_as_configuration(
     assert (59e9 < held < 64e9) if stage == "thinker" else (6e9 < held < 8e9), held
 
 
+@pytest.mark.parametrize("case", [("thinker", 0.537, "40GiB"), ("talker", 0.587, "7GiB")])
+def test_experts_in_8_bits_take_half(case: tuple[str, float, str], published: Path) -> None:
+    stage, share, memory = case
+    plain = ("--checkpoint", str(published), "--set", "device=cuda")
+    options = (*plain, "--set", f"stages.{stage}.dtype=fp8")
+    whole, rounded = (
+        json.loads(omni_plan(stage, *each, "--json", memory=["64GiB"]).stdout)["spans"][0]
+        for each in (plain, options)
+    )
+    assert rounded["weight_bytes"] / whole["weight_bytes"] == pytest.approx(share, abs=0.005)
+    remedy = f"experts in 8 bits: set stages.{stage}.dtype: fp8"
+    assert remedy in omni_plan(stage, *plain, memory=[memory]).output
+    error = omni_plan(stage, *options, "--dtype", "float16", memory=[memory]).exception
+    assert isinstance(error, ConfigError) and f"--set stages.{stage}.dtype=" in error.message
+
+
 def test_stage_of_qwen3_omni_without_layers_is_refused(published: Path) -> None:
     error = omni_plan("code2wav", "--checkpoint", str(published), memory=["24GiB"]).exception
     assert isinstance(error, ConfigError) and error.message.startswith(

@@ -5,6 +5,7 @@ Each torch operation that computes is one kernel on a GPU; views are not counted
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,9 @@ class OperationCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model() -> Model:
+    """Return a model whose weights do not depend on what other tests have read."""
     return random_model(TRUE_COUNTS)
 
 
@@ -97,6 +99,27 @@ def count_decode_step(
     with OperationCount() as count:
         assert len(engine.step()) == num_requests
     return count.total
+
+
+MOST_FUSED = {"thinker": 600, "talker": 900}
+"""Largest numbers of operations of a step by fused kernels; each is one kernel too."""
+
+
+@pytest.mark.parametrize("num_requests", [1, MAX_BATCH])
+@pytest.mark.parametrize("stage", MOST_FUSED)
+def test_fused_decode_step_has_a_quarter_of_the_operations(
+    model: Model, stage: str, num_requests: int
+) -> None:
+    program = {"thinker": make_thinker, "talker": make_talker}[stage](model, grouped_products)
+    plain, fused = (
+        count_decode_step(
+            program,
+            num_requests,
+            partial(GraphRunner, buckets=[1, MAX_BATCH], is_fused=is_fused),
+        )
+        for is_fused in (False, True)
+    )
+    assert fused <= MOST_FUSED[stage] and fused < 0.3 * plain, f"{fused} instead of {plain}"
 
 
 @pytest.mark.parametrize("make", [make_thinker, make_talker], ids=["thinker", "talker"])

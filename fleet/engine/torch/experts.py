@@ -61,12 +61,19 @@ def grouped_products(
     of kernels does not depend on the routing, which the host need not know.
     """
     k = ids_Nk.shape[1]
-    expert_of_pair, order = ids_Nk.flatten().sort(stable=True)
-    experts_E = torch.arange(len(matrices.gate_up), device=rows_NH.device)
-    ends_E = torch.searchsorted(expert_of_pair, experts_E, right=True, out_int32=True)
+    order, ends_E = pairs_by_expert(ids_Nk, len(matrices.gate_up))
     gate, up = F.grouped_mm(rows_NH[order // k], matrices.gate_up.mT, offs=ends_E).chunk(2, dim=-1)
     outs = F.grouped_mm(F.silu(gate) * up, matrices.down.mT, offs=ends_E)
-    return _weighted_sum(outs, order, weights_Nk)
+    return weighted_sum(outs, order, weights_Nk)
+
+
+def pairs_by_expert(ids_Nk: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Return the order of the pairs of a row and an expert by expert [N x k], and the int32 end of
+    each expert's pairs in that order [E].
+    """
+    expert_of_pair, order = ids_Nk.flatten().sort(stable=True)
+    experts_E = torch.arange(num_experts, device=ids_Nk.device)
+    return order, torch.searchsorted(expert_of_pair, experts_E, right=True, out_int32=True)
 
 
 def looped_experts(
@@ -85,10 +92,10 @@ def looped_experts(
     outs = torch.cat(
         [_expert(rows, expert, matrices) for expert, rows in enumerate(picked) if counts[expert]]
     )
-    return _weighted_sum(outs, order, weights_Nk)
+    return weighted_sum(outs, order, weights_Nk)
 
 
-def _weighted_sum(outs: Tensor, order: Tensor, weights_Nk: Tensor) -> Tensor:
+def weighted_sum(outs: Tensor, order: Tensor, weights_Nk: Tensor) -> Tensor:
     """Return the weighted sum of the experts' outputs for each row. Shapes: `outs` [N x k, H],
     ordered by expert; `order` [N x k], the permutation that ordered them.
     """

@@ -1,9 +1,10 @@
-"""Execution of decode steps without the host: on a GPU a step is replayed as a captured CUDA graph,
-one graph per batch size.
+"""Execution of steps without the host: on a GPU a step is replayed as captured CUDA graphs, one
+graph per batch size.
 
-Rows after which a token is sampled are computed and sampled by the program's `decode`; all other
-rows (prompts, replays) by `FastRunner`, the slow twin of this runner. Legend: B rows of a step, the
-last ones padding; S rows in use.
+Single rows after which a token is sampled are computed and sampled by the program's `decode`. All
+other rows (prompts, replays) are computed by `PromptSteps`, and the tokens after them sampled by
+the program's `sample_step`; or both by `FastRunner`, the slow twin of this runner. Legend: B rows
+of a step, the last ones padding; S rows in use.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,18 +18,23 @@ from torch import Tensor
 
 from fleet.engine.base import EngineOutput
 from fleet.engine.torch.attention_step import StepLayout
+from fleet.engine.torch.cuda_graphs import GraphCapture
+from fleet.engine.torch.fastest import Fastest
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.passes import Drawn, FastRunner, PassDone, is_due
+from fleet.engine.torch.passes import Drawn, FastRunner, PassDone, PassRows, is_due
 from fleet.engine.torch.program import GraphProgram, GraphTaskT, StepOutputs
+from fleet.engine.torch.prompt_graphs import PROMPT_BUCKETS, PromptSteps
 from fleet.engine.torch.rows import joined
+from fleet.engine.torch.sampling import RowSampling
+from fleet.engine.torch.step_forms import StepForms
 from fleet.engine.torch.step_inputs import StepBuffers, StepInputs
 
 Step = Callable[[StepInputs], StepOutputs]
-NUM_WARM_UPS = 2
-"""Number of runs before a capture: they allocate and compile what must not be allocated or compiled
-during the capture.
-"""
+Prepared = tuple[StepBuffers, Callable[[], StepOutputs]]
+"""Input buffers of a step, and the function that runs the step on them."""
+NO_PAGES = 1
+"""Width of the page tables in buffers for sampling alone, which reads no page."""
 
 
 def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
@@ -52,14 +58,16 @@ def buckets_up_to(max_batch: int) -> list[int]:
 
 
 class GraphRunner(Generic[GraphTaskT]):
-    """Pass runner that computes all rows after which a token is sampled in one decode step, padded
-    to the next captured batch size.
+    """Pass runner that computes all single rows after which a token is sampled in one decode step,
+    padded to the next captured batch size, and other rows in forward steps of `prompts`.
 
-    `step`: function that computes a step from its inputs; captured as a graph on a GPU, called
-    directly on other devices. The page table of a captured step covers the whole pool; on other
-    devices it has the pages needed, rounded up to a power of two. `reads_features`: function that
-    returns True while a draft head reads hidden states of steps, which a captured step does not
-    return; all rows are then computed by `FastRunner`.
+    `step`: function that computes a decode step from its inputs; captured as a graph on a GPU,
+    called directly on other devices. The page table of a captured step covers the whole pool; on
+    other devices it has the pages needed, rounded up to a power of two. `reads_features`: function
+    that returns True while a draft head reads hidden states of steps, which a captured step does
+    not return; all rows are then computed by `FastRunner`. `prompt_buckets`: numbers of rows of a
+    forward step; by default `PROMPT_BUCKETS` on a GPU, and none on other devices, where
+    `FastRunner` computes prompts. `fastest`, `is_fused`: see `StepForms`.
     """
 
     def __init__(
@@ -68,20 +76,33 @@ class GraphRunner(Generic[GraphTaskT]):
         pool: KVPool,
         buckets: Sequence[int],
         reads_features: Callable[[], bool] = lambda: False,
+        prompt_buckets: Sequence[int] | None = None,
+        *,
+        fastest: Fastest | None = None,
+        is_fused: bool | None = None,
     ) -> None:
         self._program = program
         self._pool = pool
         self._buckets = sorted(buckets)
         self._reads_features = reads_features
         self._fast = FastRunner(program, pool)
-        self.step: Step = lambda inputs: program.decode(inputs, StepLayout(pool, inputs))
-        self._captures = pool.data.device.type == "cuda"
-        self._ready: dict[tuple[int, int], tuple[StepBuffers, Callable[[], StepOutputs]]] = {}
-        self._shared_memory = torch.cuda.graph_pool_handle() if self._captures else None
-        if self._captures:
+        device = pool.data.device
+        self._capture = GraphCapture(device) if device.type == "cuda" else None
+        self._forms = StepForms(program, pool, fastest, self._capture, is_fused=is_fused)
+        self.step: Step = self._decode
+        self._ready: dict[tuple[int, int], Prepared] = {}
+        self._samplers: dict[int, Prepared] = {}
+        if prompt_buckets is None:
+            prompt_buckets = PROMPT_BUCKETS if self._capture is not None else ()
+        self.prompt_buckets = tuple(sorted(prompt_buckets))
+        self.prompts = PromptSteps(
+            program, pool, self.prompt_buckets, self._capture, self._forms.is_fused
+        )
+        if self._capture is not None:
             # the largest first: the others then fit into its memory
             for num_rows in reversed(self._buckets):
                 self._prepare(num_rows, pool.num_pages)
+                self._prepare_sampling(num_rows)
 
     def forward(self, entries: Sequence[tuple[GraphTaskT, Extent]]) -> PassDone:
         steps = not self._reads_features()
@@ -92,11 +113,14 @@ class GraphRunner(Generic[GraphTaskT]):
         others = [entry for entry in entries if id(entry[1]) not in stepping]
         tapped: dict[int, Tensor] = {}
         drawn: Drawn = {}
-        rows = self._fast.compute(others) if others else None
+        is_captured = steps and self.prompts.accept([extent for _, extent in others])
+        compute = self.prompts.rows_of if is_captured else self._fast.compute
+        rows = compute(others) if others else None
         stepped = self._run(decoding) if decoding else None
         if rows is not None:
+            draw = self._draw if is_captured else self._fast.draw
             tapped |= rows.tapped()
-            drawn |= self._fast.draw(others, rows)
+            drawn |= draw(others, rows)
         if stepped is not None:
             tapped |= _tapped_of(decoding, stepped)
             drawn |= self._record(decoding, stepped)
@@ -108,9 +132,9 @@ class GraphRunner(Generic[GraphTaskT]):
         """Start a decode step and return copies of its outputs, since the next step overwrites the
         originals.
         """
-        used, extents = len(decoding), [extent for _, extent in decoding]
+        extents = [extent for _, extent in decoding]
         draws = [task.next_draw() for task, _ in decoding]
-        num_rows = next(bucket for bucket in self._buckets if bucket >= used)
+        num_rows = next(bucket for bucket in self._buckets if bucket >= len(decoding))
         buffers, run = self._prepare(num_rows, self._num_pages(extents))
         buffers.fill(
             joined([task.rows(extent.start, extent.stop) for task, extent in decoding]),
@@ -118,15 +142,22 @@ class GraphRunner(Generic[GraphTaskT]):
             draws,
             [task.num_drawn for task, _ in decoding],
         )
-        done = run()
-        tapped_BH, logits_BV = done.tapped_BH, done.logits_BV
-        is_adjusted = any(draw.adjustment is not None for draw in draws)
-        return StepOutputs(
-            codes_BQ=done.codes_BQ[:used].clone(),
-            rows_BH=done.rows_BH[:used].clone(),
-            tapped_BH=None if tapped_BH is None else tapped_BH[:used].clone(),
-            logits_BV=logits_BV[:used].clone() if is_adjusted and logits_BV is not None else None,
-        )
+        return _copied(run(), draws)
+
+    def _draw(self, entries: Sequence[tuple[GraphTaskT, Extent]], rows: PassRows) -> Drawn:
+        """Sample the tokens that are due after the rows of a forward step, as `FastRunner.draw`."""
+        due = [(task, extent) for task, extent in entries if is_due(task, extent)]
+        if not due:
+            return {}
+        return self._record(due, self._sampled(due, rows.last_rows([extent for _, extent in due])))
+
+    def _sampled(self, due: Sequence[tuple[GraphTaskT, Extent]], last_SH: Tensor) -> StepOutputs:
+        """Start the sampling of tokens from final hidden states; return copies of the outputs."""
+        num_rows = next(bucket for bucket in self._buckets if bucket >= len(due))
+        buffers, run = self._prepare_sampling(num_rows)
+        draws = [task.next_draw() for task, _ in due]
+        buffers.fill_draws(last_SH, draws, [task.num_drawn for task, _ in due])
+        return _copied(run(), draws)
 
     def _record(self, decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs) -> Drawn:
         """Copy the sampled codes to the host, which waits for nothing else of a step, and record
@@ -161,57 +192,60 @@ class GraphRunner(Generic[GraphTaskT]):
         return [outputs[row] for row in range(len(tasks))]
 
     def _num_pages(self, extents: Sequence[Extent]) -> int:
-        if self._captures:
+        if self._capture is not None:
             return self._pool.num_pages
-        most = max(self._pool.pages_for(extent.stop) for extent in extents)
-        return min(1 << (most - 1).bit_length(), self._pool.num_pages)
+        return self._pool.rounded_pages_for(max(extent.stop for extent in extents))
 
-    def _prepare(
-        self, num_rows: int, num_pages: int
-    ) -> tuple[StepBuffers, Callable[[], StepOutputs]]:
+    def _decode(self, inputs: StepInputs) -> StepOutputs:
+        layout = StepLayout(self._pool, inputs, is_fused=self._forms.is_fused(len(inputs.rows_BH)))
+        return self._program.decode(inputs, layout)
+
+    def _prepare(self, num_rows: int, num_pages: int) -> Prepared:
         """Return the input buffers of a step of this size, and a function that runs the step on
         them; both are created at the first call.
         """
         key = (num_rows, num_pages)
         if key not in self._ready:
-            buffers = StepBuffers(self._program.step_shape, self._pool, num_rows, num_pages)
-            run = (
-                self._captured(buffers.inputs)
-                if self._captures
-                else lambda: self.step(buffers.inputs)
-            )
-            self._ready[key] = buffers, run
+            self._forms.is_fused(num_rows)
+            self._ready[key] = self._prepared(num_rows, num_pages, lambda inputs: self.step(inputs))
         return self._ready[key]
 
-    @torch.inference_mode()
-    def _captured(self, inputs: StepInputs) -> Callable[[], StepOutputs]:
-        """Capture a step as a graph on a GPU; return a function that replays the graph and returns
-        its output tensors.
-
-        The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool. An
-        input that is not filled yet is padding and touches only the scratch page. All graphs share
-        their memory, which is safe since one step runs at a time, and no step reads what an earlier
-        one left.
+    def _prepare_sampling(self, num_rows: int) -> Prepared:
+        """Return the same as `_prepare` for sampling alone: the rows of the inputs are final hidden
+        states.
         """
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._pool.data.device):
-            stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
-            stream.wait_stream(current)
-            with torch.cuda.stream(stream):
-                for _ in range(NUM_WARM_UPS):
-                    self.step(inputs)
-            current.wait_stream(stream)
-            # other threads of the process may use the GPU meanwhile
-            with torch.cuda.graph(
-                graph, pool=self._shared_memory, stream=stream, capture_error_mode="thread_local"
-            ):
-                outputs = self.step(inputs)
+        if num_rows not in self._samplers:
+            is_fused = self._forms.is_fused(num_rows)
+            self._samplers[num_rows] = self._prepared(
+                num_rows,
+                NO_PAGES,
+                lambda inputs: self._program.sample_step(
+                    inputs.rows_BH, inputs.draws, is_fused=is_fused
+                ),
+            )
+        return self._samplers[num_rows]
 
-        def replay() -> StepOutputs:
-            graph.replay()
-            return outputs
+    def _prepared(self, num_rows: int, num_pages: int, step: Step) -> Prepared:
+        buffers = StepBuffers(self._program.step_shape, self._pool, num_rows, num_pages)
 
-        return replay
+        def run() -> StepOutputs:
+            return step(buffers.inputs)
+
+        return buffers, run if self._capture is None else self._capture.captured(run)
+
+
+def _copied(done: StepOutputs, draws: Sequence[RowSampling]) -> StepOutputs:
+    """Return copies of the outputs of the rows in use, without logits that nothing needs. `draws`:
+    sampling parameters of these rows.
+    """
+    used, tapped_BH, logits_BV = len(draws), done.tapped_BH, done.logits_BV
+    is_adjusted = any(draw.adjustment is not None for draw in draws)
+    return StepOutputs(
+        codes_BQ=done.codes_BQ[:used].clone(),
+        rows_BH=done.rows_BH[:used].clone(),
+        tapped_BH=None if tapped_BH is None else tapped_BH[:used].clone(),
+        logits_BV=logits_BV[:used].clone() if is_adjusted and logits_BV is not None else None,
+    )
 
 
 def _tapped_of(

@@ -126,6 +126,10 @@ class KVPool:
     def pages_for(self, num_positions: int) -> int:
         return -(-num_positions // self.page_size)
 
+    def rounded_pages_for(self, num_positions: int) -> int:
+        """Return `pages_for`, rounded up to a power of two where the pool has as many pages."""
+        return min(1 << (self.pages_for(num_positions) - 1).bit_length(), self.num_pages)
+
     def open_table(self) -> PageTable:
         """Open a table without pages; `grow` adds them."""
         self._num_opened += 1

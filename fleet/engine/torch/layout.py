@@ -20,7 +20,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive positions [start, stop) of one request that a step computes. `drafts`: draft
     token ids, which stand at the last of these positions.
     `rope_len`: smallest text length for which the rotary embeddings of the positions are scaled; 0
-    if the model does not scale them by length.
+    if the model does not scale them by length. `is_capture`: True if the hidden states of the
+    positions are the answer, for a trainer.
     """
 
     table: PageTable
@@ -28,6 +29,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     drafts: tuple[int, ...] = ()
     rope_len: int = 0
+    is_capture: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -12,7 +12,7 @@ order, so that pages may be allocated again as soon as they are free. Knows no m
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, cast
 
@@ -40,8 +40,16 @@ from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, Pass
 from fleet.engine.torch.passes import PassDone
 from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import DraftedTask, Program, TaskT
+from fleet.engine.torch.prompt_pace import PromptPace, divided_rows
 from fleet.engine.torch.remote_layers import RemoteLayers
-from fleet.engine.torch.scheduled import Planned, ScheduledRequest, failed, named, progress_of
+from fleet.engine.torch.scheduled import (
+    Planned,
+    ScheduledRequest,
+    failed,
+    named,
+    num_prompt_rows,
+    progress_of,
+)
 from fleet.engine.torch.session_transfer import SessionCopies
 from fleet.engine.turns import check_context, check_is_new
 
@@ -55,19 +63,21 @@ class LoopLimits:
     draft tokens. `max_positions`: the largest number of positions of one request that the program
     supports; None if only the size of the pool limits it. `capture_share`: the share of the time
     that requests for hidden states may take while others are computed; if None, such requests are
-    refused.
+    refused. `prompt_buckets`: numbers of prompt rows to which steps are padded, if steps are
+    captured as graphs; `PromptPace` then limits the prompt rows beside decoding requests.
     """
 
     max_batch: int
     prefill_chunk_tokens: int
     max_positions: int | None = None
     capture_share: float | None = None
+    prompt_buckets: tuple[int, ...] = ()
 
 
 class LMEngine(Engine, Generic[TaskT]):
     """Engine of an autoregressive stage: the batch loop around a program. Not thread-safe.
     `passes`: queue of running steps; `speculation`: source of draft tokens, which requires a
-    `DraftedProgram`.
+    `DraftedProgram`; `clock`: a monotonic clock in seconds, which measures steps.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class LMEngine(Engine, Generic[TaskT]):
         passes: PassQueue[TaskT],
         limits: LoopLimits,
         speculation: Drafting | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.program = program
         self.pool = pool
@@ -89,6 +100,8 @@ class LMEngine(Engine, Generic[TaskT]):
         self._cache = PrefixCache(pool)
         self._allocator = PageAllocator(pool, self._cache, self._requests)
         self._rows_reused = 0
+        self._clock = clock
+        self._pace = PromptPace(limits.prompt_buckets, clock)
         self._captures = Captures(limits.capture_share)
         self.kv = LoopKVTransfer(pool, self._cache, self._requests)
         self.prefixes = self.sessions = SessionCopies(
@@ -255,7 +268,7 @@ class LMEngine(Engine, Generic[TaskT]):
                 scheduled.request.session,
                 scheduled.task.prefix(),
                 scheduled.table,
-                scheduled.computed,
+                scheduled.num_reusable,
             )
         else:
             self.pool.close_table(scheduled.table)
@@ -268,28 +281,58 @@ class LMEngine(Engine, Generic[TaskT]):
         requests = self._captures.choose(self._requests.values())
         num_open = sum(bool(scheduled.running) or scheduled.can_begin() for scheduled in requests)
         limit = min(self.limits.max_batch, self._passes.max_requests(num_open))
+        shares = self._shares(requests, limit)
         for scheduled in requests:
             if len(planned) == limit or (planned and planned[0][0].alone):
                 break
             if not scheduled.can_begin() or (planned and scheduled.alone):
                 continue
             scheduled.follow_length(self.pool)
-            size = self.limits.prefill_chunk_tokens
-            stop = min(scheduled.task.num_rows, (scheduled.begun // size + 1) * size)
-            if self._allocator.allocate(scheduled, stop):
+            chunk_stop = stop = self._chunk_stop(scheduled)
+            if scheduled.request.request_id in shares:
+                stop = min(stop, scheduled.begun + shares[scheduled.request.request_id])
+            if stop > scheduled.begun and self._allocator.allocate(scheduled, stop):
                 extent = Extent(
                     table=scheduled.table,
                     start=scheduled.begun,
                     stop=stop,
                     rope_len=scheduled.rope_len,
+                    is_capture=bool(scheduled.request.captured),
                 )
-                planned.append((scheduled, PassEntry(task=scheduled.task, extent=extent)))
+                entry = PassEntry(task=scheduled.task, extent=extent, is_cut=stop < chunk_stop)
+                planned.append((scheduled, entry))
         if self.speculation is not None:
             drafted = self.speculation.with_drafts(named(planned), self.pool)
             planned = [
                 (scheduled, entry) for (scheduled, _), entry in zip(planned, drafted, strict=True)
             ]
         return sorted(planned, key=lambda entry: batching_order(entry[1].extent))
+
+    def _chunk_stop(self, scheduled: ScheduledRequest[TaskT]) -> int:
+        """Return the position at which the request's next chunk ends."""
+        size = self.limits.prefill_chunk_tokens
+        return min(scheduled.task.num_rows, (scheduled.begun // size + 1) * size)
+
+    def _shares(
+        self, requests: Collection[ScheduledRequest[TaskT]], limit: int
+    ) -> dict[RequestId, int]:
+        """Return the largest number of rows of each prompt in the next step if the step's time is
+        limited, because requests decode in it; empty without a limit. `limit`: number of requests
+        in the step.
+        """
+        max_rows = self._pace.max_rows()
+        if max_rows is None:
+            return {}
+        chosen = [scheduled for scheduled in requests if scheduled.can_begin()][:limit]
+        prompts = [scheduled for scheduled in chosen if not scheduled.is_decoding]
+        if len(prompts) == len(chosen):
+            return {}
+        wanted = [self._chunk_stop(scheduled) - scheduled.begun for scheduled in prompts]
+        rows = divided_rows(wanted, max_rows)
+        return {
+            scheduled.request.request_id: share
+            for scheduled, share in zip(prompts, rows, strict=True)
+        }
 
     def _begin(self, planned: list[Planned[TaskT]]) -> Sequence[EngineOutput]:
         """Begin a step; if that fails, each of its requests is computed in a step of its own from
@@ -298,7 +341,7 @@ class LMEngine(Engine, Generic[TaskT]):
         Raises: the error of the step, if a request advanced in it: its output is lost, and another
         attempt would skip it.
         """
-        before, began_s = progress_of(planned), time.monotonic()
+        before, began_s = progress_of(planned), self._clock()
         try:
             self._passes.begin([entry for _, entry in planned])
         except FAILURES as error:
@@ -338,7 +381,9 @@ class LMEngine(Engine, Generic[TaskT]):
                 for scheduled, _ in planned:
                     scheduled.restart_at(scheduled.computed)
                 raise
-            took_s = time.monotonic() - began_s
+            took_s = self._clock() - began_s
+            if isinstance(done, PassDone):
+                self._pace.record(num_prompt_rows(planned), took_s, has_sampled=bool(done.drawn))
             is_of_captures = self._captures.record(planned, took_s)
             if isinstance(done, PassDone) and self.speculation is not None and not is_of_captures:
                 self.speculation.record(named(planned), done, took_s)
@@ -380,8 +425,7 @@ class LMEngine(Engine, Generic[TaskT]):
                 scheduled.reported = max(scheduled.reported, stop)
             elif scheduled.reported < stop:
                 tapped_NH = done.tapped_rows(extent, max(extent.start, scheduled.reported), stop)
-                new = scheduled.task.on_computed(scheduled.reported, stop, tapped_NH)
-                scheduled.reported = stop
+                new = scheduled.report(stop, tapped_NH, is_cut=entry.is_cut)
             outputs.append((scheduled, [*new, *done.drawn.get(id(extent), ())]))
         return [
             output for scheduled, its in outputs for output in self._settle_or_hold(scheduled, its)

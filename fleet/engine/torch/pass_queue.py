@@ -29,12 +29,14 @@ which the worker handles.
 @dataclass(slots=True, eq=False, kw_only=True)
 class PassEntry(Generic[TaskT]):
     """Positions of one request in a step. `is_void`: True if no token is sampled from them, because
-    the request has ended or the positions will be computed again.
+    the request has ended or the positions will be computed again. `is_cut`: True if the positions
+    end before those of their chunk, so that the step stays short.
     """
 
     task: TaskT
     extent: Extent
     is_void: bool = False
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,7 @@ class FastRunner(Generic[TaskT]):
         forwarded = self._program.forward(
             rows_NH, FastLayout(self._pool, extents), [task for task, _ in entries]
         )
-        return PassRows(forwarded=forwarded, first=_first_rows(extents))
+        return PassRows(forwarded=forwarded, first=first_rows(extents))
 
     def draw(self, entries: Sequence[tuple[TaskT, Extent]], rows: PassRows) -> Drawn:
         due = [(task, extent) for task, extent in entries if is_due(task, extent)]
@@ -189,12 +189,9 @@ class TileRunner(Generic[TaskT]):
             self._tile(rows, tile)
             for rows, tile in zip(rows_NH.split(TILE_ROWS), tiles(entries), strict=True)
         ]
-        forwarded = Forwarded(
-            last_NH=torch.cat([forwarded.last_NH for forwarded in done]),
-            tapped_NH=_all_joined([forwarded.tapped_NH for forwarded in done]),
-            features_NT=_all_joined([forwarded.features_NT for forwarded in done]),
+        rows = PassRows(
+            forwarded=concatenated(done), first=first_rows([extent for _, extent in entries])
         )
-        rows = PassRows(forwarded=forwarded, first=_first_rows([extent for _, extent in entries]))
         return PassDone(
             tapped=rows.tapped(),
             drawn=self._draw(entries, rows),
@@ -227,6 +224,15 @@ class TileRunner(Generic[TaskT]):
         return drawn
 
 
+def concatenated(done: Sequence[Forwarded]) -> Forwarded:
+    """Return the hidden states of a step that was computed in pieces."""
+    return Forwarded(
+        last_NH=torch.cat([forwarded.last_NH for forwarded in done]),
+        tapped_NH=_all_joined([forwarded.tapped_NH for forwarded in done]),
+        features_NT=_all_joined([forwarded.features_NT for forwarded in done]),
+    )
+
+
 def _all_joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate the parts; return None if any part is None."""
     found = [part for part in parts if part is not None]
@@ -236,16 +242,18 @@ def _all_joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 AnyTask = TypeVar("AnyTask")
 
 
-def tiles(entries: Sequence[tuple[AnyTask, Extent]]) -> list[list[tuple[AnyTask, Extent]]]:
-    """Cut extents, in order, into groups of `TILE_ROWS` rows; the last group may have fewer."""
+def tiles(
+    entries: Sequence[tuple[AnyTask, Extent]], num_rows: int = TILE_ROWS
+) -> list[list[tuple[AnyTask, Extent]]]:
+    """Cut extents, in order, into groups of `num_rows` rows; the last group may have fewer."""
     groups: list[list[tuple[AnyTask, Extent]]] = [[]]
-    room = TILE_ROWS
+    room = num_rows
     for task, extent in entries:
         start = extent.start
         while start < extent.stop:
             if room == 0:
                 groups.append([])
-                room = TILE_ROWS
+                room = num_rows
             stop = min(extent.stop, start + room)
             groups[-1].append((task, replace(extent, start=start, stop=stop, drafts=())))
             room -= stop - start
@@ -253,7 +261,8 @@ def tiles(entries: Sequence[tuple[AnyTask, Extent]]) -> list[list[tuple[AnyTask,
     return groups
 
 
-def _first_rows(extents: Sequence[Extent]) -> dict[int, int]:
+def first_rows(extents: Sequence[Extent]) -> dict[int, int]:
+    """Return the number of the first row of each extent in a step, by `id` of the extent."""
     first, row = {}, 0
     for extent in extents:
         first[id(extent)] = row

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.attention_step import StepLayout
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix
 from fleet.engine.torch.sampling import RowSampling
-from fleet.engine.torch.step_inputs import StepInputs, StepShape
+from fleet.engine.torch.step_inputs import DrawInputs, StepInputs, StepShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,15 +231,31 @@ class StepOutputs:
 
 
 class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
-    """Program whose decode step can be captured as one graph: the host reads no value of a tensor,
-    and no shape depends on such a value.
+    """Program whose decode step can be captured as one graph, and so can its `forward`: the host
+    reads no value of a tensor, and no shape depends on such a value. `forward` then has no tasks.
     """
 
     @property
     def step_shape(self) -> StepShape: ...
 
-    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
-        """Compute all layers for every row of a decode step, and sample each row's next token."""
+    def decode(self, inputs: StepInputs, layout: StepLayout) -> StepOutputs:
+        """Compute all layers for every row of a decode step, and sample each row's next token:
+        `forward`, then `sample_step`.
+        """
+        ...
+
+    def sample_step(
+        self, last_BH: Tensor, draws: DrawInputs, *, is_fused: bool = False
+    ) -> StepOutputs:
+        """Sample the next token of each row from its final hidden state; by fused kernels if
+        `is_fused`. The outputs have no `tapped_BH`.
+        """
+        ...
+
+    def trial(self, rows_BH: Tensor, layout: StepLayout) -> Sequence[Tensor]:
+        """Compute a fixed share of a decode step, by fused kernels if `layout.is_fused`. Duration
+        and outputs of the share decide which form of the step is used.
+        """
         ...
 
     def record(

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
+from torch import Tensor
+
 from fleet.core.errors import FleetError, failure_of
 from fleet.core.ids import NO_WALK, RequestId, Walk
 from fleet.engine.base import EngineOutput, EngineRequest
@@ -12,6 +14,7 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.pass_queue import PassEntry
 from fleet.engine.torch.prefix import CachedPrefix
 from fleet.engine.torch.program import TaskT
+from fleet.engine.torch.rows import joined
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +31,8 @@ class ScheduledRequest(Generic[TaskT]):
     `rope_len`: value of `ProgramTask.rope_len` with which rows below `begun` are computed.
     `cached`: the cached prefix of the request's session, whose pages the request has, until a row
     differs from the prefix. `alone`: True if the request must have a step of its own, since a step
-    with others failed.
+    with others failed. `held`: hidden states of the tapped layer of the last computed rows, which
+    are reported with the rest of their chunk.
     """
 
     request: EngineRequest
@@ -45,6 +49,7 @@ class ScheduledRequest(Generic[TaskT]):
     waiting: list[EngineOutput] = field(default_factory=list[EngineOutput])
     cached: CachedPrefix | None = None
     rope_len: int = 0
+    held: list[Tensor] = field(default_factory=list[Tensor])
 
     def can_settle(self) -> bool:
         return bool(self.waiting) and not self.paused
@@ -56,6 +61,23 @@ class ScheduledRequest(Generic[TaskT]):
 
     def can_begin(self) -> bool:
         return not self.paused and self.begun < self.task.num_rows
+
+    @property
+    def num_left(self) -> int:
+        """Number of known rows that no step has begun."""
+        return self.task.num_rows - self.begun
+
+    @property
+    def is_decoding(self) -> bool:
+        """True if the next step computes one row of the request and samples a token after it."""
+        return self.num_left == 1 and self.task.wants_draw
+
+    @property
+    def num_reusable(self) -> int:
+        """Number of computed rows that the session's next request may reuse: the task has their
+        tapped hidden states.
+        """
+        return self.reported if self.held else self.computed
 
     def comes_before(self, other: "ScheduledRequest[TaskT]") -> bool:
         """Return True if this request may take the pages of `other`, because `other` is a request
@@ -70,7 +92,29 @@ class ScheduledRequest(Generic[TaskT]):
         for entry in self.running:
             entry.is_void = True
         self.running.clear()
+        if computed < self.computed:
+            self.held.clear()
         self.computed = self.begun = computed
+
+    def report(
+        self, stop: int, tapped_NH: Tensor | None, *, is_cut: bool
+    ) -> Sequence[EngineOutput]:
+        """Report newly computed rows up to `stop` to the task and return its outputs. If the rows
+        are part of a chunk (`is_cut`), they are reported with the rest of it, so that the outputs
+        do not depend on the time of steps.
+
+        `tapped_NH`: hidden states of the rows in the tapped layer, if it has one.
+        """
+        if tapped_NH is not None:
+            self.held.append(tapped_NH)
+        if is_cut:
+            return ()
+        outputs = self.task.on_computed(
+            self.reported, stop, joined(self.held) if self.held else None
+        )
+        self.held.clear()
+        self.reported = stop
+        return outputs
 
     def evict(self, pool: KVPool) -> None:
         """Free the request's pages; all its positions will be computed again."""
@@ -98,6 +142,14 @@ def progress_of(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, 
         (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw)
         for scheduled, _ in planned
     ]
+
+
+def num_prompt_rows(planned: Sequence[Planned[TaskT]]) -> int:
+    """Return the number of a step's rows that belong to prompts: to more than one known row of a
+    request.
+    """
+    rows = [entry.extent.num_rows - len(entry.extent.drafts) for _, entry in planned]
+    return sum(rows) - rows.count(1)
 
 
 def named(planned: Sequence[Planned[TaskT]]) -> list[tuple[RequestId, PassEntry[TaskT]]]:

@@ -1,5 +1,5 @@
 """Inputs of a decode step as tensors of fixed shapes and addresses, so that a captured graph can
-read them. Knows no model.
+read them. Knows no model. `prompt_graphs` has the inputs of prompts.
 
 Legend: B rows of the step (one per request, the last ones padding), H hidden size, P pages of a
 request, Q codes of a sampled token, V vocabulary, W bytes with a bit for each id.
@@ -48,9 +48,9 @@ class DrawInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepInputs:
-    """Inputs of a decode step. `rows_BH`: embedding of the newest position of each request.
-    `positions_B`: this position. `slots_B`: KV pool slot of this position. `pages_BP`: pages of the
+class RowInputs:
+    """Rows of a captured step and their places. `rows_BH`: embedding of each row. `positions_B`:
+    its position in its request. `slots_B`: KV pool slot of this position. `pages_BP`: pages of the
     request's context.
     """
 
@@ -58,6 +58,12 @@ class StepInputs:
     positions_B: Tensor
     slots_B: Tensor
     pages_BP: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs(RowInputs):
+    """Inputs of a decode step: the newest position of each request, and its sampling parameters."""
+
     draws: DrawInputs
 
 
@@ -161,10 +167,26 @@ class StepBuffers:
         position per request; `draws`: sampling parameters; `indices`: number of tokens that each
         request has sampled.
         """
-        used = len(extents)
         if self._copied is not None:
             self._copied.synchronize()
         self._fill_places(extents)
+        self._fill_rest(rows_BH, draws, indices)
+
+    def fill_draws(
+        self, last_BH: Tensor, draws: Sequence[RowSampling], indices: Sequence[int]
+    ) -> None:
+        """Fill the first rows for sampling alone: `last_BH` are final hidden states, of which
+        neither positions nor pages are needed. `draws` and `indices` are
+        those parameters of `fill`.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        self._fill_rest(last_BH, draws, indices)
+
+    def _fill_rest(
+        self, rows_BH: Tensor, draws: Sequence[RowSampling], indices: Sequence[int]
+    ) -> None:
+        used = len(draws)
         self._fill_draws(draws, indices)
         self._fill_padding(used)
         self._copy("ints", "floats", "pages")

@@ -47,12 +47,13 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
     def graph_gain(self) -> float | None:
         return self.eager_ms / self.served_ms if self.eager_ms else None
 
-    def bytes_time(self, copy_bytes_per_s: float) -> float | None:
-        """Return the step latency divided by the time in which a copy moves as many bytes as the
-        step reads; None for a stage whose bytes are not counted.
+    def share_of_limit(self, copy_bytes_per_s: float) -> float | None:
+        """Return the share of the device's limit that a step reaches: the time in which a copy
+        moves as many bytes as the step reads, divided by the step latency; None for a stage whose
+        bytes are not counted.
         """
         num_bytes = self.weight_bytes + self.kv_bytes
-        return self.served_ms / (num_bytes / copy_bytes_per_s * MS) if num_bytes else None
+        return num_bytes / copy_bytes_per_s * MS / self.served_ms if num_bytes else None
 
 
 class Prefill(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,21 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: int
     step_s: tuple[float, ...]
+
+    @property
+    def step_ms(self) -> float:
+        return median(self.step_s) * MS
+
+
+class MeasuredChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured implementation. `key`: what it computes; `outcome`: milliseconds, or why it is not
+    used.
+    """
+
+    key: str
+    candidate: str
+    outcome: float | str
+    is_chosen: bool
 
 
 class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +133,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
     published_source: str
     memory: MemoryUse
     ratios: tuple[Ratio, ...] = ()
+    choices: tuple[MeasuredChoice, ...] = ()
 
     @property
     def first_audio_ms(self) -> float:
@@ -146,17 +163,19 @@ class GpuResult(Result, frozen=True, kw_only=True):
             self._prefill_table(),
             self._speech_table(),
             self._memory_table(),
+            *([self._choices_table()] if self.choices else []),
         ]
 
     def targets(self) -> Sequence[Ratio]:
         return self.ratios
 
     def _steps_table(self) -> Group:
-        columns = ("requests", "ms", "eager ms", "gain", "MB read", "copy ms", "step/copy")
+        columns = ("requests", "ms", "eager ms", "gain", "MB read", "copy ms", "of the limit")
         table = table_of("stage", *columns)
         for each in self.steps:
             num_bytes = each.weight_bytes + each.kv_bytes
             copied_ms = num_bytes / self.copy_bytes_per_s * MS if num_bytes else None
+            share = each.share_of_limit(self.copy_bytes_per_s)
             table.add_row(
                 each.stage,
                 str(each.batch),
@@ -165,11 +184,11 @@ class GpuResult(Result, frozen=True, kw_only=True):
                 figure(each.graph_gain),
                 figure(num_bytes / MIB if num_bytes else None),
                 figure(copied_ms),
-                figure(each.bytes_time(self.copy_bytes_per_s)),
+                NONE if share is None else f"{share:.0%}",
             )
         return titled(
             "decode steps: as served and without a graph (medians), beside a copy of the bytes "
-            "they read",
+            "they read, which is the limit",
             table,
         )
 
@@ -177,7 +196,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
         table = table_of("rows of the prompt", *(str(each.rows) for each in self.prefills))
         table.add_row(
             "ms to the first token",
-            *(figure(median(each.step_s) * MS) for each in self.prefills),
+            *(figure(each.step_ms) for each in self.prefills),
         )
         return titled("prefill of one request (medians)", table)
 
@@ -190,15 +209,26 @@ class GpuResult(Result, frozen=True, kw_only=True):
             )
             best = NONE if self.small else figure(published.get(run.concurrency))
             table.add_row(
-                str(run.concurrency), figure(audio_ms), figure(self._rate(run.concurrency)), best
+                str(run.concurrency),
+                figure(audio_ms),
+                figure(self.audio_rate(run.concurrency)),
+                best,
             )
         return titled(
             f"speech, all stages in one process (best published: {self.published_source})", table
         )
 
-    def _rate(self, concurrency: int) -> float:
+    def audio_rate(self, concurrency: int) -> float:
+        """Return the median seconds of audio per second, of 1 answer or of all together."""
         runs = self.singles if concurrency == 1 else (self.together,)
         return median([run.audio_s_per_s for run in runs])
+
+    def _choices_table(self) -> Group:
+        table = table_of("computation", "implementation", "ms, or why not", "chosen")
+        for each in self.choices:
+            outcome = each.outcome if isinstance(each.outcome, str) else figure(each.outcome)
+            table.add_row(each.key, each.candidate, outcome, "yes" if each.is_chosen else "")
+        return titled("implementations measured on this device at start", table)
 
     def _memory_table(self) -> Group:
         table = table_of("GiB", *self.memory.weight_bytes, "all weights", "peak")
@@ -233,7 +263,8 @@ MEASUREMENT = Measurement(
         "--gpu": "the torch engine on this machine's GPU, without a fleet: the published size of "
         "the model with random weights, all stages in one process. Steps of each stage as a graph "
         "and without it at 1, 8 and 32 requests, beside the time that copying the bytes they read "
-        "takes; first audio; audio per second; memory. With --small the same on the CPU at a small "
+        "takes; prompts; first audio; audio per second; memory; which implementations were "
+        "measured and chosen. With --small the same on the CPU at a small "
         "size"
     },
 )

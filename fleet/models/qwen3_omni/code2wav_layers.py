@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fleet.models.qwen3_omni.code2wav_operations import DecoderOperations, DepthwiseKernel
+
 Weights = Callable[[str], Tensor]
 """Function that returns a weight by its name within the decoder."""
 
@@ -58,14 +60,29 @@ class WindowPass:
     """State of one pass over a batch of windows: supplies each layer's left context and collects
     the context for the next windows.
 
-    `first`: True if nothing precedes the windows. Invariants: the state passed in is only read, so
-    a failed pass leaves it unchanged.
+    `first`: True if nothing precedes the windows. `operations`: operations of the device.
+    `next_state_BS`: memory for the context of the next windows; None to allocate it. Invariants:
+    the state passed in is only read, so a failed pass leaves it unchanged.
     """
 
-    def __init__(self, state_BS: Tensor, *, first: bool) -> None:
+    def __init__(
+        self,
+        state_BS: Tensor,
+        *,
+        first: bool,
+        operations: DecoderOperations,
+        next_state_BS: Tensor | None = None,
+    ) -> None:
         self.first = first
-        self.next_state_BS = torch.empty_like(state_BS)
+        self.operations = operations
+        self.next_state_BS = torch.empty_like(state_BS) if next_state_BS is None else next_state_BS
         self._state_BS = state_BS
+
+    def keep_all(self) -> None:
+        """Carry the left contexts of all layers over to the next window; layers that run replace
+        their own.
+        """
+        self.next_state_BS.copy_(self._state_BS)
 
     def extend(self, slot: StateSlot, x_BTC: Tensor) -> Tensor:
         """Return `x_BTC` with the slot's left context in front, and store the last positions of the
@@ -82,59 +99,6 @@ class WindowPass:
             -1, slot.rows, slot.channels
         )
         carried.copy_(x_BTC[:, -slot.rows :])
-
-
-_IM2COL_ELEMENTS = 1 << 16
-"""Largest convolution, in input elements x kernel length, that a CPU computes as gathered taps and
-one matrix product: below this size 2-3 times faster than torch's convolution (measured, one
-thread).
-"""
-
-
-def _taps(x_BTC: Tensor, num_taps: int, dilation: int) -> Tensor:
-    """Return the inputs of each output position, as a view: B x T x taps x C."""
-    num_rows, length, channels = x_BTC.shape
-    row, step, channel = x_BTC.stride()
-    num_outputs = length - (num_taps - 1) * dilation
-    return x_BTC.as_strided(
-        (num_rows, num_outputs, num_taps, channels), (row, step, dilation * step, channel)
-    )
-
-
-def _convolve(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    """Convolve over T without padding, as a 2-D convolution of height 1, whose channels-last
-    kernels need no transposition.
-    """
-    if x_BTC.device.type == "cpu" and x_BTC.numel() * kernel.shape[3] <= _IM2COL_ELEMENTS:
-        return F.linear(
-            _taps(x_BTC, kernel.shape[3], dilation).flatten(2),
-            kernel.permute(0, 2, 3, 1).flatten(1),
-            bias,
-        )
-    if x_BTC.device.type != "cpu" and len(kernel) == 1:
-        return convolve_to_one_channel(x_BTC, kernel, bias, dilation)
-    image = x_BTC.transpose(1, 2).unsqueeze(2)
-    return F.conv2d(image, kernel, bias, dilation=(1, dilation)).squeeze(2).transpose(1, 2)
-
-
-def convolve_to_one_channel(
-    x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1
-) -> Tensor:
-    """Convolve like `_convolve`, for a kernel with one output channel, in float32: one matrix
-    product with all taps, whose shifted columns are added.
-
-    For GPUs, where cuDNN is slow with one output channel. The duration of a decoder step is
-    unchanged, since most of it belongs to another convolution's kernel (torch 2.11, H200,
-    bfloat16).
-    """
-    taps_KC = kernel[0, :, 0].t().float()
-    products_BTK = F.linear(x_BTC.float(), taps_KC)
-    num_outputs = x_BTC.shape[1] - (len(taps_KC) - 1) * dilation
-    shifted = [
-        products_BTK[:, tap * dilation : tap * dilation + num_outputs, tap]
-        for tap in range(len(taps_KC))
-    ]
-    return torch.stack(shifted).sum(0).add_(bias.float()).unsqueeze(2)
 
 
 def _as_kernel(weight_OCK: Tensor) -> Tensor:
@@ -154,7 +118,8 @@ class CausalConv:
         self._slot = layout.add((weight_OCK.shape[2] - 1) * dilation, weight_OCK.shape[1])
 
     def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
-        return _convolve(window.extend(self._slot, x_BTC), self._kernel, self._bias, self._dilation)
+        extended = window.extend(self._slot, x_BTC)
+        return window.operations.convolve(extended, self._kernel, self._bias, self._dilation)
 
 
 class DepthwiseConv:
@@ -162,13 +127,17 @@ class DepthwiseConv:
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
         weight_C1K = weights(f"{name}.conv.weight")
-        self._kernel_KC = weight_C1K.squeeze(1).t().contiguous()
-        self._bias = weights(f"{name}.conv.bias")
+        bias = weights(f"{name}.conv.bias")
+        self._kernel = DepthwiseKernel(
+            taps_KC=weight_C1K.squeeze(1).t().contiguous(),
+            bias=bias,
+            bias_per_tap=bias / weight_C1K.shape[2],
+        )
         self._slot = layout.add(weight_C1K.shape[2] - 1, weight_C1K.shape[0])
 
     def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
-        seen = _taps(window.extend(self._slot, x_BTC), len(self._kernel_KC), 1)
-        return (seen * self._kernel_KC).sum(2).add_(self._bias)
+        extended = window.extend(self._slot, x_BTC)
+        return window.operations.convolve_depthwise(extended, self._kernel)
 
 
 class Repeat:
@@ -211,7 +180,8 @@ class Upsample:
             extended = x_BTC
         else:
             extended = window.extend(self._slot, x_BTC)
-        return _convolve(extended, self._kernel, self._bias).reshape(len(x_BTC), -1, self.channels)
+        blocks = window.operations.convolve(extended, self._kernel, self._bias)
+        return blocks.reshape(len(x_BTC), -1, self.channels)
 
 
 class SnakeBeta:
@@ -234,17 +204,11 @@ class SnakeBeta:
             (1.0 / (beta.float().exp() + 1e-9)).to(beta.dtype).repeat(self._max_rows)
         )
 
-    def __call__(self, x_BTC: Tensor) -> Tensor:
+    def __call__(self, x_BTC: Tensor, operations: DecoderOperations) -> Tensor:
         width = math.gcd(x_BTC.shape[0] * x_BTC.shape[1], self._max_rows) * self._channels
-        x = x_BTC.reshape(-1, width)
-        return (
-            (x * self._alpha[:width])
-            .sin_()
-            .square_()
-            .mul_(self._inverse_beta[:width])
-            .add_(x)
-            .view(x_BTC.shape)
-        )
+        return operations.snake(
+            x_BTC.reshape(-1, width), self._alpha[:width], self._inverse_beta[:width]
+        ).view(x_BTC.shape)
 
 
 class ResidualUnit:
@@ -258,7 +222,8 @@ class ResidualUnit:
         self._bias = weights(f"{name}.conv2.conv.bias")
 
     def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
-        hidden = self._snake2(self._dilated(self._snake1(x_BTC), window))
+        activated = self._snake1(x_BTC, window.operations)
+        hidden = self._snake2(self._dilated(activated, window), window.operations)
         return F.linear(hidden, self._weight, self._bias).add_(x_BTC)
 
 

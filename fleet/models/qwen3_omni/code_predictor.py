@@ -21,6 +21,11 @@ from fleet.engine.torch.noise import gumbel, gumbel_of_halves, noise_key
 from fleet.engine.torch.sampling import keep_top_alike
 from fleet.engine.torch.step_inputs import DrawInputs
 from fleet.models.checkpoint import WeightReader
+from fleet.models.qwen3_omni.code_predictor_step import (
+    NUM_OPENING,
+    CertainDraws,
+    FusedCodePredictor,
+)
 from fleet.models.qwen3_omni.config import TextConfig
 from fleet.models.qwen3_omni.decoder import Decoder
 from fleet.models.qwen3_omni.load import load_decoder
@@ -98,6 +103,9 @@ class CodePredictor:
             [f"{PREFIX}model.codec_embedding.{n}.weight" for n in names]
         )
         self._heads = reader.stacked([f"{PREFIX}lm_head.{n}.weight" for n in names])
+        self.fused = FusedCodePredictor(
+            self._decoder, self._embeddings, self._heads, top_k=TOP_K, top_p=TOP_P
+        )
 
     def predict(
         self, hidden_SH: Tensor, first_SH: Tensor, noise_SRV: Tensor | None
@@ -124,6 +132,12 @@ class CodePredictor:
             sum_SH = sum_SH + row_SH
         return torch.stack(codes, 1), sum_SH
 
+    def predict_step(
+        self, hidden_SH: Tensor, first_SH: Tensor, draws: DrawInputs
+    ) -> tuple[Tensor, Tensor]:
+        """Return the same as `predict`, by tensor operations only, for use inside a CUDA graph."""
+        return self.predict(hidden_SH, first_SH, self.noise_of_inputs(draws))
+
     def embed(self, first_SH: Tensor, residual_SR: Tensor) -> Tensor:
         """Return the sum of whole frames' code embeddings, [S, H], added in the order of
         `predict`.
@@ -132,6 +146,20 @@ class CodePredictor:
         for step in range(self._num_residual):
             sum_SH = sum_SH + F.embedding(residual_SR[:, step], self._embeddings[step])
         return sum_SH
+
+    def trial(self, rows_SH: Tensor, *, is_fused: bool) -> tuple[Tensor, Tensor]:
+        """Compute a share of a frame, by which the two forms of a step are compared. Return logits
+        of the first residual code [S, V], and the embeddings of codes that are certain [S, H].
+        """
+        certain = CertainDraws.of(len(rows_SH), self._heads)
+        if is_fused:
+            return self.fused.trial(rows_SH, certain)
+        layout, last_SH = self.layout_for(len(rows_SH)), rows_SH
+        for layout.step in range(NUM_OPENING):
+            last_SH, _ = self._decoder.forward(rows_SH, layout, turns=self._turns[layout.step])
+        noise_SV = gumbel_of_halves(certain.keys_S, certain.keys_S, self._heads.shape[1])
+        codes_S = (keep_top_alike(certain.logits_SV, TOP_K, TOP_P) + noise_SV).argmax(-1)
+        return linear(last_SH, self._heads[0]), F.embedding(codes_S, self._embeddings[0])
 
     def layout_for(self, num_frames: int) -> _FrameLayout:
         """Return the KV buffer for a batch of `num_frames` frames; allocated on first use and

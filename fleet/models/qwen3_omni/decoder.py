@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fleet.engine.torch.experts import Experts, ExpertWeights
+from fleet.engine.torch.fp8_experts import Fp8ExpertWeights, fp8_experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
 from fleet.engine.torch.linear import linear
@@ -35,11 +36,11 @@ class GatedMlp:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlp:
     """Routed experts, and a shared one if the model has it. Shapes: `router` [E, H], `shared_gate`
-    [1, H].
+    [1, H]. `experts`: function that computes matrices which are not in e4m3.
     """
 
     router: Tensor
-    matrices: ExpertWeights
+    matrices: ExpertWeights | Fp8ExpertWeights
     num_chosen: int
     normalise: bool
     experts: Experts
@@ -51,7 +52,12 @@ class SparseMlp:
         weights_Nk, ids_Nk = probabilities_NE.topk(self.num_chosen, dim=-1)
         if self.normalise:
             weights_Nk = weights_Nk / weights_Nk.sum(-1, keepdim=True)
-        out_NH = self.experts(rows_NH, ids_Nk, weights_Nk.to(rows_NH.dtype), self.matrices)
+        weights_Nk, matrices = weights_Nk.to(rows_NH.dtype), self.matrices
+        out_NH = (
+            fp8_experts(rows_NH, ids_Nk, weights_Nk, matrices)
+            if isinstance(matrices, Fp8ExpertWeights)
+            else self.experts(rows_NH, ids_Nk, weights_Nk, matrices)
+        )
         if self.shared is None or self.shared_gate is None:
             return out_NH
         return out_NH + linear(rows_NH, self.shared_gate).sigmoid() * self.shared(rows_NH)
@@ -135,9 +141,9 @@ class Decoder:
     ) -> None:
         self.shape = shape
         self.layers = layers
-        self._norm = norm
-        self._rope = rope
-        self._first = first
+        self.norm = norm
+        self.rope = rope
+        self.first = first
         self.kv_shape = KVShape(
             num_layers=len(layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
         )
@@ -151,8 +157,8 @@ class Decoder:
         """Return the loaded weights by name, such as `layers.3.qkv`; layers are numbered as in the
         model.
         """
-        found = {"norm": self._norm} if self._norm is not None else {}
-        for number, layer in enumerate(self.layers, start=self._first):
+        found = {"norm": self.norm} if self.norm is not None else {}
+        for number, layer in enumerate(self.layers, start=self.first):
             found |= _tensors_in(layer, f"layers.{number}")
         return found
 
@@ -160,7 +166,7 @@ class Decoder:
         """Return the rotary embedding at each position of a tensor, or at the one position of an
         int.
         """
-        cos, sin = self._rope[positions].unbind(-3)
+        cos, sin = self.rope[positions].unbind(-3)
         return cos, sin
 
     def forward(
@@ -188,27 +194,28 @@ class Decoder:
         tap: int | None = None,
         turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
+        stop: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the layers without the final norm. Return the hidden states after the last layer, and
         the hidden states that enter the model's layer `tap`; None if that layer is not here.
 
         `turns`: rotary embedding of the layout's positions; computed if absent. `entering`: see
-        `forward`.
+        `forward`. `stop`: number of layers to run; None for all.
         """
         turns = turns or self.turns_at(layout.positions)
-        tapped, tap_at = None, None if tap is None else tap - self._first
-        for number, layer in enumerate(self.layers):
+        tapped, tap_at = None, None if tap is None else tap - self.first
+        for number, layer in enumerate(self.layers[:stop]):
             if number == tap_at:
                 tapped = rows_NH
-            if entering is not None and number + self._first in entering:
-                entering[number + self._first] = rows_NH
+            if entering is not None and number + self.first in entering:
+                entering[number + self.first] = rows_NH
             rows_NH = self._layer(number, layer, rows_NH, turns, layout)
         return rows_NH, tapped
 
     def finish(self, rows_NH: Tensor) -> Tensor:
         """Apply the final norm, with which the decoder must have been loaded, to hidden states."""
-        assert self._norm is not None, "a decoder without the final norm"
-        return self._row_norm(rows_NH) * self._norm
+        assert self.norm is not None, "a decoder without the final norm"
+        return self._row_norm(rows_NH) * self.norm
 
     def _layer(
         self, number: int, layer: LayerWeights, rows_NH: Tensor, turns: Turns, layout: Layout
@@ -234,7 +241,7 @@ def _tensors_in(part: object, name: str) -> dict[str, Tensor]:
     if isinstance(part, Tensor):
         return {name: part}
     found: dict[str, Tensor] = {}
-    if isinstance(part, LayerWeights | GatedMlp | SparseMlp | ExpertWeights):
+    if isinstance(part, LayerWeights | GatedMlp | SparseMlp | ExpertWeights | Fp8ExpertWeights):
         for field in fields(part):
             found |= _tensors_in(getattr(part, field.name), f"{name}.{field.name}")
     return found

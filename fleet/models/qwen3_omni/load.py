@@ -3,7 +3,7 @@
 Source: transformers 5.23, configuration_qwen3_omni_moe.py and the keys of published checkpoints.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.experts import Experts, ExpertWeights
+from fleet.engine.torch.fp8_experts import Fp8ExpertWeights, quantized_stack
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import TextConfig
 from fleet.models.qwen3_omni.decoder import (
@@ -28,6 +29,8 @@ THINKER_EMBEDDING = (
     "thinker.model.embed_tokens.weight",
     "thinker.model.language_model.embed_tokens.weight",
 )
+EXPERTS = ".mlp.experts."
+"""Part of the name of each matrix of an expert."""
 AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
 SCALED_BY_LENGTH = {"dynamic", "longrope"}
 """Kinds of rotary embeddings that depend on the length of the whole text, so that no table by
@@ -102,7 +105,9 @@ def _load_mlp(
     has_shared = reader.has(prefix + "shared_expert_gate.weight")
     return SparseMlp(
         router=reader.get(prefix + "gate.weight"),
-        matrices=_load_experts(reader, prefix + "experts.", getattr(config, "num_experts", 0)),
+        matrices=(_load_fp8_experts if reader.fp8_experts else _load_experts)(
+            reader, prefix + "experts.", getattr(config, "num_experts", 0)
+        ),
         num_chosen=getattr(config, "num_experts_per_tok", 1),
         normalise=getattr(config, "norm_topk_prob", True),
         experts=experts,
@@ -130,6 +135,34 @@ def _load_experts(reader: WeightReader, prefix: str, num_experts: int) -> Expert
         reader.read_into(up, f"{prefix}{number}.up_proj.weight")
     down = reader.stacked([f"{prefix}{number}.down_proj.weight" for number in range(num_experts)])
     return ExpertWeights(gate_up=gate_up.flatten(1, 2), down=down)
+
+
+def _load_fp8_experts(reader: WeightReader, prefix: str, num_experts: int) -> Fp8ExpertWeights:
+    """Load the experts of a layer rounded to e4m3, one after another: memory beside the result is
+    a few matrices of one expert.
+    """
+    gate_up, down = _expert_by_expert(reader, prefix, num_experts)
+    rounded_gate_up, gate_up_scale = quantized_stack(gate_up, num_experts)
+    rounded_down, down_scale = quantized_stack(down, num_experts)
+    return Fp8ExpertWeights(
+        gate_up=rounded_gate_up,
+        gate_up_scale=gate_up_scale,
+        down=rounded_down,
+        down_scale=down_scale,
+    )
+
+
+def _expert_by_expert(
+    reader: WeightReader, prefix: str, num_experts: int
+) -> tuple[Iterator[Tensor], Iterator[Tensor]]:
+    """Return readers of the matrices `gate_up` and `down` of each expert of a layer in turn."""
+    if reader.has(prefix + "gate_up_proj"):
+        return reader.parts(prefix + "gate_up_proj"), reader.parts(prefix + "down_proj")
+    names = [f"{prefix}{number}." for number in range(num_experts)]
+    return (
+        (reader.joined([f"{name}gate_proj.weight", f"{name}up_proj.weight"]) for name in names),
+        (reader.get(f"{name}down_proj.weight") for name in names),
+    )
 
 
 def _rope(config: TextConfig, num_positions: int, like: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ from typing import Never
 import torch
 from torch import Tensor
 
+from fleet.engine.torch.fp8 import E4M3
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, read_config
 from fleet.models.qwen3_omni.full_size import weight_shapes
-from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING
+from fleet.models.qwen3_omni.load import AUDIO_TOWER, EXPERTS, THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import THINKER_HEAD, StageDecoder
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.protocol.plan import ModelSizes
@@ -44,12 +45,18 @@ class DescribedWeights(WeightReader):
             raise self._missing(name)
         return self._shapes[name]
 
-    def _write(self, out: Tensor, name: str) -> Never:
+    def _write(self, out: Tensor, name: str, part: int | None = None) -> Never:
         raise AssertionError(f"{name} is described only")
 
 
 def stage_sizes(
-    stage: DividedStage, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
+    stage: DividedStage,
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    num_positions: int,
+    buffer_bytes: int,
+    fp8_experts: bool = False,
 ) -> ModelSizes:
     """Return the sizes in bytes of a stage's decoder from config.json alone; parameters as in
     `decoder_sizes`. Raises: ConfigError.
@@ -60,7 +67,13 @@ def stage_sizes(
         del shapes[THINKER_HEAD]  # checkpoints do not store it
     described = DescribedWeights(folder, shapes)
     return decoder_sizes(
-        described, config, stage, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes
+        described,
+        config,
+        stage,
+        dtype,
+        num_positions=num_positions,
+        buffer_bytes=buffer_bytes,
+        fp8_experts=fp8_experts,
     )
 
 
@@ -73,19 +86,26 @@ def decoder_sizes(
     num_positions: int,
     buffer_bytes: int,
     head_on_anchor: bool = False,
+    fp8_experts: bool = False,
 ) -> ModelSizes:
     """Return the sizes in bytes of a stage's decoder layers, and of the parts that only its anchor
     has.
 
     `num_positions`: KV positions that each process has to hold. `buffer_bytes`: memory of each
     process beside weights and KV. `head_on_anchor`: the anchor has the final norm and the output
-    head whatever its span, as a Talker's anchor always does. Raises: ConfigError as
+    head whatever its span, as a Talker's anchor always does. `fp8_experts`: the matrices of experts
+    are held in 8 bits, with a float32 scale per output channel. Raises: ConfigError as
     `StageDecoder.of`, and for unreadable files.
     """
     stored = StageDecoder.of(stage, reader, config)
 
     def bytes_of(names: Sequence[str]) -> int:
-        return sum(math.prod(reader.shape(name)) for name in names) * dtype.itemsize
+        return sum(
+            _fp8_bytes(reader.shape(name))
+            if fp8_experts and EXPERTS in name
+            else math.prod(reader.shape(name)) * dtype.itemsize
+            for name in names
+        )
 
     numbers = range(stored.config.num_hidden_layers)
     layers = [bytes_of(stored.weights_of(reader, LayerSpan(number, number))) for number in numbers]
@@ -106,6 +126,11 @@ def decoder_sizes(
         buffer_bytes=buffer_bytes + 2 * num_positions * position_bytes,
         anchor=anchor + (after + head * (not stored.tied)) * stays,
     )
+
+
+def _fp8_bytes(shape: Sequence[int]) -> int:
+    """Return the bytes of a matrix of an expert, or of the stacked matrices of all, in 8 bits."""
+    return math.prod(shape) * E4M3.itemsize + math.prod(shape[:-1]) * torch.float32.itemsize
 
 
 def _repeated_norm_rows(config: TextConfig) -> int:

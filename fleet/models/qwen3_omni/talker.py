@@ -20,6 +20,7 @@ from torch import Tensor
 from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import DECODE
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.torch.attention_step import StepLayout
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.linear import linear
@@ -29,12 +30,13 @@ from fleet.engine.torch.program import Forwarded, GraphTask, StepOutputs
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw
 from fleet.engine.torch.sampling_rows import draw_rows
-from fleet.engine.torch.step_inputs import StepInputs, StepShape
+from fleet.engine.torch.step_inputs import DrawInputs, StepInputs, StepShape
 from fleet.engine.torch.tiles import in_tiles, padded
 from fleet.engine.unread import UnreadPieces
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.code_predictor import CodePredictor, FrameDraw
 from fleet.models.qwen3_omni.config import OmniConfig
+from fleet.models.qwen3_omni.decoder_step import FusedDecoder
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
@@ -277,6 +279,7 @@ class Talker:
             reader, config, "talker", span or ALL_LAYERS, experts, num_positions, with_head=True
         )
         self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
+        self._steps = FusedDecoder(self._decoder)
         self.num_layers = talker.text_config.num_hidden_layers
         self._codec_table = reader.get("talker.model.codec_embedding.weight")
         self._thinker_table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
@@ -377,7 +380,7 @@ class Talker:
         assert len(self._decoder.layers) == self.num_layers, (
             "the passes of an anchor run through `layers`"
         )
-        return Forwarded(last_NH=self._decoder.forward(rows_NH, layout)[0])
+        return Forwarded(last_NH=self._steps.forward(rows_NH, layout)[0])
 
     def draw(
         self, tasks: Sequence[TalkerTask], last_SH: Tensor
@@ -406,14 +409,22 @@ class Talker:
     def _is_frame(self, first_code: int) -> bool:
         return first_code >= 0 and first_code != self.codec_end
 
-    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
-        last_BH, _ = self._decoder.forward(inputs.rows_BH, layout)
+    def decode(self, inputs: StepInputs, layout: StepLayout) -> StepOutputs:
+        last_BH, _ = self._steps.forward(inputs.rows_BH, layout)
+        return self.sample_step(last_BH, inputs.draws, is_fused=layout.is_fused)
+
+    def trial(self, rows_BH: Tensor, layout: StepLayout) -> Sequence[Tensor]:
+        hidden_BH = self._steps.trial(rows_BH, layout)
+        return hidden_BH, *self._predictor.trial(rows_BH, is_fused=layout.is_fused)
+
+    def sample_step(
+        self, last_BH: Tensor, draws: DrawInputs, *, is_fused: bool = False
+    ) -> StepOutputs:
         logits_BV = self.layers.head(last_BH)
-        first_B = draw_rows(logits_BV, inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        first_B = draw_rows(logits_BV, draws, never_V=self._never_V, ends_V=self._ends_V)
         first_BH = F.embedding(first_B.clamp(min=0), self._codec_table)
-        residual_BR, sum_BH = self._predictor.predict(
-            last_BH, first_BH, self._predictor.noise_of_inputs(inputs.draws)
-        )
+        predict = self._predictor.fused.predict if is_fused else self._predictor.predict_step
+        residual_BR, sum_BH = predict(last_BH, first_BH, draws)
         return StepOutputs(
             codes_BQ=torch.cat([first_B[:, None], residual_BR], 1).int(), rows_BH=sum_BH
         )

@@ -23,17 +23,19 @@ from fleet.engine.torch.answer import (
     history_of,
     record_answers,
 )
+from fleet.engine.torch.attention_step import StepLayout
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
 from fleet.engine.torch.program import Forwarded, StepOutputs
 from fleet.engine.torch.rows import Rows, joined, side_by_side
 from fleet.engine.torch.sampling_rows import draw_rows
-from fleet.engine.torch.step_inputs import StepInputs, StepShape
+from fleet.engine.torch.step_inputs import DrawInputs, StepInputs, StepShape
 from fleet.models.answering import AnsweringProgram
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.audio_tower import AudioTower
 from fleet.models.qwen3_omni.config import OmniConfig
+from fleet.models.qwen3_omni.decoder_step import FusedDecoder
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
 from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
@@ -203,6 +205,7 @@ class Thinker(AnsweringProgram):
             embedding_VH=self._table,
         )
         self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
+        self._steps = FusedDecoder(self._decoder)
         self.num_layers = thinker.text_config.num_hidden_layers
         self.taps_elsewhere = not self.layers.has_tapped_layer
         head = self._table if self.layers.head_VH is None else self.layers.head_VH
@@ -277,7 +280,7 @@ class Thinker(AnsweringProgram):
             "the passes of an anchor run through `layers`"
         )
         entering: dict[int, Tensor | None] = dict.fromkeys(self._feature_layers)
-        last_NH, tapped_NH = self._decoder.forward(
+        last_NH, tapped_NH = self._steps.forward(
             rows_NH, layout, tap=self._accept_layer, entering=entering
         )
         return Forwarded(last_NH=last_NH, tapped_NH=tapped_NH, features_NT=side_by_side(entering))
@@ -285,14 +288,28 @@ class Thinker(AnsweringProgram):
     def read_features(self, layers: Sequence[int]) -> None:
         self._feature_layers = tuple(layers)
 
-    def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
-        last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)
+    def decode(self, inputs: StepInputs, layout: StepLayout) -> StepOutputs:
+        last_BH, tapped_BH = self._steps.forward(inputs.rows_BH, layout, tap=self._accept_layer)
+        sampled = self.sample_step(last_BH, inputs.draws)
+        return StepOutputs(
+            codes_BQ=sampled.codes_BQ,
+            rows_BH=sampled.rows_BH,
+            tapped_BH=tapped_BH,
+            logits_BV=sampled.logits_BV,
+        )
+
+    def trial(self, rows_BH: Tensor, layout: StepLayout) -> Sequence[Tensor]:
+        return (self._steps.trial(rows_BH, layout),)
+
+    def sample_step(
+        self, last_BH: Tensor, draws: DrawInputs, *, is_fused: bool = False
+    ) -> StepOutputs:
+        del is_fused  # sampling an id is a small part of a step
         logits_BV = self.layers.head(last_BH)
-        tokens_B = draw_rows(logits_BV, inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        tokens_B = draw_rows(logits_BV, draws, never_V=self._never_V, ends_V=self._ends_V)
         return StepOutputs(
             codes_BQ=tokens_B[:, None].int(),
             rows_BH=F.embedding(tokens_B.clamp(min=0), self._table),
-            tapped_BH=tapped_BH,
             logits_BV=logits_BV,
         )
 

@@ -132,8 +132,8 @@ def _fill(
 
 
 def _fan_in(name: str, parameter: Tensor) -> int:
-    if ".experts." in name:  # experts x out x in
-        return parameter.shape[2]
+    if ".experts." in name:  # experts x out x in, or out x in of one of them
+        return parameter.shape[-1]
     # transposed convolution: in x out x kernel
     if re.search(r"(upsample\.\d\.0|block\.1)\.conv\.weight$", name):
         stride = parameter.shape[2] if "upsample" in name else parameter.shape[2] // 2

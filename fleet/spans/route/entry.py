@@ -10,7 +10,8 @@ from fleet.config.roles import SPAN, part_role_name
 from fleet.config.span_rules import problems_of_spans
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
-from fleet.engine.torch.build import DTYPES
+from fleet.engine.torch.build import compute_dtype
+from fleet.graphs.base import FP8
 from fleet.spans.net.ring import block_reads
 from fleet.spans.protocol.buffers import PassLimits
 from fleet.spans.protocol.chain import RouteSlot
@@ -123,8 +124,9 @@ def _layer_sizes(config: FleetConfig, options: BuildOptions, slot: RouteSlot) ->
         config.graph,
         options.stage,
         options.checkpoint,
-        DTYPES[options.dtype],
+        compute_dtype(options.dtype),
         limits=limits,
         page_size=slot.page_size,
         device_kind=options.device.partition(":")[0],
+        fp8_experts=options.dtype == FP8,
     )

@@ -12,6 +12,7 @@ from fleet.core.ids import DECODE, EdgeName, StageName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.codec import CodecEngine, WindowPolicy
+from fleet.engine.torch.fastest import Fastest
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
 from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
@@ -29,14 +30,20 @@ def build(options: BuildOptions) -> BuiltStage:
     # TensorFloat-32 would cost three decimal digits of the wave.
     torch.backends.cudnn.allow_tf32 = False
     decoder, names = load_code2wav(
-        options.checkpoint, device=options.device, dtype=options.dtype, progress=options.progress
+        options.checkpoint,
+        device=options.device,
+        dtype=options.dtype,
+        progress=options.progress,
+        fastest=_fastest(options),
     )
     policy = WindowPolicy(
         ramp=options.window_ramp, invariant=options.config.numerics == "invariant"
     )
     engine: Engine = CodecEngine(decoder, policy, max_batch=options.own.max_batch)
     left_context = options.own.extra.get("left_context")
-    if left_context is not None:
+    if left_context is None:
+        decoder.capture(policy.ramp, options.own.max_batch)
+    else:
         if not isinstance(left_context, int):
             raise options.refusal(
                 "extra.left_context",
@@ -51,6 +58,15 @@ def build(options: BuildOptions) -> BuiltStage:
         adapter=lambda spec, _blob: Code2WavTask(spec, options.stage),
         weight_names=names,
     )
+
+
+def _fastest(options: BuildOptions) -> Fastest | None:
+    """Return the chooser of implementations on a GPU, which keeps its results in the deployment's
+    data folder.
+    """
+    if options.device_kind == "cpu":
+        return None
+    return Fastest(torch.device(options.device), options.config.measured_folder)
 
 
 class Code2WavTask(TaskAdapter):

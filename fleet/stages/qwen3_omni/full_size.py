@@ -17,8 +17,10 @@ from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Engine
 from fleet.engine.torch.codec import CodecEngine, WindowPolicy
+from fleet.engine.torch.fastest import Fastest
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.code2wav import PREFIX, Code2Wav
+from fleet.models.qwen3_omni.code2wav_operations import operations_for
 from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.qwen3_omni.full_size import NAME, parsed, published_config, weight_shapes
 from fleet.models.qwen3_omni.roles import RoleIds
@@ -47,11 +49,21 @@ PUBLISHED = PublishedRates(
     audio_s_per_s={1: 12.0, 4: 36.0, 8: 55.0, 16: 88.0, 32: 114.0},
 )
 EXPECTED = Expected(
-    graph_gain={TALKER: 3.0},
-    batch_cost={TALKER: 1.6},
-    bytes_time={THINKER: 2.5},
-    first_audio_ms=100.0,
+    step_ms={
+        (THINKER, 1): 3.5,
+        (THINKER, 32): 16.0,
+        (TALKER, 1): 3.0,
+        (TALKER, 32): 5.0,
+        (CODE2WAV, 1): 2.0,
+    },
+    prefill_ms={64: 20.0},
+    first_audio_ms=60.0,
+    audio_s_per_s={1: 20.0, 32: 150.0},
 )
+MEASURING_S = 120.0
+"""Time for the choice between implementations, which compiles their kernels. A worker has less, and
+takes the default for what is not measured by then.
+"""
 
 
 def build(options: FullSizeOptions) -> FullSizeModel:
@@ -80,7 +92,8 @@ class _Builder:
                 checkpoint=Path(),
                 device=options.device,
                 dtype=options.dtype,
-            )
+            ),
+            measuring_s=MEASURING_S,
         )
         self._weights: dict[StageName, RandomWeightReader] = {}
         self._eager: dict[StageName, BuiltStage] = {}
@@ -95,6 +108,7 @@ class _Builder:
             sample_rate_hz=SAMPLE_RATE_HZ,
             published=PUBLISHED,
             expected=EXPECTED,
+            measured=self._setup.fastest.table if self._setup.fastest else list,
         )
 
     def _reader(self, stage: StageName) -> RandomWeightReader:
@@ -158,8 +172,14 @@ class _Builder:
             self._reader(CODE2WAV),
             WindowPolicy(ramp=QWEN3_OMNI.edge(CODES).policy.ramp),
         )
-        decoder = Code2Wav(self._code2wav_config, lambda name: reader.get(PREFIX + name))
-        engine = CodecEngine(decoder, policy, max_batch=self._setup.options.own.max_batch)
+        device, max_batch = self._setup.where.device, self._setup.options.own.max_batch
+        decoder = Code2Wav(
+            self._code2wav_config,
+            lambda name: reader.get(PREFIX + name),
+            operations_for(device, self._setup.fastest or Fastest(device)),
+        )
+        decoder.capture(policy.ramp, max_batch)
+        engine = CodecEngine(decoder, policy, max_batch=max_batch)
         return self._built(CODE2WAV, engine, lambda spec, _blob: Code2WavTask(spec, CODE2WAV))
 
 
