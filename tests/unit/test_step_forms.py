@@ -16,11 +16,12 @@ from fleet.engine.torch.fastest import Fastest
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.program import GraphProgram, StepOutputs
 from fleet.engine.torch.step_forms import MAX_FUSED_ROWS, StepForms, trial_inputs
-from fleet.engine.torch.step_inputs import DrawInputs, RowInputs
+from fleet.engine.torch.step_inputs import RowInputs
 from fleet.models.qwen3_omni.code_predictor import CodePredictor
 from fleet.models.qwen3_omni.talker import Talker
 from fleet.models.qwen3_omni.thinker import Thinker
 from tests.decoder_weights import random_model
+from tests.unit.kernels.interpreted_step import draws_of
 
 Program = GraphProgram[Any]
 CPU = torch.device("cpu")
@@ -44,28 +45,6 @@ def program(request: pytest.FixtureRequest, programs: dict[str, Program]) -> Pro
 def make_pool(program: Program) -> KVPool:
     return KVPool(
         program.kv_shape, num_pages=8, page_size=PAGE_SIZE, dtype=torch.float32, device=CPU
-    )
-
-
-def draws_of(program: Program, num_rows: int) -> DrawInputs:
-    """Return parameters of rows of which every other one samples."""
-    shape = program.step_shape
-    numbers_B1 = torch.arange(num_rows)[:, None]
-    keys_BQ = numbers_B1 * 7919 + torch.arange(shape.num_codes)
-    ones_B1 = torch.ones(num_rows, 1)
-    return DrawInputs(
-        top_k=torch.full((num_rows, 1), 50),
-        is_sampled=numbers_B1 % 2,
-        bans_end=torch.ones(num_rows, 1, dtype=torch.int64),
-        temperature=ones_B1,
-        top_p=ones_B1 * 0.9,
-        repetition=ones_B1,
-        frequency=ones_B1 * 0,
-        presence=ones_B1 * 0,
-        noise_low_BQ=keys_BQ,
-        noise_high_BQ=keys_BQ + 1,
-        counts_BV=torch.zeros(num_rows, shape.num_ids, dtype=torch.int16),
-        allowed_BW=torch.full((num_rows, -(-shape.num_ids // 8)), 255, dtype=torch.uint8),
     )
 
 
