@@ -80,11 +80,11 @@ class HistoryFile:
     @contextmanager
     def open(self) -> Iterator[sqlite3.Connection]:
         """Open the file for one transaction, with a connection of its own, since calls come from
-        any thread.
+        any thread. Waits up to `BUSY_S` for another writer. The journal stays SQLite's default: a
+        change of `journal_mode` fails at once while another process writes.
         """
         opened = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         with closing(opened) as file, file:
-            file.execute("PRAGMA journal_mode = WAL")
             file.executescript(_SCHEMA)
             yield file
 

@@ -122,6 +122,20 @@ def test_several_writers_share_the_file(tmp_path: Path) -> None:
     assert [set(kept.why) for kept in stores[0].newest(100)] == [set(reasons)] * 20
 
 
+def test_writer_waits_for_whoever_creates_the_tables(tmp_path: Path) -> None:
+    first = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    first.execute("BEGIN IMMEDIATE")
+    store = HistoryStore(HistoryFile(tmp_path, MANY, 14))
+    second = threading.Thread(target=store.keep, args=(answer("req-1"),))
+    second.start()
+    second.join(0.2)
+    assert second.is_alive()
+    first.execute("COMMIT")
+    second.join()
+    first.close()
+    assert names(store) == ["req-1"]
+
+
 def test_damaged_file_is_an_error_of_sqlite(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(sqlite3.Error):
