@@ -12,61 +12,92 @@ from fleet.config.placement import (
 )
 from fleet.config.problems import Place, Problem
 from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import HalfConfig, StageConfig
+from fleet.config.values import AUTO
 from fleet.core.ids import StageName
-from fleet.graphs.base import FP8
+from fleet.drafts.figures.speculation import OFF
+from fleet.graphs.base import FP8, INVARIANT_DTYPES, Stage
+
+CPU = "cpu"
 
 
-def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
-    """Yield an error for each device or dtype other than CPU and float32 if numerics are invariant.
-    `auto` then means a CPU and float32.
+def invariant_numerics_are_possible(config: FleetConfig) -> Iterator[Problem]:
+    """Yield an error for each stage that does not compute invariantly on its devices or in its
+    dtype, and for settings with which it would not. `auto` is a CPU.
     """
     if config.numerics != "invariant":
         return
-    if config.dtype not in ("auto", "float32"):
-        yield Problem(
-            ("dtype",),
-            f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto",
-        )
-    for name, stage in config.stages.items():
-        if stage.dtype not in (None, "auto", "float32"):
-            yield Problem(
-                ("stages", name, "dtype"),
-                f"numerics: invariant computes in float32, not {stage.dtype}; set float32 or auto, "
-                "or numerics: fast",
-            )
-    for path, device in _devices(config):
-        if device not in ("auto", "cpu"):
+    found = [
+        problem
+        for stage in config.graph_declaration().stages
+        for problem in _problems_of_invariant(config, stage)
+    ]
+    yield from dict.fromkeys(found)
+
+
+def _problems_of_invariant(config: FleetConfig, stage: Stage) -> Iterator[Problem]:
+    own, devices = config.stage(stage.name), _devices(config, stage.name)
+    kinds = [CPU if device == AUTO else device.partition(":")[0] for _, device in devices]
+    for (path, device), kind in zip(devices, kinds, strict=True):
+        if kind not in stage.invariant_on:
             yield Problem(
                 path,
-                f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast",
+                f"numerics: invariant runs {stage.name} on {' or '.join(stage.invariant_on)}, not "
+                f"on {device}; set cpu, or numerics: fast",
             )
+        elif kind != kinds[0]:
+            yield Problem(
+                path,
+                f"numerics: invariant needs devices of one kind for {stage.name}, not {kinds[0]} "
+                f"and {kind}, which round differently; set one kind, or numerics: fast",
+            )
+    dtypes, dtype = INVARIANT_DTYPES[kinds[0]], config.dtype_of(stage.name)
+    if dtype not in (AUTO, *dtypes):
+        yield Problem(
+            ("dtype",) if own.dtype is None else ("stages", stage.name, "dtype"),
+            f"numerics: invariant computes in {' or '.join(dtypes)} on {kinds[0]}, not in {dtype}; "
+            f"set {dtypes[0]} or auto, or numerics: fast",
+        )
+    if kinds[0] == CPU:
+        return
+    here, by_kernels = ("stages", stage.name), "with numerics: invariant on a GPU"
+    if own.spans is not None:
+        yield Problem((*here, "spans"), f"layers are not divided {by_kernels}; remove it")
+    if own.speculation.drafter != OFF:
+        field = (*here, "speculation", "drafter")
+        yield Problem(field, f"drafts are not verified {by_kernels}; set off")
+    if stage.main and config.training.enabled:
+        field = ("training", "enabled")
+        yield Problem(field, f"captures are not computed {by_kernels}; set false")
 
 
-def _devices(config: FleetConfig) -> Iterator[tuple[Place, str]]:
-    """Yield each configured device and its field."""
-    yield ("device",), config.device
-    for name, stage in config.stages.items():
-        fields: dict[Place, str | tuple[str, ...] | None] = {("device",): stage.device}
-        if stage.split:
-            fields |= {("split", "prefill", "device"): stage.split.prefill.device}
-            fields |= {("split", "decode", "device"): stage.split.decode.device}
-        for field, given in fields.items():
-            for device in (given,) if isinstance(given, str) else given or ():
-                yield ("stages", name, *field), device
+def _devices(config: FleetConfig, stage: StageName) -> list[tuple[Place, str]]:
+    """Return the configured devices of a stage's workers, each with its field."""
+    own = config.stage(stage)
+    sections: dict[Place, StageConfig | HalfConfig] = {(): own}
+    if own.split is not None:
+        sections = {("split", "prefill"): own.split.prefill, ("split", "decode"): own.split.decode}
+    found: list[tuple[Place, str]] = []
+    for half, section in sections.items():
+        path, given = ("stages", stage, *half, "device"), section.device
+        if given is None:
+            path, given = ("stages", stage, "device"), own.device
+        if given is None:
+            path, given = ("device",), config.device
+        found += [(path, device) for device in ((given,) if isinstance(given, str) else given)]
+    return found
 
 
 def fp8_is_possible(config: FleetConfig) -> Iterator[Problem]:
     """Yield an error for each stage in the precision fp8 that has no experts, or runs on another
     engine than torch or on a CPU. A worker whose device is `auto` checks its device when it starts.
     """
-    devices = [(path[1], device) for path, device in _devices(config) if path[0] == "stages"]
     graph = config.graph_declaration()
     able = [stage.name for stage in graph.stages if stage.has_experts]
     for stage in graph.stages:
         own, engine = config.stage(stage.name), config.engine_of(stage.name)
         if own.dtype != FP8:
             continue
-        where = [device for name, device in devices if name == stage.name]
         message = None
         if not stage.has_experts:
             which = f"{' and '.join(able)} have" if able else f"no stage of graph {graph.name} has"
@@ -75,7 +106,7 @@ def fp8_is_possible(config: FleetConfig) -> Iterator[Problem]:
             message = (
                 f"is for engine torch; remove it, and set stages.{stage.name}.vllm.quantization"
             )
-        elif "cpu" in (where or [config.device]):
+        elif CPU in [device for _, device in _devices(config, stage.name)]:
             message = "runs on a GPU, not on cpu; set bfloat16 or float32, or device: cuda"
         if message is not None:
             yield Problem(("stages", stage.name, "dtype"), f"{FP8} {message}")

@@ -15,7 +15,7 @@ from fleet.config.device_rules import (
     device_lists_are_usable,
     fp8_is_possible,
     halves_share_a_dtype,
-    invariant_numerics_run_on_cpu,
+    invariant_numerics_are_possible,
     shares_fit_their_gpu,
 )
 from fleet.config.draft_rules import captures_can_be_trained_on, drafts_can_be_verified
@@ -379,7 +379,7 @@ RULES: tuple[Rule, ...] = (
     ports_differ,
     leases_agree,
     request_cap_fits_the_arena,
-    invariant_numerics_run_on_cpu,
+    invariant_numerics_are_possible,
     fp8_is_possible,
     device_lists_are_usable,
     halves_share_a_dtype,

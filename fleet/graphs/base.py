@@ -22,6 +22,8 @@ FP8 = "fp8"
 """Precision of a stage whose model has experts: their weights are in 8-bit floating point, all else
 is in bfloat16.
 """
+INVARIANT_DTYPES = {"cpu": ("float32",), "cuda": ("bfloat16", "float32")}
+"""Precisions of invariant numerics by kind of device; the first is that of `auto`."""
 SPOKEN_PROMPT: frozenset[RequestInput] = frozenset({"audio"})
 
 
@@ -164,7 +166,8 @@ class Stage:
     `reads_prompt_audio`: workers receive the samples of the prompt with each task.
     `verifies_drafts`: the stage can verify draft tokens of its answers (engine torch only).
     `has_experts`: the model has experts whose weights the precision `FP8` rounds (engine torch
-    only).
+    only). `invariant_on`: kinds of devices on which numerics can be invariant. `gives_way`: kernels
+    of other stages run before those of this one on a GPU that several processes share.
     `checkpoint_folder`: sub-folder of the deployment's checkpoint that has the stage's weights; ""
     if the graph's stages share one folder. `checkpoint_files`: patterns of files that a folder with
     the stage's weights must have. `checkpoint_extras`: patterns of the weight files that are not
@@ -182,6 +185,8 @@ class Stage:
     reads_prompt_audio: bool = False
     verifies_drafts: bool = False
     has_experts: bool = False
+    invariant_on: tuple[str, ...] = ("cpu",)
+    gives_way: bool = False
     engines: tuple[str, ...] = ("torch",)
     settings: tuple[str, ...] = ()
     default_sampling: dict[str, float | int] = field(default_factory=dict[str, float | int])

@@ -28,6 +28,7 @@ QWEN3_OMNI = Graph(
             reads_prompt_audio=True,
             verifies_drafts=True,
             has_experts=True,
+            invariant_on=("cpu", "cuda"),
             engines=("torch", "vllm"),
             default_sampling={"temperature": 0.0, "max_tokens": 1024},
         ),
@@ -39,6 +40,7 @@ QWEN3_OMNI = Graph(
             span_head=False,  # its code predictor needs the last hidden row
             walks=(PREFILL, LAST_PREFILL, DECODE),
             has_experts=True,
+            invariant_on=("cpu", "cuda"),
             default_sampling={
                 "temperature": 0.9,
                 "top_k": 50,
@@ -50,6 +52,8 @@ QWEN3_OMNI = Graph(
             name=CODE2WAV,
             builder="fleet.stages.qwen3_omni.code2wav:build",
             walks=(DECODE,),
+            invariant_on=("cpu", "cuda"),
+            gives_way=True,  # the client's buffer bridges what delays a window
             settings=("left_context",),
         ),
     ),

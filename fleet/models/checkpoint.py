@@ -28,7 +28,8 @@ class WeightReader(ABC):
 
     `source`: description of the source for errors. `known`: names of the source's weights.
     `fp8_experts`: the matrices of experts are to be held as float8_e4m3fn, rounded while they are
-    read. `names`: names of the weights read so far, in order.
+    read. `names`: names of the weights read so far, in order. `rounded`: tensors that were rounded
+    from weights so far.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class WeightReader(ABC):
         self._num_read, self._num_expected = 0, 0
         """Elements of the weights read so far, and of all weights that `report_to` expects."""
         self.names: list[str] = []
+        self.rounded: list[Tensor] = []
 
     def report_to(self, progress: Callable[[float], None], names: Sequence[str]) -> None:
         """Call `progress` after each weight read from now on, with the share (0 to 1) of the

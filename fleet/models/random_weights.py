@@ -17,7 +17,8 @@ Fill = Callable[[str, Tensor], None]
 
 class RandomWeightReader(WeightReader):
     """Reader that generates random weights. `shapes`: shape of each weight by name; `fill`:
-    function that fills a weight. `num_bytes`: size of all weights generated so far.
+    function that fills a weight. `num_bytes`: size of all weights generated so far, before any were
+    rounded.
     """
 
     def __init__(
@@ -45,9 +46,12 @@ class RandomWeightReader(WeightReader):
         return self._shapes[name]
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return True if the tensor is a weight of this reader, or a view of one."""
+        """Return True if the tensor is a weight of this reader, one rounded from its weights, or a
+        view of one.
+        """
         storage = tensor.untyped_storage()
-        return self._storages.get(storage.data_ptr()) == storage.nbytes()
+        held = self._storages.get(storage.data_ptr()) == storage.nbytes()
+        return held or any(_share_memory(tensor, rounded) for rounded in self.rounded)
 
     def _write(self, out: Tensor, name: str, part: int | None = None) -> None:
         expected = self.shape(name) if part is None else self.shape(name)[1:]
@@ -58,3 +62,7 @@ class RandomWeightReader(WeightReader):
         storage = out.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()
         self.num_bytes += out.nbytes
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

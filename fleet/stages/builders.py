@@ -14,7 +14,7 @@ from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.graphs import Graph
-from fleet.graphs.base import FP8
+from fleet.graphs.base import FP8, INVARIANT_DTYPES
 from fleet.spans.protocol.layers import LayerSpan, Topology, topology_of
 from fleet.spans.protocol.messages import Returned
 from fleet.stages.base import BuiltSpan, BuiltStage
@@ -84,11 +84,8 @@ def build_options(
         address=address,
         progress=progress,
     )
-    if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
-        raise ConfigError(
-            "numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32",
-            param="numerics",
-        )
+    if config.numerics == "invariant":
+        _check_invariant(options)
     if dtype == FP8 and device == "cpu":
         raise options.refusal(
             "dtype",
@@ -125,6 +122,23 @@ def anchor_options(
         wire_dtype=compute_dtype_of(dtype) if spans.wire_dtype == "auto" else spans.wire_dtype,
         keep_bytes=spans.keep_mib << 20,
     )
+
+
+def _check_invariant(options: BuildOptions) -> None:
+    """Check that numerics can be invariant on the device and in the dtype. Raises: ConfigError."""
+    kind, kinds = options.device_kind, options.declared.invariant_on
+    if kind not in kinds:
+        raise options.refusal(
+            "device",
+            f"numerics: invariant runs {options.stage} on {' or '.join(kinds)}, not on "
+            f"{options.device}",
+        )
+    if options.dtype not in (able := INVARIANT_DTYPES[kind]):
+        raise options.refusal(
+            "dtype",
+            f"numerics: invariant computes in {' or '.join(able)} on {kind}, not in "
+            f"{options.dtype}",
+        )
 
 
 def _auto_device(config: FleetConfig) -> str:

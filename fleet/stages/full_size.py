@@ -30,12 +30,15 @@ class Expected:
     `step_ms`: duration of a decode step, by stage and number of requests. `prefill_ms`: time to the
     first token of a prompt, by its number of positions. `first_audio_ms`: time to first audio.
     `audio_s_per_s`: seconds of audio per second, by number of concurrent answers.
+    `invariant_share`: speed of a step in invariant numerics relative to the step that a worker runs
+    otherwise, by stage and number of requests.
     """
 
     step_ms: Mapping[tuple[StageName, int], float]
     prefill_ms: Mapping[int, float]
     first_audio_ms: float
     audio_s_per_s: Mapping[int, float]
+    invariant_share: Mapping[tuple[StageName, int], float]
 
 
 class MakeRequest(Protocol):
@@ -53,19 +56,32 @@ class MakeRequest(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullSizeModel:
-    """A full-size model with random weights, built for a measurement.
+class MeasuredStages:
+    """Stages of a model with random weights, built for a measurement.
 
     `built`: stages as a worker runs them on a GPU. `eager`: stages that use CUDA graphs, built
-    again on the same weights without graphs. `weights`: weight reader of each stage. `request`:
-    maker of test requests. `measured`: function that returns which implementations were measured at
-    start, and the choices.
+    again on the same weights without graphs. `invariant`: stages built again on the same weights
+    for invariant numerics. `weights`: weight reader of each stage.
+    """
+
+    built: Mapping[StageName, BuiltStage]
+    eager: Mapping[StageName, BuiltStage]
+    invariant: Mapping[StageName, BuiltStage]
+    weights: Mapping[StageName, RandomWeightReader]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullSizeModel:
+    """A full-size model with random weights.
+
+    `rounded`: function that builds the stages with experts anew, with the experts' weights in 8
+    bits. `request`: maker of test requests. `measured`: function that returns which implementations
+    were measured at start, and the choices.
     """
 
     name: str
-    built: Mapping[StageName, BuiltStage]
-    eager: Mapping[StageName, BuiltStage]
-    weights: Mapping[StageName, RandomWeightReader]
+    stages: MeasuredStages
+    rounded: Callable[[], MeasuredStages]
     request: MakeRequest
     sample_rate_hz: int
     published: PublishedRates

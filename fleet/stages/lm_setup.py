@@ -32,6 +32,8 @@ from fleet.engine.torch.program import (
     Program,
     TaskT,
 )
+from fleet.engine.torch.prompt_graphs import PROMPT_BUCKETS
+from fleet.engine.torch.step_forms import MAX_FUSED_ROWS
 from fleet.engine.vllm.start import TappedModel, VllmOptions
 from fleet.models.checkpoint import CheckpointReader
 from fleet.models.target_hash import hash_of_target
@@ -43,6 +45,9 @@ from fleet.stages.draft_heads import exchange_of
 from fleet.stages.options import BuildOptions
 
 log = logging.getLogger(__name__)
+
+FUSED_BUCKETS = tuple(rows for rows in PROMPT_BUCKETS if rows <= MAX_FUSED_ROWS)
+"""Numbers of prompt rows of a step that only fused kernels compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +106,10 @@ class StageSetup:
 
         `on_cpu`: if the device is a CPU, use the graph's operations too, run one by one.
         """
-        runs_one_by_one = on_cpu and self.where.device.type == "cpu"
-        can_run_graphs = runs_one_by_one or can_capture(self.where.device, self.where.dtype)
-        if not can_run_graphs:
+        where = self.where
+        runs_one_by_one = on_cpu and where.device.type == "cpu"
+        kernels_only = where.needs_kernels or (runs_one_by_one and where.tiled)
+        if not (kernels_only or runs_one_by_one or can_capture(where.device, where.dtype)):
             return self.loop(program)
         pool, speculation = self._pool_and_speculation(program)
         # A captured step does not return the rows that a draft head reads.
@@ -113,6 +119,8 @@ class StageSetup:
             buckets_up_to(self.options.own.max_batch),
             lambda: speculation is not None and speculation.reads_features,
             fastest=None if runs_one_by_one else self.fastest,
+            prompt_buckets=FUSED_BUCKETS if kernels_only else None,
+            is_fused=True if kernels_only else None,
         )
         limits = dataclasses.replace(self._limits, prompt_buckets=runner.prompt_buckets)
         return LMEngine(program, pool, LocalPasses(runner), limits, speculation)
@@ -290,12 +298,20 @@ def prepare_stage(
         numerics=options.config.numerics,
         threads=options.own.threads,
     )
+    if where.needs_kernels and options.own.max_batch > MAX_FUSED_ROWS:
+        raise options.refusal(
+            "max_batch",
+            f"numerics: invariant on a GPU computes at most {MAX_FUSED_ROWS} requests in a step; "
+            f"set {MAX_FUSED_ROWS} or less",
+        )
     return StageSetup(
         options=options,
         where=where,
         context=context,
         allocated_before=allocated_bytes(where.device),
-        fastest=Fastest(where.device, options.config.measured_folder, time_limit_s=measuring_s),
+        fastest=Fastest(
+            where.device, options.config.measured_folder, options.dtype, time_limit_s=measuring_s
+        ),
     )
 
 

@@ -123,7 +123,9 @@ class BuildOptions:
         prefill half of a split stage.
         """
         divided = self.own.spans is not None or self.anchor is not None
-        if not self.declared.verifies_drafts or divided or self.half == "prefill":
+        on_kernels = self.config.numerics == "invariant" and self.device_kind == "cuda"
+        verifies = self.declared.verifies_drafts and not divided and not on_kernels
+        if not verifies or self.half == "prefill":
             return None
         return self.own.speculation
 

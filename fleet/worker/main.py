@@ -3,6 +3,7 @@ graph names the function that builds the stage.
 """
 
 import hashlib
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,10 @@ from fleet.worker.process.peers import PeerAccess, read_peer_access
 from fleet.worker.process.registered_process import RegisteredProcess
 from fleet.worker.worker_process import WorkerProcess
 
+MPS_BELOW_NORMAL = ("CUDA_MPS_CLIENT_PRIORITY", "1")
+"""Environment variable with which a process's kernels give way to other processes' on the same GPU,
+under NVIDIA's Multi-Process Service. Source: docs.nvidia.com/deploy/mps.
+"""
 FINGERPRINT_BYTES = 1024 * 1024
 FINGERPRINTED = ("config.json", "voice.json", "*.safetensors", "*.onnx")
 
@@ -90,6 +95,9 @@ def run_worker(
     number of this worker in its role, which selects its device from the configured list.
     """
     serves = config.role(role)
+    if config.graph_declaration().stage(serves.stage).gives_way:
+        # the driver reads it when CUDA is first used
+        os.environ.setdefault(*MPS_BELOW_NORMAL)
     config = for_role(config, serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)

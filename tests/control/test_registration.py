@@ -127,6 +127,29 @@ def test_worker_with_other_kernels_is_refused_where_numerics_are_invariant(
     assert client.zscore(keys.WORKERS, f"{role}@here:1:c") is not None
 
 
+def test_worker_with_another_gpu_is_refused_by_its_stage_where_numerics_are_invariant(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = {"cuda:0": "H200", "cuda:1": "L4"}
+    monkeypatch.setattr("torch.cuda.get_device_name", gpus.__getitem__)
+    config = load_config(None, ("device=cuda", "numerics=invariant"))
+
+    def join_on(role: str, device: str, number: int) -> str:
+        fields = process_fields(
+            config, config.role(role), fingerprint="abc", device=device, dtype="bfloat16"
+        )
+        worker = f"{role}@here:1:{number}"
+        register(client, config, worker, fields)
+        return worker
+
+    first = join_on("talker", "cuda:0", 1)
+    join_on("code2wav", "cuda:1", 2)
+    with pytest.raises(
+        VersionSkew, match=f"its gpu_kernels is L4 with .*, that of {first}.*GPUs of one kind"
+    ):
+        join_on("talker", "cuda:1", 3)
+
+
 def test_refused_anchor_ends_with_the_reason(
     redis_url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

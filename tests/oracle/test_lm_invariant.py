@@ -12,15 +12,12 @@ from torch import Tensor
 
 import fleet.engine.torch.answer as answer_module
 import fleet.models.qwen3_omni.talker as talker_module
-from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
 from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.lab.measure.twin import Answers
-from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES, Case
 from tests.oracle.oracle import OracleAnswer
 from tests.oracle.twins import (
-    SPEAKING,
     TwinRequests,
     ask,
     codes_of,
@@ -28,7 +25,6 @@ from tests.oracle.twins import (
     speaking_twin,
     tokens_of,
 )
-from tests.stage_options import stage_options
 
 THOUGHT = EdgeName("thought")
 SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
@@ -114,15 +110,3 @@ def test_invariant_bits_are_equal_for_every_batch_and_prompt_chunk(
 def test_seed_changes_sampled_answers(run: Callable[..., Bits]) -> None:
     sampled, greedy = run([list(SHORT[:2])], 256, 0.9), run([list(SHORT[:2])], 256, 0.0)
     assert sampled.answers != greedy.answers
-
-
-def test_invariant_numerics_need_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="invariant needs device cpu and dtype float32"):
-        build(
-            stage_options(
-                stage=SPEAKING[0],
-                checkpoint=tiny_checkpoint,
-                numerics="invariant",
-                dtype="bfloat16",
-            )
-        )

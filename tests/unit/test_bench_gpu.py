@@ -81,6 +81,13 @@ def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: 
         (name, batch) for name in stages for batch in BATCHES
     ]
     assert all(min(each.served_s) > 0 for each in result.steps)
+    with_experts = [each for each in result.steps if each.invariant_s]
+    assert [(each.stage, each.batch) for each in result.rounded] == [
+        (each.stage, each.batch) for each in with_experts
+    ]
+    assert len(with_experts) == (len(stages) - 1) * len(BATCHES)
+    for whole, rounded in zip(with_experts, result.rounded, strict=True):
+        assert 0 < rounded.weight_bytes < whole.weight_bytes
     assert (
         list(result.memory.weight_bytes) == stages and min(result.memory.weight_bytes.values()) > 0
     )
@@ -207,7 +214,7 @@ def full_result() -> GpuResult:
         warm_up_s=30.0,
         copy_bytes_per_s=float(1 << 40),
         steps=(
-            steps(LM, 1, 10.0, 25.0),
+            replace(steps(LM, 1, 10.0, 25.0), invariant_s=(0.0125,)),
             steps(LM, 8, 11.0, 50.0),
             steps(LM, 32, 15.0, 90.0),
             *(steps(CODEC, batch, 5.0) for batch in BATCHES),
@@ -223,6 +230,7 @@ def full_result() -> GpuResult:
         memory=MemoryUse(
             weight_bytes={LM: 1 << 30, CODEC: 1 << 20}, peak_bytes=1 << 31, is_device=True
         ),
+        rounded=(steps(LM, 8, 7.0),),
     )
 
 
@@ -232,6 +240,7 @@ def test_expectations_are_of_steps_prompts_first_audio_and_throughput() -> None:
         prefill_ms={32: 20.0, 64: 1.0},
         first_audio_ms=100.0,
         audio_s_per_s={1: 20.0, 32: 150.0},
+        invariant_share={(LM, 1): 0.9, (LM, 32): 0.9},
     )
     ratios = ratios_of(full_result(), expected)
     assert [(ratio.name, round(ratio.value, 2), ratio.met) for ratio in ratios] == [
@@ -239,6 +248,7 @@ def test_expectations_are_of_steps_prompts_first_audio_and_throughput() -> None:
         ("lm, 32 requests: step", 15.0, True),
         ("prompt of 32 positions", 20.0, True),
         ("first audio", 90.0, True),
+        ("lm, 1 request: speed of invariant numerics", 0.8, False),
         ("audio seconds per second, 1 together", 10.0, False),
         ("audio seconds per second, 32 together", 160.0, True),
     ]
@@ -267,3 +277,5 @@ def test_report_shows_rates_beside_the_best_published() -> None:
     assert ["32", "200", "160", "114"] in lines
     assert ["lm", "1", "10", "25", "2.5", "4096", "3.91", "39%"] in lines
     assert ["codec", "32", "5", "-", "-", "-", "-", "-"] in lines
+    assert ["lm", "1", "12.5", "0.8"] in lines, "invariant"
+    assert ["lm", "8", "7", "-", "-", "4096", "3.91", "56%"] in lines, "in 8 bits"

@@ -11,6 +11,7 @@ from fleet.config.yaml_text import parse_yaml
 from fleet.core.ids import CLIENT
 from fleet.graphs import GRAPHS
 from tests.unit.bad_config import MISSING_STAGE, Case, refusal_of
+from tests.unit.bad_config_devices import DEVICES
 
 TOGETHER: tuple[Case, ...] = (
     (
@@ -103,75 +104,6 @@ TOGETHER: tuple[Case, ...] = (
         "an unused ramp",
         "edges: {text: {policy: {kind: each, ramp: [4]}}}",
         "edges.text.policy.ramp: kind each does not use a ramp; set kind: ramp, or remove it",
-    ),
-    (
-        "invariant numerics in half precision",
-        "numerics: invariant\ndtype: bfloat16",
-        "dtype: numerics: invariant computes in float32, not bfloat16; set float32 or auto",
-    ),
-    (
-        "invariant numerics on a GPU",
-        "numerics: invariant\nstages: {talker: {device: 'cuda:0'}}",
-        "stages.talker.device: numerics: invariant runs on a CPU, not on cuda:0; set cpu, or "
-        "numerics: fast",
-    ),
-    (
-        "invariant numerics on half a stage's GPU",
-        "numerics: invariant\nstages: {talker: {split: {decode: {device: cuda}}}}",
-        "stages.talker.split.decode.device: numerics: invariant runs on a CPU, not on cuda; set "
-        "cpu, or numerics: fast",
-    ),
-    (
-        "invariant numerics with experts in 8 bits",
-        "numerics: invariant\nstages: {thinker: {dtype: fp8}}",
-        "stages.thinker.dtype: numerics: invariant computes in float32, not fp8; set float32 or "
-        "auto, or numerics: fast",
-    ),
-    (
-        "experts in 8 bits in a stage without experts",
-        "stages: {code2wav: {dtype: fp8}}",
-        "stages.code2wav.dtype: fp8 rounds the weights of experts, which thinker and talker have; "
-        "set bfloat16, or remove it",
-    ),
-    (
-        "experts in 8 bits in a graph without experts",
-        "graph: cascade\nstages: {asr: {dtype: fp8}}",
-        "stages.asr.dtype: fp8 rounds the weights of experts, which no stage of graph cascade has; "
-        "set bfloat16, or remove it",
-    ),
-    (
-        "experts in 8 bits on another engine",
-        "stages: {thinker: {dtype: fp8, engine: vllm}}",
-        "stages.thinker.dtype: fp8 is for engine torch; remove it, and set "
-        "stages.thinker.vllm.quantization",
-    ),
-    (
-        "experts in 8 bits in a half on a CPU",
-        "{device: cuda, stages: {talker: {dtype: fp8, split: {decode: {device: cpu}}}}}",
-        "stages.talker.dtype: fp8 runs on a GPU, not on cpu; set bfloat16 or float32, or device: "
-        "cuda",
-    ),
-    (
-        "halves of two dtypes",
-        "stages: {thinker: {split: {prefill: {device: cpu}, decode: {device: cuda}}}}",
-        "stages.thinker.split: computes prefill on cpu and decode on cuda, and dtype auto is "
-        "float32 on a CPU and bfloat16 on a "
-        "GPU, but the halves must share one; set dtype to float32 or bfloat16, or set the same "
-        "device for both",
-    ),
-    (
-        "halves of two dtypes, one of them on the deployment's device",
-        "device: 'cuda:1'\nstages: {talker: {split: {decode: {device: cpu}}}}",
-        "stages.talker.split: computes prefill on cuda:1 and decode on cpu, and dtype auto is "
-        "float32 on a CPU and bfloat16 on a "
-        "GPU, but the halves must share one; set dtype to float32 or bfloat16, or set the same "
-        "device for both",
-    ),
-    (
-        "invariant numerics on a list of GPUs",
-        "numerics: invariant\nstages: {talker: {device: ['cuda:0', 'cuda:1']}}",
-        "stages.talker.device: numerics: invariant runs on a CPU, not on cuda:0; set cpu, or "
-        "numerics: fast",
     ),
     (
         "a list of devices for a split stage",
@@ -457,7 +389,7 @@ SHARES: tuple[Case, ...] = (
         "limits.share_weights: fair_shares is false, so the weights have no effect; remove them",
     ),
 )
-CASES = (*NAMES, *TOGETHER, *TRAINING, *SHARES)
+CASES = (*NAMES, *TOGETHER, *DEVICES, *TRAINING, *SHARES)
 
 
 @pytest.fixture(autouse=True)

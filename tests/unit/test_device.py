@@ -3,7 +3,9 @@ reports.
 """
 
 import importlib
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,8 +14,11 @@ import pytest
 import torch
 
 from fleet.config import load_config
+from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
+from fleet.engine.torch.build import open_device
 from fleet.stages.builders import build_options
+from fleet.worker.main import run_worker
 from fleet.worker.process.device import DeviceMonitor
 from tests.support import wait_until
 
@@ -91,3 +96,53 @@ def test_auto_device_supports_the_numerics(
         load_config(None, (f"numerics={numerics}",)), StageName("thinker"), Path()
     )
     assert (options.device, options.dtype) == (device, dtype)
+
+
+def test_invariant_stage_on_a_gpu_computes_in_bfloat16_without_drafts() -> None:
+    config = load_config(None, ("numerics=invariant", "device=cuda"))
+    for stage in config.graph_declaration().stages:
+        options = build_options(config, stage.name, Path(), is_here=False)
+        assert (options.device, options.dtype) == ("cuda", "bfloat16")
+        assert options.speculation is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "field"),
+    [("lm", {"device": "cuda"}, "device"), ("lm", {"dtype": "bfloat16"}, "dtype")],
+)
+def test_worker_refuses_what_is_not_invariant(
+    stage: str, change: dict[str, str], field: str
+) -> None:
+    config = load_config(None, ("graph=text", "numerics=invariant")).model_copy(update=change)
+    with pytest.raises(ConfigError, match=f"stages.{stage}.{field}: numerics: invariant"):
+        build_options(config, StageName(stage), Path(), is_here=False)
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (9, 0)])
+def test_invariant_numerics_need_a_gpu_that_multiplies_bfloat16(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    opening = partial(open_device, device="cuda", dtype="bfloat16", numerics="invariant", threads=1)
+    if capability == (7, 5):
+        with pytest.raises(ConfigError, match=r"compute capability 8.0, and cuda has 7.5"):
+            opening()
+    else:
+        assert opening().needs_kernels and torch.backends.cudnn.deterministic
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "found"),
+    [("code2wav", "", "1"), ("talker", "", None), ("code2wav", "0", "0")],
+)
+def test_code2wav_gives_way_on_a_shared_gpu(
+    role: str, given: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "CUDA_MPS_CLIENT_PRIORITY"
+    environment = {name: given} if given else dict[str, str]()
+    monkeypatch.setattr(os, "environ", environment)
+    with pytest.raises(ConfigError):
+        run_worker(load_config(None, ("device=cpu",)), role, "", Path("missing"))
+    assert environment.get(name) == found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fleet.core.request import Sampling
+from fleet.engine.torch import sampling
 from fleet.engine.torch.noise import gumbel, noise_key
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, draw, keep_likely, keep_top
 
@@ -52,6 +53,26 @@ def test_each_row_has_its_own_cut() -> None:
     mixed = keep_top(scores, [0, 5, 50, 5], [1.0, 1.0, 0.8, 0.5])
     for row, (top_k, top_p) in enumerate(((0, 1.0), (5, 1.0), (50, 0.8), (5, 0.5))):
         assert torch.equal(mixed[row : row + 1], keep_top(scores[row : row + 1], [top_k], [top_p]))
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999])
+def test_top_p_cuts_a_large_vocabulary_alike_sorted_in_part_or_whole(
+    top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows from peaked, of which few ids are left, to flat, of which most are."""
+    scores = logits(5, 6000) * torch.tensor([3.0, 1.0, 0.3, 0.1, 0.0])[:, None]
+    alone = [keep_top(scores[row : row + 1], [0], [top_p]) for row in range(5)]
+    assert torch.equal(keep_top(scores, [0] * 5, [top_p] * 5), torch.cat(alone))
+    monkeypatch.setattr(sampling, "FEW_BEST", 6000)
+    assert torch.equal(keep_top(scores, [0] * 5, [top_p] * 5), torch.cat(alone))
+    kept = torch.cat(alone).isfinite()
+    shares = scores.double().softmax(-1)
+    assert torch.all((shares * kept).sum(-1) >= top_p - 1e-9)
+    highest_cut = scores.masked_fill(kept, -torch.inf).amax(-1)
+    lowest_kept = scores.masked_fill(~kept, torch.inf).amin(-1)
+    assert torch.all(lowest_kept > highest_cut)
+    without_lowest = shares * (scores > lowest_kept[:, None])
+    assert torch.all(without_lowest.sum(-1) < top_p + 1e-9)
 
 
 def test_penalties_apply_before_suppression_and_argmax() -> None:

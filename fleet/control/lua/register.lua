@@ -52,7 +52,7 @@ end
 -- same answer, so one is compared.
 local ALWAYS = {'protocol', 'package', 'checkpoint', 'kernels'}
 local WITHIN_STAGE = {
-  'protocol', 'package', 'checkpoint', 'kernels', 'engine', 'dtype', 'numerics',
+  'protocol', 'package', 'checkpoint', 'kernels', 'gpu_kernels', 'engine', 'dtype', 'numerics',
   'page_size_tokens', 'tensor_parallel_size', 'quantization', 'device_kind',
 }
 local function own_group()

@@ -89,7 +89,8 @@ class Fastest:
     """Choice of the fastest candidate by key.
 
     `device`: device that runs the candidates. `folder`: folder of the file of results, created when
-    needed; None keeps them in memory only. `time_limit_s`: time for all measurements of this
+    needed; None keeps them in memory only. `precision`: precision of the weights, part of each key.
+    `time_limit_s`: time for all measurements of this
     object; a process needs only one object per device. `clock`: function that returns seconds,
     which counts the time limit and times candidates on devices other than GPUs.
 
@@ -102,6 +103,7 @@ class Fastest:
         self,
         device: torch.device,
         folder: Path | None = None,
+        precision: str = "",
         *,
         time_limit_s: float = TIME_LIMIT_S,
         clock: Callable[[], float] = time.perf_counter,
@@ -111,7 +113,7 @@ class Fastest:
         self._time_limit_s, self._clock = time_limit_s, clock
         self._spent_s = 0.0
         self._says_late = True
-        self._environment = _environment(device)
+        self._environment = ", ".join(filter(None, (_environment(device), precision)))
         self._measured = self._read()
         self._used: dict[str, MeasuredKey] = {}
 

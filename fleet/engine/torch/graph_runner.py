@@ -24,7 +24,7 @@ from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import Drawn, FastRunner, PassDone, PassRows, is_due
 from fleet.engine.torch.program import GraphProgram, GraphTaskT, StepOutputs
-from fleet.engine.torch.prompt_graphs import PROMPT_BUCKETS, PromptSteps
+from fleet.engine.torch.prompt_graphs import MAX_READS, PROMPT_BUCKETS, PromptSteps
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.sampling import RowSampling
 from fleet.engine.torch.step_forms import StepForms
@@ -67,7 +67,9 @@ class GraphRunner(Generic[GraphTaskT]):
     that returns True while a draft head reads hidden states of steps, which a captured step does
     not return; all rows are then computed by `FastRunner`. `prompt_buckets`: numbers of rows of a
     forward step; by default `PROMPT_BUCKETS` on a GPU, and none on other devices, where
-    `FastRunner` computes prompts. `fastest`, `is_fused`: see `StepForms`.
+    `FastRunner` computes prompts. `fastest`, `is_fused`: see `StepForms`; if `is_fused` is True,
+    contexts of any length are computed in forward steps, so that no row is left to `FastRunner`
+    unless its request has draft tokens or is a sample for a trainer.
     """
 
     def __init__(
@@ -96,7 +98,12 @@ class GraphRunner(Generic[GraphTaskT]):
             prompt_buckets = PROMPT_BUCKETS if self._capture is not None else ()
         self.prompt_buckets = tuple(sorted(prompt_buckets))
         self.prompts = PromptSteps(
-            program, pool, self.prompt_buckets, self._capture, self._forms.is_fused
+            program,
+            pool,
+            self.prompt_buckets,
+            self._capture,
+            self._forms.is_fused,
+            max_reads=None if is_fused else MAX_READS,
         )
         if self._capture is not None:
             # the largest first: the others then fit into its memory

@@ -363,6 +363,11 @@ class LMEngine(Engine, Generic[TaskT]):
         current = [scheduled for scheduled, entry in planned if not entry.is_void]
         if len(planned) == 1 and current:
             return list(self._settle(current[0], [failed(current[0], error)]))
+        log.warning(
+            "a step of %d requests failed; each is computed again by itself",
+            len(current),
+            exc_info=error,
+        )
         for scheduled in current:
             scheduled.restart_at(scheduled.computed)
             scheduled.alone = True

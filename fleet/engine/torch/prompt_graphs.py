@@ -140,8 +140,10 @@ class PromptSteps(Generic[GraphTaskT]):
         buckets: Sequence[int],
         capture: GraphCapture | None,
         is_fused: Callable[[int], bool] = lambda _: False,
+        max_reads: int | None = MAX_READS,
     ) -> None:
         self._program, self._pool = program, pool
+        self._max_reads = max_reads
         self._capture = capture
         self._is_fused = is_fused
         self._buckets = sorted(buckets)
@@ -162,14 +164,16 @@ class PromptSteps(Generic[GraphTaskT]):
     def accept(self, extents: Sequence[Extent]) -> bool:
         """Return True if these extents can be computed here, False if only eagerly: if there are
         draft tokens, rotary embeddings that are scaled by length, hidden states for a trainer, or
-        contexts that are too long.
+        contexts of more than `max_reads` positions.
         """
         if not self._buckets or any(
             extent.drafts or extent.rope_len or extent.is_capture for extent in extents
         ):
             return False
+        if self._max_reads is None:
+            return True
         num_reads = sum(extent.num_rows * (extent.start + extent.stop) // 2 for extent in extents)
-        return num_reads <= MAX_READS
+        return num_reads <= self._max_reads
 
     def rows_of(self, entries: Sequence[tuple[GraphTaskT, Extent]]) -> PassRows:
         """Compute the rows of all entries. The result has no hidden states for a draft head."""

@@ -19,6 +19,12 @@ from fleet.engine.torch.adjustments import RowAdjustment
 from fleet.engine.torch.noise import gumbel
 
 UNSEEN = -1
+SHARE_UNITS = float(1 << 44)
+"""Count of the likeliest token's probability, by which top-p adds probabilities. Counts of 2**18
+tokens have at most 63 bits together.
+"""
+FEW_BEST = 1024
+"""Number of ids that are sorted first to find what top-p leaves of a vocabulary."""
 MAX_COUNT = 32767
 
 
@@ -228,12 +234,45 @@ def keep_top_alike(scaled_SV: Tensor, top_k: int, top_p: float) -> Tensor:
     limit = top_k if 0 < top_k < num_tokens else num_tokens
     if limit == num_tokens and top_p >= 1.0:
         return scaled_SV
-    best_SK = torch.topk(scaled_SV, limit, dim=-1).values
-    if top_p < 1.0:
-        share_SK = best_SK.softmax(-1)
-        before_SK = share_SK.cumsum(-1) - share_SK
-        # an id stays while those above it sum to less than top_p; the first one has none above
-        floor_S1 = best_SK.masked_fill(before_SK >= top_p, torch.inf).amin(-1, keepdim=True)
+    if top_p >= 1.0:
+        floor_S1 = torch.topk(scaled_SV, limit, dim=-1).values[:, -1:]
     else:
-        floor_S1 = best_SK[:, -1:]
+        floor_S1 = _floor_of_top_p(scaled_SV, limit, top_p)
     return scaled_SV.masked_fill(scaled_SV < floor_S1, -torch.inf)
+
+
+def _floor_of_top_p(scaled_SV: Tensor, limit: int, top_p: float) -> Tensor:
+    """Return the lowest logit of each row that top-p leaves among its `limit` highest: [S, 1].
+
+    Sorting a whole vocabulary takes most of a draw's time, and top-p mostly leaves few ids.
+    """
+    if FEW_BEST < limit == scaled_SV.shape[-1]:
+        best_SF = torch.topk(scaled_SV, FEW_BEST, dim=-1).values
+        total_S1 = _share_counts(scaled_SV, best_SF[:, :1]).sum(-1, keepdim=True)
+        beyond_SF = beyond_top_p(best_SF, top_p, total_S1)
+        if beyond_SF[:, -1].all():
+            return best_SF.masked_fill(beyond_SF, torch.inf).amin(-1, keepdim=True)
+    best_SK = torch.topk(scaled_SV, limit, dim=-1).values
+    beyond_SK = beyond_top_p(best_SK, top_p)
+    return best_SK.masked_fill(beyond_SK, torch.inf).amin(-1, keepdim=True)
+
+
+def beyond_top_p(best_SK: Tensor, top_p: float | Tensor, total_S1: Tensor | None = None) -> Tensor:
+    """Return which of a row's logits, in descending order, top-p cuts: those before which the
+    others sum to a probability of at least `top_p`, and so never the first. `top_p`: one number, or
+    one per row [S, 1]. `total_S1`: sum of `_share_counts` over all ids, by default over these.
+
+    The counts are whole numbers, whose sum is the same in whatever order a device adds them, and
+    for any number of rows.
+    """
+    counts_SK = _share_counts(best_SK, best_SK[:, :1])
+    sums_SK = counts_SK.cumsum(-1)
+    total_S1 = sums_SK[:, -1:] if total_S1 is None else total_S1
+    return sums_SK - counts_SK >= total_S1.double() * top_p
+
+
+def _share_counts(logits_SV: Tensor, highest_S1: Tensor) -> Tensor:
+    """Return the probabilities of logits in `SHARE_UNITS` of the highest one's, as whole numbers; 0
+    for -inf.
+    """
+    return ((logits_SV - highest_S1).exp() * SHARE_UNITS).long()

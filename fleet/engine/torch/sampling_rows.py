@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fleet.engine.torch.noise import gumbel_of_halves
+from fleet.engine.torch.sampling import beyond_top_p
 from fleet.engine.torch.step_inputs import DrawInputs
 
 
@@ -54,9 +55,7 @@ def keep_top_rows(scaled_BV: Tensor, top_k_B1: Tensor, top_p_B1: Tensor) -> Tens
     """
     best_BV = scaled_BV.sort(-1, descending=True).values
     beyond_BV = torch.arange(scaled_BV.shape[-1], device=scaled_BV.device) >= top_k_B1
-    share_BV = best_BV.masked_fill(beyond_BV, -torch.inf).softmax(-1)
-    before_BV = share_BV.cumsum(-1) - share_BV
-    # an id stays while those above it sum to less than top_p; the first one has none above
-    beyond_BV = beyond_BV | ((before_BV >= top_p_B1) & (top_p_B1 < 1.0))
+    within_BV = best_BV.masked_fill(beyond_BV, -torch.inf)
+    beyond_BV = beyond_BV | (beyond_top_p(within_BV, top_p_B1) & (top_p_B1 < 1.0))
     floor_B1 = best_BV.masked_fill(beyond_BV, torch.inf).amin(-1, keepdim=True)
     return scaled_BV.masked_fill(scaled_BV < floor_B1, -torch.inf)

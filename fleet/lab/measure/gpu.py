@@ -17,6 +17,7 @@ from fleet.lab.report.stats import Ratio, median
 from fleet.lab.report.tables import NONE, figure, table_of, titled
 
 GIB, MIB, GIGA = 2**30, 2**20, 1e9
+ROUNDED_TITLE = "decode steps with experts in 8 bits"
 
 
 class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,14 +25,16 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
     from the call to the end of the device's work.
 
     `served_s`: latencies as a worker runs the steps. `eager_s`: latencies without a CUDA graph,
-    empty where a worker uses none. `weight_bytes`: weights that a step reads, counted as often as
-    it reads them. `kv_bytes`: KV pages of all requests, 0 for a stage without pages.
+    empty where a worker uses none. `invariant_s`: latencies in invariant numerics, empty where they
+    were not measured. `weight_bytes`: weights that a step reads, counted as often as it reads them.
+    `kv_bytes`: KV pages of all requests, 0 for a stage without pages.
     """
 
     stage: StageName
     batch: int
     served_s: tuple[float, ...]
     eager_s: tuple[float, ...]
+    invariant_s: tuple[float, ...] = ()
     weight_bytes: int
     kv_bytes: int
 
@@ -46,6 +49,15 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def graph_gain(self) -> float | None:
         return self.eager_ms / self.served_ms if self.eager_ms else None
+
+    @property
+    def invariant_ms(self) -> float | None:
+        return median(self.invariant_s) * MS if self.invariant_s else None
+
+    @property
+    def invariant_share(self) -> float | None:
+        """Speed of a step in invariant numerics, relative to the step as a worker runs it."""
+        return self.served_ms / self.invariant_ms if self.invariant_ms else None
 
     def share_of_limit(self, copy_bytes_per_s: float) -> float | None:
         """Return the share of the device's limit that a step reaches: the time in which a copy
@@ -112,8 +124,9 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 class GpuResult(Result, frozen=True, kw_only=True):
     """Results of the device benchmark. `dtype`: weight type. `singles`: answers computed one at a
-    time. `together`: answers computed at the same time. `ratios`: results with their targets, () at
-    the small size.
+    time. `together`: answers computed at the same time. `rounded`: steps of the stages with
+    experts, whose weights are in 8 bits. `ratios`: results with their targets, () at the small
+    size.
 
     Units: `copy_bytes_per_s` counts bytes read and bytes written.
     """
@@ -134,6 +147,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
     memory: MemoryUse
     ratios: tuple[Ratio, ...] = ()
     choices: tuple[MeasuredChoice, ...] = ()
+    rounded: tuple[StageSteps, ...] = ()
 
     @property
     def first_audio_ms(self) -> float:
@@ -159,7 +173,13 @@ class GpuResult(Result, frozen=True, kw_only=True):
                 f"{head}warm after {self.warm_up_s:.0f} s; copies "
                 f"{self.copy_bytes_per_s / GIGA:.0f} GB/s (read + written)"
             ),
-            self._steps_table(),
+            self._steps_table(
+                "decode steps: as served and without a graph (medians), beside a copy of the bytes "
+                "they read, which is the limit",
+                self.steps,
+            ),
+            self._invariant_table(),
+            *([self._steps_table(ROUNDED_TITLE, self.rounded)] if self.rounded else []),
             self._prefill_table(),
             self._speech_table(),
             self._memory_table(),
@@ -169,10 +189,10 @@ class GpuResult(Result, frozen=True, kw_only=True):
     def targets(self) -> Sequence[Ratio]:
         return self.ratios
 
-    def _steps_table(self) -> Group:
+    def _steps_table(self, title: str, steps: Sequence[StageSteps]) -> Group:
         columns = ("requests", "ms", "eager ms", "gain", "MB read", "copy ms", "of the limit")
         table = table_of("stage", *columns)
-        for each in self.steps:
+        for each in steps:
             num_bytes = each.weight_bytes + each.kv_bytes
             copied_ms = num_bytes / self.copy_bytes_per_s * MS if num_bytes else None
             share = each.share_of_limit(self.copy_bytes_per_s)
@@ -186,9 +206,21 @@ class GpuResult(Result, frozen=True, kw_only=True):
                 figure(copied_ms),
                 NONE if share is None else f"{share:.0%}",
             )
+        return titled(title, table)
+
+    def _invariant_table(self) -> Group:
+        table = table_of("stage", "requests", "ms", "speed")
+        for each in self.steps:
+            if each.invariant_s:
+                table.add_row(
+                    each.stage,
+                    str(each.batch),
+                    figure(each.invariant_ms),
+                    figure(each.invariant_share),
+                )
         return titled(
-            "decode steps: as served and without a graph (medians), beside a copy of the bytes "
-            "they read, which is the limit",
+            "decode steps in invariant numerics (medians), and their speed relative to steps as "
+            "served",
             table,
         )
 
@@ -263,8 +295,8 @@ MEASUREMENT = Measurement(
         "--gpu": "the torch engine on this machine's GPU, without a fleet: the published size of "
         "the model with random weights, all stages in one process. Steps of each stage as a graph "
         "and without it at 1, 8 and 32 requests, beside the time that copying the bytes they read "
-        "takes; prompts; first audio; audio per second; memory; which implementations were "
-        "measured and chosen. With --small the same on the CPU at a small "
-        "size"
+        "takes, and in invariant numerics; prompts; first audio; audio per second; memory; which "
+        "implementations were measured and chosen; steps with experts in 8 bits. With --small the "
+        "same on the CPU at a small size"
     },
 )

@@ -7,18 +7,14 @@ produced.
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TypeVar
 
 import msgspec
 import torch
 
-from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec
-from fleet.engine.base import Engine, EngineOutput
-from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import DEFAULT_GRAPH, Graph, get_graph
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.gpu import (
@@ -30,12 +26,22 @@ from fleet.lab.measure.gpu import (
     SpeechRun,
     StageSteps,
 )
+from fleet.lab.measure.gpu_steps import (
+    DeviceClock,
+    RecordedAnswers,
+    measure_prefill,
+    measure_steps,
+)
 from fleet.lab.measure.measurement import Context
-from fleet.lab.measure.twin import SlowTwin, TwinChunk
-from fleet.lab.measure.weight_reads import WeightReads
+from fleet.lab.measure.twin import SlowTwin
 from fleet.lab.report.stats import Ratio, at_least, at_most, median
-from fleet.stages.base import BuiltStage
-from fleet.stages.full_size import Expected, FullSizeBuilder, FullSizeModel, FullSizeOptions
+from fleet.stages.full_size import (
+    Expected,
+    FullSizeBuilder,
+    FullSizeModel,
+    FullSizeOptions,
+    MeasuredStages,
+)
 
 BATCHES = (1, 8, 32)
 MAX_BATCH = max(BATCHES)
@@ -85,42 +91,7 @@ SMALL = Plan(
 
 
 NUM_COPIES = 12
-SKIPPED_STEPS = 3
-"""Number of first steps that do not count, since they also compute prompts."""
 AUDIO = "audio"
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedAnswers:
-    """Recording of whole answers: their requests, and every chunk between the stages."""
-
-    specs: tuple[RequestSpec, ...]
-    chunks: tuple[TwinChunk, ...]
-
-
-class DeviceClock:
-    """Times work on a device, from the call until the device has finished."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def timed(self, work: Callable[[], T]) -> tuple[float, T]:
-        """Return the duration of the work in seconds, and its result."""
-        self.synchronize()
-        began_s = time.perf_counter()
-        result = work()
-        self.synchronize()
-        return time.perf_counter() - began_s, result
-
-    def release_memory(self) -> None:
-        """Return unused cached memory to the device."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def measure_copies(clock: DeviceClock, num_bytes: int) -> float:
@@ -139,7 +110,7 @@ def answer(
     """Compute the answers to requests that begin together, and record their chunks. Raises:
     BenchError if a request fails.
     """
-    twin = SlowTwin(graph, model.built)
+    twin = SlowTwin(graph, model.stages.built)
     seconds, chunks = clock.timed(lambda: list(twin.stream(specs)))
     if twin.errors:
         error = next(iter(twin.errors.values()))
@@ -154,145 +125,6 @@ def answer(
         audio_s=num_samples / model.sample_rate_hz,
     )
     return run, RecordedAnswers(specs=tuple(specs), chunks=tuple(chunks))
-
-
-class StageReplay:
-    """Replay of a recording's first `batch` requests on a single stage; all inputs are available
-    from the beginning.
-    """
-
-    def __init__(
-        self, graph: Graph, name: StageName, recording: RecordedAnswers, batch: int
-    ) -> None:
-        self._specs = recording.specs[:batch]
-        incoming = {edge.name for edge in graph.edges_to(name)}
-        self._chunks = {
-            spec.id: [
-                chunk
-                for chunk in recording.chunks
-                if chunk.request == spec.id and chunk.edge in incoming
-            ]
-            for spec in self._specs
-        }
-
-    def open(self, stage: BuiltStage) -> None:
-        """Submit the requests with all their inputs to the stage."""
-        for spec in self._specs:
-            adapter = stage.adapter(spec, None)
-            request, pieces = adapter.open()
-            stage.engine.submit(request)
-            consumed = (
-                adapter.consume(each.edge, each.walk, each.arrays, final=each.final)
-                for each in self._chunks[spec.id]
-            )
-            for piece in (*pieces, *(piece for some in consumed for piece in some)):
-                stage.engine.feed(spec.id, piece)
-
-    def close(self, engine: Engine) -> None:
-        for spec in self._specs:
-            engine.abort(spec.id)
-
-    def is_whole(self, outputs: Sequence[EngineOutput]) -> bool:
-        """Return True if, according to a step's outputs, every request sampled once and none
-        ended.
-        """
-        return len({output.request_id for output in outputs}) == len(outputs) == len(
-            self._specs
-        ) and not any(output.final for output in outputs)
-
-    def steps_s(self, stage: BuiltStage, clock: DeviceClock, num_steps: int) -> list[float]:
-        """Return the latencies of up to `num_steps` steps in which every request samples. Raises:
-        BenchError if there is no such step.
-        """
-        self.open(stage)
-        took_s: list[float] = []
-        for step_s, outputs in _steps(stage.engine, clock):
-            if self.is_whole(outputs):
-                took_s.append(step_s)
-            if len(took_s) == num_steps + SKIPPED_STEPS:
-                break
-        self.close(stage.engine)
-        if len(took_s) <= SKIPPED_STEPS:
-            raise BenchError(
-                f"--gpu: only {len(took_s)} steps had all {len(self._specs)} requests; answers "
-                "must be longer"
-            )
-        return took_s[SKIPPED_STEPS:]
-
-    def bytes_read(
-        self, stage: BuiltStage, reads: WeightReads, clock: DeviceClock
-    ) -> tuple[int, int]:
-        """Return the bytes of weights and of KV cache that one step reads."""
-        engine = stage.engine
-        assert isinstance(engine, LMEngine)
-        self.open(stage)
-        for _ in zip(range(SKIPPED_STEPS), _steps(engine, clock), strict=False):
-            pass
-        with reads:
-            engine.step()
-        kv_bytes = engine.stats().kv.pages_used * engine.pool.page_bytes
-        self.close(engine)
-        return reads.num_bytes, kv_bytes
-
-
-def _steps(engine: Engine, clock: DeviceClock) -> Iterator[tuple[float, Sequence[EngineOutput]]]:
-    """Run steps while there is work; yield the latency and the outputs of each step. Raises:
-    BenchError if a request fails.
-    """
-    while engine.is_ready():
-        step_s, outputs = clock.timed(engine.step)
-        for output in outputs:
-            if output.error is not None:
-                raise BenchError(f"--gpu: a step failed ({output.error}); the log has the cause")
-        yield step_s, outputs
-
-
-def measure_steps(
-    model: FullSizeModel,
-    graph: Graph,
-    clock: DeviceClock,
-    name: StageName,
-    recording: RecordedAnswers,
-    batch: int,
-    num_steps: int,
-) -> StageSteps:
-    """Measure the steps of one stage at one batch size, as a worker runs them and without a CUDA
-    graph.
-    """
-    built, eager = model.built[name], model.eager.get(name)
-    replay = StageReplay(graph, name, recording, batch)
-    weight_bytes, kv_bytes = 0, 0
-    if isinstance(built.engine, LMEngine):
-        weight_bytes, kv_bytes = replay.bytes_read(
-            eager or built, WeightReads(model.weights[name].holds), clock
-        )
-    return StageSteps(
-        stage=name,
-        batch=batch,
-        served_s=tuple(replay.steps_s(built, clock, num_steps)),
-        eager_s=tuple(replay.steps_s(eager, clock, num_steps)) if eager else (),
-        weight_bytes=weight_bytes,
-        kv_bytes=kv_bytes,
-    )
-
-
-def measure_prefill(
-    stage: BuiltStage,
-    graph: Graph,
-    name: StageName,
-    clock: DeviceClock,
-    specs: Sequence[RequestSpec],
-) -> Prefill:
-    """Measure the first step of each request alone. The first two requests warm up. All prompts
-    have equal lengths.
-    """
-    took_s: list[float] = []
-    for spec in specs:
-        replay = StageReplay(graph, name, RecordedAnswers(specs=(spec,), chunks=()), 1)
-        replay.open(stage)
-        took_s.append(next(_steps(stage.engine, clock))[0])
-        replay.close(stage.engine)
-    return Prefill(rows=len(specs[0].prompt_ids), step_s=tuple(took_s[2:]))
 
 
 def measure_device(context: Context) -> GpuResult:
@@ -329,6 +161,7 @@ def measure(device: torch.device, context: Context, *, small: bool) -> GpuResult
     warm_up_s = run.warm_up(context)
     singles = run.single_answers(context)
     together, recording = run.answers_together(context)
+    measured, memory = run.steps(recording, context), _memory(model, device)
     result = GpuResult(
         model=model.name,
         small=small,
@@ -339,7 +172,7 @@ def measure(device: torch.device, context: Context, *, small: bool) -> GpuResult
         copy_bytes_per_s=copy_bytes_per_s,
         singles=singles,
         together=together,
-        steps=run.steps(recording, context),
+        steps=measured,
         prefills=run.prefills(context),
         choices=tuple(MeasuredChoice(**row._asdict()) for row in model.measured()),
         published=tuple(
@@ -347,13 +180,34 @@ def measure(device: torch.device, context: Context, *, small: bool) -> GpuResult
             for n, v in model.published.audio_s_per_s.items()
         ),
         published_source=model.published.source,
-        memory=_memory(model, device),
+        memory=memory,
     )
-    return (
-        result
-        if small
-        else msgspec.structs.replace(result, ratios=ratios_of(result, model.expected))
-    )
+    expected, build_rounded = model.expected, model.rounded
+    # the same stages in 8 bits need the memory
+    del model, run
+    rounded = measure_rounded(build_rounded, graph, clock, recording, plan.num_steps, context)
+    result = msgspec.structs.replace(result, rounded=rounded)
+    return result if small else msgspec.structs.replace(result, ratios=ratios_of(result, expected))
+
+
+def measure_rounded(
+    build: Callable[[], MeasuredStages],
+    graph: Graph,
+    clock: DeviceClock,
+    recording: RecordedAnswers,
+    num_steps: int,
+    context: Context,
+) -> tuple[StageSteps, ...]:
+    """Build the stages with experts in 8 bits, and measure their steps."""
+    clock.release_memory()
+    stages = build()
+    done = context.steps("steps with experts in 8 bits", len(stages.built) * len(BATCHES))
+    measured: list[StageSteps] = []
+    for name in stages.built:
+        for batch in BATCHES:
+            measured.append(measure_steps(stages, graph, clock, name, recording, batch, num_steps))
+            done()
+    return tuple(measured)
 
 
 def _dtype(device: torch.device) -> str:
@@ -422,7 +276,7 @@ class _GpuRun:
                 num_steps = self._plan.num_steps
                 measured.append(
                     measure_steps(
-                        self._model,
+                        self._model.stages,
                         self._graph,
                         self._clock,
                         stage.name,
@@ -441,7 +295,9 @@ class _GpuRun:
         for rows in self._plan.prefill_rows:
             specs = self._requests(self._plan.num_prefills, rows)
             measured.append(
-                measure_prefill(self._model.built[main], self._graph, main, self._clock, specs)
+                measure_prefill(
+                    self._model.stages.built[main], self._graph, main, self._clock, specs
+                )
             )
             done()
         return tuple(measured)
@@ -470,7 +326,7 @@ def _memory(model: FullSizeModel, device: torch.device) -> MemoryUse:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
             1 if sys.platform == "darwin" else 1024
         )
-    weight_bytes = {name: reader.num_bytes for name, reader in model.weights.items()}
+    weight_bytes = {name: reader.num_bytes for name, reader in model.stages.weights.items()}
     return MemoryUse(
         weight_bytes=weight_bytes, peak_bytes=peak_bytes, is_device=device.type == "cuda"
     )
@@ -480,7 +336,7 @@ def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
     """Return the results for which `expected` has a value, with their targets."""
     ratios: list[Ratio] = []
     for (name, batch), target in expected.step_ms.items():
-        row = f"{name}, {batch} request{'s' if batch > 1 else ''}: step"
+        row = f"{name}, {_requests(batch)}: step"
         ratios.append(at_most(row, result.steps_of(name)[batch].served_ms, target, "ms"))
     for prefill in result.prefills:
         if prefill.rows in expected.prefill_ms:
@@ -488,7 +344,16 @@ def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
             row = f"prompt of {prefill.rows} positions"
             ratios.append(at_most(row, prefill.step_ms, target, "ms"))
     ratios.append(at_most("first audio", result.first_audio_ms, expected.first_audio_ms, "ms"))
+    for (name, batch), target in expected.invariant_share.items():
+        share = result.steps_of(name)[batch].invariant_share
+        if share is not None:
+            row = f"{name}, {_requests(batch)}: speed of invariant numerics"
+            ratios.append(at_least(row, share, target, ""))
     for concurrency, target in expected.audio_s_per_s.items():
         row = f"audio seconds per second, {concurrency} together"
         ratios.append(at_least(row, result.audio_rate(concurrency), target, ""))
     return tuple(ratios)
+
+
+def _requests(number: int) -> str:
+    return "1 request" if number == 1 else f"{number} requests"

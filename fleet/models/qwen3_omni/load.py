@@ -144,6 +144,7 @@ def _load_fp8_experts(reader: WeightReader, prefix: str, num_experts: int) -> Fp
     gate_up, down = _expert_by_expert(reader, prefix, num_experts)
     rounded_gate_up, gate_up_scale = quantized_stack(gate_up, num_experts)
     rounded_down, down_scale = quantized_stack(down, num_experts)
+    reader.rounded += [rounded_gate_up, gate_up_scale, rounded_down, down_scale]
     return Fp8ExpertWeights(
         gate_up=rounded_gate_up,
         gate_up_scale=gate_up_scale,

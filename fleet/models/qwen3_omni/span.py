@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fleet.core.errors import ConfigError
 from fleet.engine.torch.experts import Experts
+from fleet.engine.torch.kernels.row_product import row_product
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.linear import linear
@@ -134,10 +135,12 @@ class OmniSpan(SpanLayers):
         """Apply the final norm to the output of the model's last layer."""
         return self.decoder.finish(rows_NH)
 
-    def head(self, last_SH: Tensor) -> Tensor:
-        """Return the logits [S, V] of final hidden states [S, H]."""
+    def head(self, last_SH: Tensor, *, invariant: bool = False) -> Tensor:
+        """Return the logits [S, V] of final hidden states [S, H]. `invariant`: True if the bytes of
+        a row must not depend on S on a GPU.
+        """
         assert self._head_VH is not None, f"{self._span}: loaded without the output head"
-        return linear(last_SH, self._head_VH)
+        return (row_product if invariant else linear)(last_SH, self._head_VH)
 
 
 def load_omni_span(

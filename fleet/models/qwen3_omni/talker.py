@@ -9,7 +9,9 @@ sample, T the Thinker's hidden size, Q codebooks, V vocabulary.
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -320,6 +322,12 @@ class Talker:
         self.end_text = texts[1:2]
         self.pad_text = texts[2:]
 
+    def invariant(self) -> Self:
+        """Return the same program for invariant numerics, on the same weights."""
+        program = copy(self)
+        program._tiled = True
+        return program
+
     def open(self, request: EngineRequest) -> TalkerTask:
         voice = request.params.get(VOICE, "").lower()
         if voice not in self._speakers:
@@ -420,7 +428,7 @@ class Talker:
     def sample_step(
         self, last_BH: Tensor, draws: DrawInputs, *, is_fused: bool = False
     ) -> StepOutputs:
-        logits_BV = self.layers.head(last_BH)
+        logits_BV = self.layers.head(last_BH, invariant=is_fused and self._tiled)
         first_B = draw_rows(logits_BV, draws, never_V=self._never_V, ends_V=self._ends_V)
         first_BH = F.embedding(first_B.clamp(min=0), self._codec_table)
         predict = self._predictor.fused.predict if is_fused else self._predictor.predict_step

@@ -6,7 +6,9 @@ Legend: N positions, H hidden size, S requests that sample, C clips, M mel bins,
 
 import zlib
 from collections.abc import Sequence
+from copy import copy
 from functools import partial
+from typing import Self
 
 import numpy as np
 import torch
@@ -232,6 +234,12 @@ class Thinker(AnsweringProgram):
         )
         self._feature_layers: tuple[int, ...] = ()
 
+    def invariant(self) -> Self:
+        """Return the same program for invariant numerics, on the same weights."""
+        program = copy(self)
+        program._one_by_one = True
+        return program
+
     def open(self, request: EngineRequest) -> ThinkerTask:
         return ThinkerTask(self, request)
 
@@ -290,7 +298,7 @@ class Thinker(AnsweringProgram):
 
     def decode(self, inputs: StepInputs, layout: StepLayout) -> StepOutputs:
         last_BH, tapped_BH = self._steps.forward(inputs.rows_BH, layout, tap=self._accept_layer)
-        sampled = self.sample_step(last_BH, inputs.draws)
+        sampled = self.sample_step(last_BH, inputs.draws, is_fused=layout.is_fused)
         return StepOutputs(
             codes_BQ=sampled.codes_BQ,
             rows_BH=sampled.rows_BH,
@@ -304,8 +312,7 @@ class Thinker(AnsweringProgram):
     def sample_step(
         self, last_BH: Tensor, draws: DrawInputs, *, is_fused: bool = False
     ) -> StepOutputs:
-        del is_fused  # sampling an id is a small part of a step
-        logits_BV = self.layers.head(last_BH)
+        logits_BV = self.layers.head(last_BH, invariant=is_fused and self._one_by_one)
         tokens_B = draw_rows(logits_BV, draws, never_V=self._never_V, ends_V=self._ends_V)
         return StepOutputs(
             codes_BQ=tokens_B[:, None].int(),

@@ -62,9 +62,9 @@ def build(options: BuildOptions) -> BuiltStage:
 
 def _fastest(options: BuildOptions) -> Fastest | None:
     """Return the chooser of implementations on a GPU, which keeps its results in the deployment's
-    data folder.
+    data folder; None where all processes must use the same.
     """
-    if options.device_kind == "cpu":
+    if options.device_kind == "cpu" or options.config.numerics == "invariant":
         return None
     return Fastest(torch.device(options.device), options.config.measured_folder)
 

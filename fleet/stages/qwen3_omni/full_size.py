@@ -3,9 +3,11 @@ a checkpoint.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +20,8 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Engine
 from fleet.engine.torch.codec import CodecEngine, WindowPolicy
 from fleet.engine.torch.fastest import Fastest
+from fleet.engine.torch.program import GraphProgram
+from fleet.graphs.base import FP8
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.code2wav import PREFIX, Code2Wav
 from fleet.models.qwen3_omni.code2wav_operations import operations_for
@@ -31,7 +35,13 @@ from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
 from fleet.models.qwen3_omni.tiny_weights import fill_full_size
 from fleet.models.random_weights import RandomWeightReader
 from fleet.stages.base import AdapterFactory, BuiltStage
-from fleet.stages.full_size import Expected, FullSizeModel, FullSizeOptions, PublishedRates
+from fleet.stages.full_size import (
+    Expected,
+    FullSizeModel,
+    FullSizeOptions,
+    MeasuredStages,
+    PublishedRates,
+)
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.options import BuildOptions
 from fleet.stages.qwen3_omni.code2wav import Code2WavTask
@@ -59,6 +69,7 @@ EXPECTED = Expected(
     prefill_ms={64: 20.0},
     first_audio_ms=60.0,
     audio_s_per_s={1: 20.0, 32: 150.0},
+    invariant_share={(THINKER, 32): 0.9, (TALKER, 32): 0.9},
 )
 MEASURING_S = 120.0
 """Time for the choice between implementations, which compiles their kernels. A worker has less, and
@@ -78,7 +89,7 @@ class _Builder:
         raw = model_config(build_tokenizer().get_vocab()) if options.small else published_config()
         self._config, self._code2wav_config = parsed(raw)
         self._shapes = weight_shapes(raw)
-        self._on_built = options.on_built
+        self._options = options
         section = StageConfig(
             max_batch=options.max_batch,
             kv_pages=options.kv_pages,
@@ -97,13 +108,15 @@ class _Builder:
         )
         self._weights: dict[StageName, RandomWeightReader] = {}
         self._eager: dict[StageName, BuiltStage] = {}
+        self._invariant: dict[StageName, BuiltStage] = {}
 
     def model(self) -> FullSizeModel:
+        built = {THINKER: self._thinker(), TALKER: self._talker(), CODE2WAV: self._code2wav()}
+        rounded = replace(self._options, dtype=FP8, on_built=lambda: None)
         return FullSizeModel(
             name=NAME,
-            built={THINKER: self._thinker(), TALKER: self._talker(), CODE2WAV: self._code2wav()},
-            eager=self._eager,
-            weights=self._weights,
+            stages=self._stages(built),
+            rounded=lambda: _Builder(rounded).with_experts(),
             request=partial(_request, self._config),
             sample_rate_hz=SAMPLE_RATE_HZ,
             published=PUBLISHED,
@@ -111,20 +124,47 @@ class _Builder:
             measured=self._setup.fastest.table if self._setup.fastest else list,
         )
 
+    def with_experts(self) -> MeasuredStages:
+        """Build the stages with experts only."""
+        return self._stages({THINKER: self._thinker(), TALKER: self._talker()})
+
+    def _stages(self, built: Mapping[StageName, BuiltStage]) -> MeasuredStages:
+        return MeasuredStages(
+            built=built, eager=self._eager, invariant=self._invariant, weights=self._weights
+        )
+
     def _reader(self, stage: StageName) -> RandomWeightReader:
         where = self._setup.where
         self._weights[stage] = RandomWeightReader(
-            self._shapes, fill_full_size, device=where.device, dtype=where.dtype
+            self._shapes,
+            fill_full_size,
+            device=where.device,
+            dtype=where.dtype,
+            fp8_experts=where.fp8_experts,
         )
         return self._weights[stage]
 
-    def _built(
-        self, stage: StageName, engine: Engine, adapter: AdapterFactory, eager: Engine | None = None
-    ) -> BuiltStage:
-        if eager is not None:
-            self._eager[stage] = BuiltStage(engine=eager, adapter=adapter)
-        self._on_built()
+    def _built(self, stage: StageName, engine: Engine, adapter: AdapterFactory) -> BuiltStage:
+        self._options.on_built()
         return BuiltStage(engine=engine, adapter=adapter)
+
+    def _in_each_way(
+        self,
+        stage: StageName,
+        program: GraphProgram[Any],
+        invariant: GraphProgram[Any],
+        adapter: AdapterFactory,
+    ) -> BuiltStage:
+        """Return the stage as a worker runs it; keep it without graphs, and in invariant numerics
+        unless its experts are rounded. `invariant`: the program for invariant numerics.
+        """
+        setup, where = self._setup, self._setup.where
+        self._eager[stage] = BuiltStage(engine=setup.loop(program), adapter=adapter)
+        if not where.fp8_experts:
+            fixed = replace(setup, where=replace(where, tiled=True))
+            engine = fixed.graph_loop(invariant, on_cpu=True)
+            self._invariant[stage] = BuiltStage(engine=engine, adapter=adapter)
+        return self._built(stage, setup.graph_loop(program, on_cpu=True), adapter)
 
     def _thinker(self) -> BuiltStage:
         setup, end_ids = self._setup, frozenset([self._config.im_end_token_id])
@@ -146,9 +186,7 @@ class _Builder:
                 lambda *_: None,
             )
 
-        return self._built(
-            THINKER, setup.graph_loop(program, on_cpu=True), adapter, eager=setup.loop(program)
-        )
+        return self._in_each_way(THINKER, program, program.invariant(), adapter)
 
     def _talker(self) -> BuiltStage:
         setup, config = self._setup, self._config
@@ -164,8 +202,9 @@ class _Builder:
             user=config.user_token_id,
             assistant=config.assistant_token_id,
         )
-        engine, eager = setup.graph_loop(program, on_cpu=True), setup.loop(program)
-        return self._built(TALKER, engine, lambda spec, _blob: TalkerAdapter(spec, roles), eager)
+        return self._in_each_way(
+            TALKER, program, program.invariant(), lambda spec, _blob: TalkerAdapter(spec, roles)
+        )
 
     def _code2wav(self) -> BuiltStage:
         reader, policy = (

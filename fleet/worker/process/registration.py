@@ -24,12 +24,13 @@ SKEW_FIX = (
     "one section vllm and one kind of device, for all workers of a stage that is split or "
     "divided into spans"
 )
-KERNELS = "kernels"
-KERNELS_FIX = (
-    "with numerics: invariant all workers need CPUs with the same instructions and one build of "
-    "torch, without "
-    "ATEN_CPU_CAPABILITY or with one value of it; or set numerics: fast"
-)
+KERNELS, GPU_KERNELS = "kernels", "gpu_kernels"
+KERNEL_FIXES = {
+    KERNELS: "with numerics: invariant all workers need CPUs with the same instructions and one "
+    "build of torch, without ATEN_CPU_CAPABILITY or with one value of it; or set numerics: fast",
+    GPU_KERNELS: "with numerics: invariant all workers of a stage need GPUs of one kind, and one "
+    "build of torch and of Triton; or set numerics: fast",
+}
 
 
 def process_fields(
@@ -64,19 +65,42 @@ def _kernels(config: FleetConfig) -> dict[str, str]:
     """Return a record field naming the kernels (CPU capability, torch version) that decide the last
     bits of results; empty where results need not be the same on every worker.
     """
-    if config.numerics != "invariant" or config.engine == "fake":
+    if not _is_invariant(config):
         return {}
     import torch
 
     return {KERNELS: f"{torch.backends.cpu.get_cpu_capability()} of torch {torch.__version__}"}
 
 
+def _is_invariant(config: FleetConfig) -> bool:
+    return config.numerics == "invariant" and config.engine != "fake"
+
+
+def _gpu_kernels(config: FleetConfig, device: str) -> dict[str, str]:
+    """Return the same as `_kernels` for the kernels of a GPU; empty without one."""
+    if not _is_invariant(config) or device.partition(":")[0] != "cuda":
+        return {}
+    import torch
+
+    gpu = torch.cuda.get_device_name(device)
+    return {GPU_KERNELS: f"{gpu} with torch {torch.__version__} and triton {version('triton')}"}
+
+
 def _shared_settings(
     config: FleetConfig, stage: StageName, device: str, dtype: str
 ) -> dict[str, str]:
     """Return the settings that must be equal in all workers of a stage which read each other's keys
-    and values or hidden states; empty if the stage is neither split nor divided into spans.
+    and values or hidden states, or which compute invariantly on GPUs; empty for other stages.
     """
+    kernels = _gpu_kernels(config, device)
+    if kernels:
+        kernels |= {"stage": stage, "dtype": dtype}
+    return kernels | _exchanged_settings(config, stage, device, dtype)
+
+
+def _exchanged_settings(
+    config: FleetConfig, stage: StageName, device: str, dtype: str
+) -> dict[str, str]:
     own, engine = config.stage(stage), config.engine_of(stage)
     if own.spans is not None:
         return {"stage": stage, "dtype": dtype, "engine": engine, "numerics": config.numerics}
@@ -120,10 +144,7 @@ def register_worker(
     )
     answer, *reason = texts(run(client, call))
     if reason:
-        remedies = (
-            [KERNELS_FIX if f"its {KERNELS} " in reason[0] else SKEW_FIX]
-            if answer == "skew"
-            else []
-        )
+        fixes = [fix for field, fix in KERNEL_FIXES.items() if f"its {field} " in reason[0]]
+        remedies = (fixes or [SKEW_FIX]) if answer == "skew" else []
         raise VersionSkew("; ".join([f"worker {serves.name} is refused: {reason[0]}", *remedies]))
     return answer == "standby"

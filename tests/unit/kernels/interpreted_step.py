@@ -37,11 +37,11 @@ NUM_ROWS = (1, 3)
 PAGE_SIZE = 16
 
 
-def make_program(name: str) -> GraphProgram[Any]:
+def make_program(name: str, *, invariant: bool = False) -> GraphProgram[Any]:
     model = random_model({})
     if name == "talker":
-        return Talker(*model, grouped_experts, 64, tiled=False)
-    return Thinker(*model, frozenset([2]), grouped_experts, 64, one_by_one=False)
+        return Talker(*model, grouped_experts, 64, tiled=invariant)
+    return Thinker(*model, frozenset([2]), grouped_experts, 64, one_by_one=invariant)
 
 
 def draws_of(program: GraphProgram[Any], num_rows: int) -> DrawInputs:
