@@ -98,11 +98,16 @@ def banned_ids(
     """Return the end tokens if they must not be sampled as token `number` (from 0) of an answer; an
     empty set if the answer may end there, or if its rule allows only end tokens.
     """
-    if sampling.may_end(number) or (
-        allowed is not None and set(np.flatnonzero(allowed)) <= end_ids
-    ):
+    if sampling.may_end(number) or (allowed is not None and _are_all_in(allowed, end_ids)):
         return frozenset()
     return end_ids
+
+
+def _are_all_in(allowed: NDArray[np.bool_], ids: frozenset[int]) -> bool:
+    """Return True if every allowed id is one of `ids`; a set of all that a rule allows would cost
+    more than the sampling.
+    """
+    return np.count_nonzero(allowed) == sum(bool(allowed[number]) for number in ids)
 
 
 def draw(
