@@ -104,7 +104,8 @@ class StageSetup:
         """Return the batch loop of a program whose decode step can be captured as a CUDA graph; a
         plain loop where the device cannot capture.
 
-        `on_cpu`: if the device is a CPU, use the graph's operations too, run one by one.
+        On a GPU, invariant numerics compute all rows by fused kernels. `on_cpu`: if the device is a
+        CPU, use the graph's operations too, run one by one.
         """
         where = self.where
         runs_one_by_one = on_cpu and where.device.type == "cpu"

@@ -90,9 +90,9 @@ class Fastest:
 
     `device`: device that runs the candidates. `folder`: folder of the file of results, created when
     needed; None keeps them in memory only. `precision`: precision of the weights, part of each key.
-    `time_limit_s`: time for all measurements of this
-    object; a process needs only one object per device. `clock`: function that returns seconds,
-    which counts the time limit and times candidates on devices other than GPUs.
+    `time_limit_s`: time for all measurements of this object; a process needs only one object per
+    device. `clock`: function that returns seconds, which counts the time limit and times candidates
+    on devices other than GPUs.
 
     On a GPU a time is that between two CUDA events around a run, which the host has queued before
     the first event occurs. A run cannot be interrupted, so a measurement may exceed the limit by

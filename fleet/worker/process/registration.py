@@ -5,6 +5,7 @@ transfer.
 import os
 import socket
 from collections.abc import Mapping
+from importlib import import_module
 from importlib.metadata import version
 
 import redis
@@ -82,8 +83,9 @@ def _gpu_kernels(config: FleetConfig, device: str) -> dict[str, str]:
         return {}
     import torch
 
-    gpu = torch.cuda.get_device_name(device)
-    return {GPU_KERNELS: f"{gpu} with torch {torch.__version__} and triton {version('triton')}"}
+    triton, gpu = import_module("triton"), torch.cuda.get_device_name(device)
+    built = f"torch {torch.__version__} and triton {triton.__version__}"
+    return {GPU_KERNELS: f"{gpu} with {built}"}
 
 
 def _shared_settings(
